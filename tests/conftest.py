@@ -1,0 +1,162 @@
+"""Fixtures for notebook tests: each distinct run happens once; recorded values are held against baselines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from workbench.notebook import Run, run_key, run_notebook
+
+ROOT = Path(__file__).parent.parent
+BASELINES = Path(__file__).parent / "baselines"
+
+THROWAWAY = {
+    "ok": """
+import os
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from workbench.notebook import record, record_figure, record_table
+
+print("backend", os.environ["MPLBACKEND"], "in", os.getcwd())
+record(loss=float("nan"), bound=np.float64("inf"), n=n, third=1 / 3, single=np.float32(0.1), scores=np.arange(3))
+fig, ax = plt.subplots(figsize=(3, 2))
+record_figure("line_plot", ax, alt="a straight line")
+record_table("results", pd.DataFrame({"wrapper": ["vote", "a < b"], "rmse": [0.5, float("nan")]}))
+---
+plt.plot([1, 2])
+plt.show()
+""",
+    "failed": """
+from workbench.notebook import record
+
+record(before=1.5)
+---
+record(**{"before": 2.5} if n == 2 else {"after": 2.5})
+raise ValueError("the <loss> is NaN")
+---
+record(never=0)
+""",
+    "timeout": """
+from pathlib import Path
+import time
+
+print("going to sleep")
+Path(f"{name}.started").touch()
+---
+time.sleep(60)
+---
+print("never")
+""",
+    "died": """
+import os
+
+os._exit(3)
+---
+print("never")
+""",
+    "nested": """
+from workbench.notebook import run_notebook
+
+inner = run_notebook("ok.ipynb", "inner.ipynb", {"n": 8})
+print(inner.status, inner.records["n"])
+""",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-baselines", action="store_true", help="rewrite tests/baselines from this run's values")
+
+
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """executed("compare.ipynb", epochs=5) runs a notebook of notebooks/, once for each set of parameters."""
+    folder = tmp_path_factory.mktemp("executed")
+    runs: dict[str, Run] = {}
+
+    def run(name: str, **parameters: Any) -> Run:
+        notebook = ROOT / "notebooks" / name
+        key = run_key(notebook, parameters)
+        if key not in runs:
+            runs[key] = run_notebook(notebook, folder / f"{notebook.stem}-{key}.ipynb", parameters, timeout=300)
+        return runs[key]
+
+    return run
+
+
+@pytest.fixture
+def baseline(request: pytest.FixtureRequest) -> Callable[[str, Mapping[str, Any], Mapping[str, float]], None]:
+    """baseline(case, records, {name: relative tolerance}) holds values against tests/baselines/<case>.json."""
+
+    def check(case: str, records: Mapping[str, Any], tolerances: Mapping[str, float]) -> None:
+        path = BASELINES / f"{case}.json"
+        if request.config.getoption("--update-baselines"):
+            path.parent.mkdir(exist_ok=True)
+            values = {name: records[name] for name in sorted(tolerances)}
+            path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            return
+        assert path.is_file(), f"there is no {path.name} yet: look at the values, then run pytest --update-baselines"
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        wrong = [
+            f"{name}: {records.get(name)!r}, baseline {stored.get(name)!r}, relative tolerance {tolerance}"
+            for name, tolerance in tolerances.items()
+            if name not in records
+            or name not in stored
+            or records[name] != pytest.approx(stored[name], rel=tolerance, nan_ok=True)
+        ]
+        assert not wrong, "\n".join([f"{case} differs from its baseline", *wrong])
+
+    return check
+
+
+def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
+    """A notebook with a title, a parameters cell (n = 3, rate = 0.5, name = "x", tags = ["a"]) and these cells."""
+    v4 = nbformat.v4
+    parameters = "n = 3\nrate = 0.5\nname = 'x'\ntags = ['a']"
+    nb = v4.new_notebook(
+        metadata=metadata,
+        cells=[
+            v4.new_markdown_cell("# A small notebook\n\nwith a formula: $\\sigma^2$", id="title"),
+            v4.new_code_cell(parameters, id="parameters", metadata={"tags": ["parameters"]}),
+            *(v4.new_code_cell(code.strip(), id=f"cell-{i}") for i, code in enumerate(cells.split("---\n"))),
+            v4.new_markdown_cell("Closing words.", id="end"),
+        ],
+    )
+    nbformat.write(nb, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Signatures go here instead of the user's home, and no edit of the package can come between two runs."""
+    home = tmp_path_factory.mktemp("jupyter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_DATA_DIR", str(home / "data"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(home / "runtime"))
+        patch.setattr("workbench.notebook.run._source_digest", lambda: "as it is")
+        yield home
+
+
+@pytest.fixture(scope="session")
+def throwaway(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """throwaway("failed") runs the small notebook of that name, once; with Agg as this process's backend."""
+    folder = tmp_path_factory.mktemp("throwaway")
+    runs: dict[str, Run] = {}
+    for name, cells in THROWAWAY.items():
+        write_notebook(folder / f"{name}.ipynb", cells)
+
+    def run(name: str) -> Run:
+        if name not in runs:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MPLBACKEND", "Agg")
+                timeout = 1 if name == "timeout" else 60
+                runs[name] = run_notebook(folder / f"{name}.ipynb", folder / "out" / f"{name}.ipynb", timeout=timeout)
+        return runs[name]
+
+    return run

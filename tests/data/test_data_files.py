@@ -1,0 +1,244 @@
+"""Finding, downloading and verifying files, against a server on this machine; no test needs a network."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from workbench import data
+from workbench.data.core import digest
+from workbench.data.registry import entries
+
+YACHT = "uci-regression/yacht.npz"
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty cache, no data folder, and no proxy between us and the server."""
+    monkeypatch.delenv("WORKBENCH_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(variable, "127.0.0.1")
+    return tmp_path / "cache" / "workbench"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        """A server that writes into the test output hides what matters."""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The folder that a local server shows, and its address."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield folder, f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def table():
+    """A small stand-in for the yacht set: 6 features, 20 splits of 10 rows."""
+    rng = np.random.default_rng(0)
+    orders = np.stack([rng.permutation(10) for _ in range(20)]).astype(np.int32)
+    return {
+        "X": rng.normal(size=(10, 6)),
+        "y": rng.normal(size=10),
+        "train_idx": orders[:, :8],
+        "test_idx": orders[:, 8:],
+    }
+
+
+@pytest.fixture
+def yacht(monkeypatch, table, server):
+    """The registry's yacht set, with the checksum of the stand-in and the local server as its source."""
+    entry = entries()["yacht"]
+    monkeypatch.setitem(entry, "files", {YACHT: digest(table)})
+    monkeypatch.setitem(entry, "addresses", [server[1]])
+    return entry
+
+
+def write_text_files(folder, table):
+    """The layout of the source: a table whose columns are named by index files, one pair of index files a split."""
+    np.savetxt(folder / "data.txt", np.column_stack([table["y"], table["X"], table["y"] * 0]), fmt="%.17g")
+    np.savetxt(folder / "index_features.txt", np.arange(1, 7), fmt="%d")
+    np.savetxt(folder / "index_target.txt", [0])
+    for k in range(20):
+        np.savetxt(folder / f"index_train_{k}.txt", table["train_idx"][k])
+        np.savetxt(folder / f"index_test_{k}.txt", table["test_idx"][k], fmt="%d")
+
+
+def write_npz(root, table):
+    (root / YACHT).parent.mkdir(parents=True)
+    np.savez_compressed(root / YACHT, **table)
+    return root / YACHT
+
+
+def leftovers(cache):
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_local_folder_comes_first_and_splits_are_the_indices(monkeypatch, cache, yacht, table, tmp_path):
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path / "mine"))
+    path = write_npz(tmp_path / "mine", table)
+    d = data.load("yacht", split=7)
+    rows = table["test_idx"][7]
+    np.testing.assert_array_equal(d.test.x.numpy(), table["X"][rows].astype(np.float32))
+    np.testing.assert_array_equal(d.test.y.numpy()[:, 0], table["y"][rows].astype(np.float32))
+    assert len(d.train) == 8
+    assert d.features[-1].name == "Froude number"
+    assert data.fetch("yacht") == [path]
+    assert not cache.exists()
+
+
+def test_uci_text_files_become_one_npz_in_the_cache(cache, yacht, table, server):
+    write_text_files(server[0], table)
+    d = data.load("yacht", split=3)
+    assert leftovers(cache) == [cache / YACHT]
+    with np.load(cache / YACHT) as archive:
+        for name, array in table.items():
+            np.testing.assert_array_equal(archive[name], array)
+    (server[0] / "data.txt").unlink()  # now only the cache can answer
+    assert data.load("yacht", split=3).checksum == d.checksum
+
+
+def test_wrong_checksum_deletes_the_download_and_says_so(cache, yacht, table, server):
+    table["y"] = table["y"] + 1e-9
+    write_text_files(server[0], table)
+    found = digest(table)
+    with pytest.raises(ValueError, match=f"sha256 {found}, expected {yacht['files'][YACHT]}; it was deleted"):
+        data.load("yacht")
+    assert leftovers(cache) == []
+
+
+def test_a_login_page_instead_of_data_is_wrong_content(cache, yacht, table, server):
+    write_text_files(server[0], table)
+    (server[0] / "data.txt").write_text("<html>please log in</html>")
+    with pytest.raises(ValueError, match="gave something unreadable"):
+        data.load("yacht")
+    assert leftovers(cache) == []
+
+
+def test_missing_file_names_address_places_and_remedies(monkeypatch, cache, yacht, server, tmp_path):
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path / "mine"))
+    with pytest.raises(FileNotFoundError) as caught:
+        data.load("yacht")
+    message = str(caught.value)
+    for part in (
+        f"{server[1]}data.txt answered 404",
+        str(tmp_path / "mine" / YACHT),
+        str(cache / YACHT),
+        "Set WORKBENCH_DATA to a folder",
+        "workbench data fetch yacht",
+    ):
+        assert part in message
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert leftovers(cache) == []
+
+
+def test_no_network_is_told_plainly(monkeypatch, cache, yacht):
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as closed:
+        port = closed.server_port
+    monkeypatch.setitem(yacht, "addresses", [f"http://127.0.0.1:{port}/"])
+    with pytest.raises(FileNotFoundError, match=r"could not be reached \(.*refused"):
+        data.fetch("yacht")
+    assert leftovers(cache) == []
+
+
+def test_second_mirror_is_asked_when_the_first_fails(monkeypatch, cache, yacht, table, server):
+    write_text_files(server[0], table)
+    monkeypatch.setitem(yacht, "addresses", [server[1] + "gone/", server[1]])
+    assert data.fetch("yacht") == [cache / YACHT]
+
+
+@pytest.mark.parametrize("damage", ["other numbers", "cut short", "not a zip", "empty"])
+def test_damaged_local_file_is_named_with_both_checksums(monkeypatch, cache, yacht, table, tmp_path, damage):
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path / "mine"))
+    expected = yacht["files"][YACHT]
+    if damage == "other numbers":
+        table["X"][4, 2] += 1
+    path = write_npz(tmp_path / "mine", table)
+    content = path.read_bytes()
+    path.write_bytes({"cut short": content[:-200], "not a zip": b"hello", "empty": b""}.get(damage, content))
+    found = digest(table) if damage == "other numbers" else "something unreadable"
+    with pytest.raises(
+        ValueError, match=f"is damaged: expected content with sha256 {expected}, found {found}"
+    ) as caught:
+        data.load("yacht")
+    assert str(path) in str(caught.value)
+    assert caught.value.__context__ is None
+    assert path.exists()  # the user's own file: theirs to delete
+
+
+@pytest.fixture
+def images(monkeypatch, server):
+    """A stand-in for MNIST: 200 + 40 random images, served as idx files packed at another level than any original."""
+    rng = np.random.default_rng(1)
+    parts, files = {}, {}
+    for part, n in (("train", 200), ("t10k", 40)):
+        pixels, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), (np.arange(n) % 10).astype(np.uint8)
+        parts[part] = (pixels, labels)
+        for name, array in ((f"{part}-images-idx3-ubyte.gz", pixels), (f"{part}-labels-idx1-ubyte.gz", labels)):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            raw = header + array.tobytes()
+            files[f"mnist/{name}"] = hashlib.sha256(raw).hexdigest()
+            (server[0] / name).write_bytes(gzip.compress(raw, 1))
+    monkeypatch.setitem(entries()["mnist"], "files", files)
+    monkeypatch.setitem(entries()["mnist"], "addresses", [server[1]])
+    return parts
+
+
+def test_images_are_downloaded_and_scaled(cache, images):
+    d = data.load("mnist")
+    pixels, labels = images["train"]
+    assert d.input_shape == (1, 28, 28)
+    np.testing.assert_array_equal(d.train.x.numpy()[:, 0], pixels.astype(np.float32) / 255)
+    np.testing.assert_array_equal(d.train.y.numpy(), labels)
+    np.testing.assert_array_equal(d.test.y.numpy(), images["t10k"][1])
+    assert len(leftovers(cache)) == 4
+
+
+def test_image_subsets_are_seeded_and_stratified(cache, images):
+    whole = data.load("mnist")
+    d = data.load("mnist", n_train=50, n_test=20)
+    assert torch.bincount(d.train.y).tolist() == [5] * 10
+    assert torch.bincount(d.test.y).tolist() == [2] * 10
+    known = {image.numpy().tobytes(): int(label) for image, label in zip(whole.train.x, whole.train.y, strict=True)}
+    assert all(known[image.numpy().tobytes()] == label for image, label in zip(d.train.x, d.train.y, strict=True))
+    assert data.load("mnist", n_train=50, n_test=20).checksum == d.checksum
+    assert data.load("mnist", n_train=50, n_test=20, seed=1).checksum != d.checksum
+    assert data.load("mnist", n_train=200).checksum == whole.checksum
+    for wrong in (0, 9, 195, 201):
+        with pytest.raises(ValueError, match=f"n_train must be 200 .* between 10 .* and 190; found {wrong}"):
+            data.load("mnist", n_train=wrong)
+
+
+def test_damaged_image_file_is_named(cache, images):
+    data.fetch("mnist")
+    path = cache / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x0d\1" + bytes(8)))  # floats, not bytes
+    with pytest.raises(ValueError, match=r"t10k-labels.* is damaged.*not an idx file of uint8"):
+        data.load("mnist")
+
+
+def test_cache_falls_back_to_the_home_folder(monkeypatch, yacht, table, tmp_path):
+    monkeypatch.delenv("WORKBENCH_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = write_npz(tmp_path / ".cache" / "workbench", table)
+    assert data.fetch("yacht") == [path]
+    assert os.listdir(tmp_path / ".cache" / "workbench" / "uci-regression") == ["yacht.npz"]

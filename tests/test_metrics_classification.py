@@ -1,0 +1,123 @@
+"""Metrics of class probabilities against scikit-learn, torchmetrics and brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+import torchmetrics.functional.classification as theirs
+from torch import Tensor
+
+from workbench import metrics
+
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS = 2 * torch.randn(500, 4, generator=GENERATOR)
+PROBS = LOGITS.softmax(-1)
+TARGET = torch.multinomial((LOGITS / 2).softmax(-1), 1, generator=GENERATOR).squeeze(-1)
+NUMPY = PROBS.double().numpy()
+
+
+def check(found: Tensor, expected: Any, rel: float = 1e-6) -> None:
+    assert (found.dtype, found.ndim) == (torch.float64, 0)
+    assert found.item() == pytest.approx(float(expected), rel=rel)
+
+
+def calibration_gaps(confidence: np.ndarray, hit: np.ndarray, n_bins: int) -> list[tuple[int, float]]:
+    """Number of rows and gap of every bin that is not empty, by a plain loop."""
+    gaps = []
+    for k in range(n_bins):
+        rows = (confidence > k / n_bins) & (confidence <= (k + 1) / n_bins)
+        if rows.any():
+            gaps.append((int(rows.sum()), abs(float(hit[rows].mean() - confidence[rows].mean()))))
+    return gaps
+
+
+def test_accuracy_nll_and_brier_against_sklearn() -> None:
+    labels = TARGET.numpy()
+    for scores in (LOGITS, PROBS):
+        check(metrics.accuracy(scores, TARGET), sklearn.metrics.accuracy_score(labels, LOGITS.argmax(-1)))
+    exact = NUMPY / NUMPY.sum(1, keepdims=True)
+    check(metrics.categorical_nll(PROBS, TARGET), sklearn.metrics.log_loss(labels, exact, labels=range(4)))
+    check(metrics.brier(PROBS, TARGET), ((NUMPY - np.eye(4)[labels]) ** 2).sum(1).mean())
+    two = torch.stack([1 - PROBS[:, 0], PROBS[:, 0]], -1)
+    binary = (TARGET == 0).long()
+    check(metrics.brier(two, binary), 2 * sklearn.metrics.brier_score_loss(binary.numpy(), NUMPY[:, 0]))
+
+
+@pytest.mark.parametrize("n_bins", [1, 10, 15])
+def test_calibration_errors_against_torchmetrics_and_loops(n_bins: int) -> None:
+    ours, reference = (metrics.ece, metrics.max_ece), ("l1", "max")
+    for function, norm in zip(ours, reference, strict=True):
+        expected = theirs.multiclass_calibration_error(PROBS, TARGET, 4, n_bins=n_bins, norm=norm)  # type: ignore[arg-type]
+        check(function(PROBS, TARGET, n_bins), expected.item(), rel=1e-4)
+    hit = (NUMPY.argmax(1) == TARGET.numpy()).astype(float)
+    gaps = calibration_gaps(NUMPY.max(1), hit, n_bins)
+    check(metrics.ece(PROBS, TARGET, n_bins), sum(n * gap for n, gap in gaps) / 500)
+    check(metrics.max_ece(PROBS, TARGET, n_bins), max(gap for _, gap in gaps))
+    classwise = [
+        sum(n * gap for n, gap in calibration_gaps(NUMPY[:, k], (TARGET.numpy() == k).astype(float), n_bins)) / 500
+        for k in range(4)
+    ]
+    check(metrics.classwise_ece(PROBS, TARGET, n_bins), np.mean(classwise))
+    order = np.argsort(NUMPY.max(1))
+    adaptive = [abs(np.sum(hit[rows] - NUMPY.max(1)[rows])) for rows in np.array_split(order, n_bins)]
+    check(metrics.adaptive_ece(PROBS, TARGET, n_bins), np.sum(adaptive) / 500)
+
+
+def test_reliability_curve() -> None:
+    curve = metrics.reliability_curve(PROBS, TARGET, n_bins=10)
+    hit = NUMPY.argmax(1) == TARGET.numpy()
+    for k in range(10):
+        rows = (NUMPY.max(1) > k / 10) & (NUMPY.max(1) <= (k + 1) / 10)
+        assert curve.rows[k] == rows.sum()
+        if rows.any():
+            assert curve.accuracy[k].item() == pytest.approx(hit[rows].mean())
+            assert curve.confidence[k].item() == pytest.approx(NUMPY.max(1)[rows].mean())
+        else:
+            assert curve.accuracy[k].isnan()
+            assert curve.confidence[k].isnan()
+    assert curve.rows[0] == 0  # the largest of four is never below a quarter
+
+
+def test_images_half_precision_and_other_extremes() -> None:
+    image, labels = PROBS.reshape(5, 10, 10, 4), TARGET.reshape(5, 10, 10)
+    for function in (metrics.accuracy, metrics.categorical_nll, metrics.brier, metrics.ece, metrics.classwise_ece):
+        assert torch.equal(function(image, labels), function(PROBS, TARGET))
+    for dtype in (torch.float16, torch.bfloat16):
+        check(metrics.brier(LOGITS.to(dtype).softmax(-1), TARGET), metrics.brier(PROBS, TARGET), rel=0.05)
+    certain = torch.eye(3)
+    check(metrics.categorical_nll(certain, torch.arange(3)), 0.0)
+    assert metrics.categorical_nll(certain, torch.tensor([1, 0, 0])).item() == float("inf")
+    check(metrics.brier(certain, torch.tensor([1, 0, 0])), 2.0)
+    check(metrics.ece(certain, torch.arange(3)), 0.0)
+    check(metrics.ece(certain[:1], torch.tensor([2])), 1.0)
+    check(metrics.adaptive_ece(certain[:1], torch.tensor([2])), 1.0)
+    check(metrics.accuracy(torch.tensor([[-float("inf"), 0.0]]), torch.tensor([1])), 1.0)
+    check(metrics.brier(NUMPY, TARGET.numpy()), metrics.brier(PROBS, TARGET))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.brier(PROBS, TARGET[:3]), r"target has shape \(3,\) but probabilities has shape \(500, 4\)"),
+        (lambda: metrics.brier(PROBS, TARGET.unsqueeze(-1)), r"shape \(500, 1\)"),
+        (lambda: metrics.ece(LOGITS, TARGET), "sum to one.*softmax"),
+        (lambda: metrics.ece(PROBS * 1.01, TARGET), "sum of 1.01"),
+        (lambda: metrics.ece(torch.tensor([[1.5, -0.5]]), torch.tensor([0])), "least value of -0.5"),
+        (lambda: metrics.categorical_nll(PROBS * float("nan"), TARGET), "2000 NaN"),
+        (lambda: metrics.accuracy(LOGITS * float("nan"), TARGET), "scores has 2000 NaN"),
+        (lambda: metrics.accuracy(LOGITS, TARGET.float()), "integer class labels, found torch.float32"),
+        (lambda: metrics.accuracy(LOGITS, TARGET + 1), r"labels must lie in \[0, 4\), found 1 to 4"),
+        (lambda: metrics.accuracy(LOGITS[:, :1], TARGET), r"classes >= 2\], found \(500, 1\)"),
+        (lambda: metrics.accuracy(LOGITS[:0], TARGET[:0]), r"scores is empty \(shape \(0, 4\)\)"),
+        (lambda: metrics.ece(PROBS, TARGET, n_bins=0), "n_bins must be at least 1, found 0"),
+        (lambda: metrics.adaptive_ece(PROBS, TARGET, n_bins=0), "n_bins"),
+    ],
+)
+def test_bad_input_says_what_was_found(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,223 @@
+"""record, record_figure, record_table and what read_records gets back."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from workbench.notebook import read_records, record, record_figure, record_table
+
+module = sys.modules["workbench.notebook.record"]
+
+
+class Kernel:
+    """Stands in for a kernel: collects what is displayed, and gives it back as a saved and re-read notebook."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cell: tuple[str, str] = ("first", "run 1")
+        self.path = folder / "executed.ipynb"
+        self.outputs: list[nbformat.NotebookNode] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, metadata: dict[str, Any]) -> None:
+        assert raw
+        self.outputs.append(nbformat.v4.new_output("display_data", data, metadata=metadata))
+
+    def saved(self) -> Path:
+        cell = nbformat.v4.new_code_cell("", outputs=self.outputs)
+        nb = nbformat.v4.new_notebook(cells=[cell])
+        nbformat.validate(nb)
+        nbformat.write(nb, self.path)
+        return self.path
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    fake = Kernel(tmp_path)
+    monkeypatch.setattr(module, "_execution", lambda: fake.cell)
+    monkeypatch.setattr(module, "_recorded", {})
+    monkeypatch.setattr("IPython.display.display", fake.display)
+    return fake
+
+
+def test_values_come_back_exactly(kernel: Kernel) -> None:
+    values = {
+        "third": 1 / 3,
+        "tiny": 5e-324,
+        "single": np.float32(0.1),
+        "half": torch.tensor(0.1, dtype=torch.float16),
+        "big": 2**62 + 1,
+        "yes": np.bool_(True),
+        "text": 'a "quote" & <tag> σ',
+        "nothing": None,
+        "array": np.array([[1.0, np.inf], [-np.inf, 0.25]]),
+        "gradient": torch.tensor([1.5, 2.5], requires_grad=True),
+        "nested": {"b": [1, {"c": (2, 3)}], "a": 0.1},
+    }
+    record(**values)
+    found = read_records(kernel.saved())
+    assert found == {
+        **values,
+        "single": float(np.float32(0.1)),
+        "half": float(np.float16(0.1)),
+        "yes": True,
+        "array": [[1.0, math.inf], [-math.inf, 0.25]],
+        "gradient": [1.5, 2.5],
+        "nested": {"b": [1, {"c": [2, 3]}], "a": 0.1},
+    }
+    assert found["yes"] is True
+    assert found["single"] != 0.1
+
+
+def test_nan_survives_and_the_file_stays_valid_json(kernel: Kernel) -> None:
+    record(loss=float("nan"), losses=[1.0, np.nan])
+    text = kernel.saved().read_text(encoding="utf-8")
+    assert "NaN" not in text
+    found = read_records(kernel.path)
+    assert math.isnan(found["loss"])
+    assert found["losses"][0] == 1.0
+    assert math.isnan(found["losses"][1])
+
+
+def test_what_is_shown_is_escaped_and_short(kernel: Kernel) -> None:
+    record(**{"a<b": "<script>"}, count=123456.7, share=0.123456, many=list(range(1000)))
+    shown = kernel.outputs[0].data["text/html"]
+    assert "<script>" not in shown
+    assert "a&lt;b" in shown
+    assert "123,457" in shown
+    assert "0.1235" in shown
+    assert len(shown) < 600
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1: 2}, [3j], {"deep": [b"x"]}, {"__float__": "nan"}, np.array(["x", None, {}, set()])]
+)
+def test_other_values_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="wrong_one"):
+        record(fine=1, wrong_one=value)
+
+
+def test_nothing_to_record_is_refused() -> None:
+    with pytest.raises(TypeError, match="name=value"):
+        record()
+
+
+def test_outside_a_kernel_nothing_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    figure = Figure()
+    for _ in range(2):
+        record(rmse=1.0)
+        record_figure("plot", figure)
+        record_table("table", pd.DataFrame({"a": [1]}))
+    assert capsys.readouterr().out == ""
+    assert module._recorded == {}
+
+
+def test_reading_needs_neither_torch_nor_pandas(kernel: Kernel) -> None:
+    record(rmse=0.5)
+    code = (
+        "import sys; from workbench.notebook import read_records, record; record(x=1);"
+        f"assert read_records({str(kernel.saved())!r}) == dict(rmse=0.5);"
+        "assert not {'torch', 'pandas', 'matplotlib', 'IPython'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_name_is_recorded_once(kernel: Kernel) -> None:
+    record(rmse=1.0)
+    with pytest.raises(ValueError, match="'rmse' is recorded already"):
+        record(other=1.0, rmse=2.0)
+    kernel.cell = ("second", "run 2")
+    with pytest.raises(ValueError, match="'rmse' is recorded already"):
+        record(rmse=2.0)
+    record(other=1.0)
+    record_table("rmse", pd.DataFrame({"a": [1]}))  # values, figures and tables each have names of their own
+    assert len(kernel.outputs) == 3
+
+
+def test_running_a_cell_again_is_no_second_recording(kernel: Kernel) -> None:
+    record(rmse=1.0)
+    kernel.cell = ("first", "run 2")
+    kernel.outputs.clear()  # as a front end does
+    record(rmse=2.0)
+    assert read_records(kernel.saved()) == {"rmse": 2.0}
+
+
+def test_reading_refuses_a_name_that_is_there_twice(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(rmse=1.0)
+    monkeypatch.setattr(module, "_recorded", {})
+    record(rmse=1.0)
+    with pytest.raises(ValueError, match=r"'rmse' is recorded twice.*cell 1"):
+        read_records(kernel.saved())
+
+
+def test_a_figure_is_stored_sharp_and_shown_once(kernel: Kernel) -> None:
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()
+    _, axes = plt.subplots(figsize=(3, 2))
+    axes.plot([1, 2])
+    record_figure("two_lines", axes, dpi=50)
+    assert plt.get_fignums() == before
+    found = read_records(kernel.saved()).figures["two_lines"]
+    assert found.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", found[16:24])
+    told = kernel.outputs[0].metadata["image/png"]
+    assert (told["width"], told["height"], told["alt"]) == (width // 2, height // 2, "two lines")
+    assert width == pytest.approx(3 * 50 * 2, rel=0.15)
+    assert base64.b64decode(kernel.outputs[0].data["image/png"]) == found
+
+
+@pytest.mark.parametrize("wrong", [None, "plot.png", pd.DataFrame()])
+def test_only_figures_are_figures(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="matplotlib Figure or Axes"):
+        record_figure("plot", wrong)
+
+
+def test_a_table_keeps_its_columns_in_order(kernel: Kernel) -> None:
+    frame = pd.DataFrame(
+        {"z": ["vote", "<b>"], "rmse": [0.1, np.nan], "a<b": pd.array([1, None], dtype="Int64")},
+        index=pd.Index([10, 20], name="split"),
+    )
+    copy = frame.copy()
+    record_table("results", frame)
+    pd.testing.assert_frame_equal(frame, copy)
+    columns = read_records(kernel.saved()).tables["results"]
+    assert list(columns) == ["split", "z", "rmse", "a<b"]
+    assert columns["split"] == [10, 20]
+    assert columns["z"] == ["vote", "<b>"]
+    assert columns["rmse"][0] == 0.1
+    assert math.isnan(columns["rmse"][1])
+    assert columns["a<b"] == [1, None]
+    shown = kernel.outputs[0].data["text/html"]
+    assert "<b>" not in shown
+    assert "a&lt;b" in shown
+    assert shown.count("–") == 2
+
+
+def test_a_styled_table_is_shown_as_it_is_styled(kernel: Kernel) -> None:
+    style = pd.DataFrame({"wrapper": ["vote"], "rmse": [0.12345]}).style.format({"rmse": "{:.1f} MPa"})
+    before = style.to_html(table_uuid="t")
+    record_table("results", style)
+    assert "0.1 MPa" in kernel.outputs[0].data["text/html"]
+    assert read_records(kernel.saved()).tables["results"] == {"wrapper": ["vote"], "rmse": [0.12345]}
+    assert style.to_html(table_uuid="t") == before
+
+
+def test_tables_that_cannot_be_carried_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than one column named a"):
+        record_table("t", pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(TypeError, match=r"t\[when\]\[0\] is of type Timestamp"):
+        record_table("t", pd.DataFrame({"when": pd.to_datetime(["2024-01-01"])}))
+    with pytest.raises(TypeError, match="not dict"):
+        record_table("t", {"a": [1]})  # type: ignore[arg-type]

@@ -1,0 +1,18 @@
+"""Data sets by name, with fixed splits, units, licences and citations; toys whose true risk is known.
+
+Example:
+    >>> from workbench import data
+    >>> d = data.load("cubic", n_train=500)
+    >>> d.train.x.shape, d.train.y.shape, d.train.sigma.shape
+    (torch.Size([500, 1]), torch.Size([500, 1]), torch.Size([500, 1]))
+"""
+
+from __future__ import annotations
+
+from workbench.data import toy
+from workbench.data.core import Card, Column, Data, Split
+from workbench.data.files import fetch
+from workbench.data.loading import load, names
+from workbench.data.registry import card
+
+__all__ = ["Card", "Column", "Data", "Split", "card", "fetch", "load", "names", "toy"]

@@ -1,0 +1,142 @@
+"""load(): from the name of a data set to tensors."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from workbench.data import toy
+from workbench.data.core import Column, Data, Split, partition
+from workbench.data.files import is_local, read
+from workbench.data.registry import card, entries, resolve
+
+
+def names(available: bool = False) -> list[str]:
+    """Every name that `load` takes.
+
+    Args:
+        available: True for only those that load without a network now.
+
+    Example:
+        >>> from workbench import data
+        >>> "cubic" in data.names(available=True), "concrete" in data.names()
+        (True, True)
+    """
+    return [name for name in entries() if not available or is_local(name)]
+
+
+def load(name: str, split: int = 0, **options: Any) -> Data:
+    """Load a data set by name, in original units.
+
+    Looks into the folder in the environment variable WORKBENCH_DATA, then into the user cache, and downloads what is
+    in neither. Every file is checked against its sha256.
+
+    Args:
+        name: one of `names()`.
+        split: which of the fixed splits into training and test rows: 0 to 19 for the UCI regression sets (protein
+            0 to 4), the seed of an 80/20 split for the sets that come with scikit-learn, the seed of the draw for the
+            toys, and 0, the only one, for the MNIST kind.
+        **options: for the toys the arguments of `toy.cubic`, `toy.sine_gap` or `toy.moons`; for "mnist" and
+            "fashion-mnist" n_train, n_test and seed, which take a random subset that keeps the shares of the classes.
+
+    Returns:
+        Data: x float32 [n, features] or [n, 1, height, width] in [0, 1], y float32 [n, 1] or int64 [n].
+
+    Raises:
+        ValueError: no such name, no such split, or a file is damaged.
+        TypeError: an option that this data set does not have.
+        FileNotFoundError: a file is neither on this machine nor to be downloaded.
+
+    Example:
+        >>> from workbench import data
+        >>> d = data.load("breast-cancer", split=3)
+        >>> d.input_shape, d.classes, len(d.train)
+        ((30,), ('malignant', 'benign'), 455)
+    """
+    name = resolve(name)
+    kind = entries()[name]["kind"]
+    if kind == "toy":
+        make = getattr(toy, name.replace("-", "_"))
+        options = {"seed": split, **options}
+    else:
+        _check_split(name, split)
+        make = _LOADERS[kind]
+        options = {"name": name, "split": operator.index(split), **options}
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        allowed = [key for key in inspect.signature(make).parameters if key not in ("name", "split")]
+        raise TypeError(f"load({name!r}): {error}; it takes {', '.join(['split', *allowed])}") from None
+    return make(**options)
+
+
+def _check_split(name: str, split: int) -> None:
+    n_splits = entries()[name].get("splits")
+    if operator.index(split) < 0 or (n_splits is not None and split >= n_splits):
+        known = "0 only" if n_splits == 1 else f"0 to {n_splits - 1}" if n_splits else "0 or more (a seed)"
+        raise ValueError(f"{name} takes split={known}; found split={split}")
+
+
+def _uci(name: str, split: int) -> Data:
+    entry = entries()[name]
+    (arrays,) = read(name)
+
+    def part(rows: np.ndarray) -> Split:
+        x, y = arrays["X"][rows], arrays["y"][rows, None]
+        return Split(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32)))
+
+    train, test = part(arrays["train_idx"][split]), part(arrays["test_idx"][split])
+    return Data(name, "regression", train, test, _columns(name), Column(*entry["target"]), card(name), split=split)
+
+
+def _images(name: str, split: int, n_train: int | None = None, n_test: int | None = None, seed: int = 0) -> Data:
+    entry = entries()[name]
+    contents = read(name)
+    parts = []
+    for option, n, pixels, numbers in (("n_train", n_train, *contents[:2]), ("n_test", n_test, *contents[2:])):
+        labels = torch.from_numpy(numbers.astype(np.int64))
+        every, few = len(labels), len(entry["classes"])
+        if n is not None and n != every:
+            if not few <= n <= every - few:
+                raise ValueError(
+                    f"{name}: {option} must be {every} (all) or lie between {few} (one of each class) "
+                    f"and {every - few}; found {n}"
+                )
+            _, rows = partition(len(labels), n, seed, labels)
+            pixels, labels = pixels[rows], labels[torch.from_numpy(rows)]
+        parts.append(Split(torch.from_numpy(pixels.astype(np.float32)[:, None] / 255), labels))
+    (train, test), classes, target = parts, tuple(entry["classes"]), Column(*entry["target"])
+    return Data(name, "classification", train, test, _columns(name), target, card(name), classes, split)
+
+
+def _bundled(name: str, split: int) -> Data:
+    import sklearn.datasets
+
+    entry = entries()[name]
+    bunch = getattr(sklearn.datasets, entry["loader"])(**entry.get("arguments", {}))
+    x = torch.from_numpy(bunch.data.astype(np.float32))
+    features = (
+        _columns(name) if "features" in entry else tuple(Column(c.replace("_", " ")) for c in bunch.feature_names)
+    )
+    target = Column(*entry["target"])
+    if entry["task"] == "regression":
+        whole, classes = Split(x, torch.from_numpy(bunch.target.astype(np.float32))[:, None]), None
+    else:
+        if hasattr(bunch, "images"):
+            x = x.reshape(-1, 1, *bunch.images.shape[1:]) / 16
+        classes = tuple(map(str, entry.get("classes", bunch.target_names)))
+        whole = Split(x, torch.from_numpy(bunch.target.astype(np.int64)))
+    train, test = partition(len(whole), 0.2, split, None if classes is None else whole.y)
+    return Data(name, entry["task"], whole.take(train), whole.take(test), features, target, card(name), classes, split)
+
+
+def _columns(name: str) -> tuple[Column, ...]:
+    return tuple(Column(*column) for column in entries()[name]["features"])
+
+
+_LOADERS: dict[str, Callable[..., Data]] = {"uci": _uci, "images": _images, "scikit-learn": _bundled}

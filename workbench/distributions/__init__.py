@@ -1,0 +1,17 @@
+"""Output distributions: what `sculpt` fits to a prediction; usable as a class or as an instance with options.
+
+Example:
+    >>> import torch
+    >>> from workbench.distributions import Normal
+    >>> y, y_pred, y_risk = torch.tensor([[1.0]]), torch.tensor([[0.0]]), torch.tensor([[2.0]])
+    >>> Normal.loss_function(y, y_pred, y_risk)
+    tensor(1.7371)
+    >>> Normal(beta=0.5).loss_function(y, y_pred, y_risk)
+    tensor(3.4742)
+"""
+
+from workbench.distributions.base import Distribution
+from workbench.distributions.logits import LogitNormal
+from workbench.distributions.values import Cauchy, Laplace, LogNormal, Normal, StudentT
+
+__all__ = ["Cauchy", "Distribution", "Laplace", "LogNormal", "LogitNormal", "Normal", "StudentT"]

@@ -1,0 +1,278 @@
+"""What all output distributions share: class or instance, trees, shapes, precision; a family adds only its formulas."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from types import MethodType
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workbench.engine.tree import children, flatten
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RISK_FLOOR = 1e-9
+
+
+class on_class_or_instance(Generic[P, R]):
+    """A method that can also be called on the class: it then acts on an instance with default options."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], R]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
+        return MethodType(self.function, owner() if instance is None else instance)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    """The identity, whose gradient saturates at the largest finite number instead of overflowing to infinity."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        limits = torch.finfo(grad.dtype)
+        return grad.clamp(limits.min, limits.max)  # clamp keeps NaN visible
+
+
+class Distribution(ABC):
+    """A family of distributions, one for every element of a prediction, given by a location and a risk.
+
+    The risk is a standard deviation in the units of the prediction (for Cauchy, which has none, the scale; for
+    LogitNormal, of the logits). Every public method works on the class (default options) and on an instance (its own).
+    """
+
+    location_scale: ClassVar[bool] = True
+    """Whether y is distributed as location + risk * noise, so that a linear change of units carries over to both."""
+
+    @on_class_or_instance
+    def loss_function(self, y: Any, y_pred: Any, y_risk: Any, reduction: str = "mean") -> Any:
+        """Negative log-likelihood in nats, fully normalised.
+
+        Gradients saturate at the largest finite number of their type, so that one hopeless row can't make weights NaN.
+
+        Args:
+            y: Target, shaped like y_pred (LogitNormal: labels); a tensor or a tree (tuple, list, dict) like y_pred.
+            y_pred: Prediction; leaves that are not floating tensors are skipped.
+            y_risk: Risk > 0, shaped like y_pred and in its units; or an object with the attribute `aleatoric`.
+                Leaves without risk (None) are skipped.
+            reduction: "mean" (over the elements of a leaf, then over the leaves), "sum", or "none" (a tree of losses,
+                None where skipped).
+
+        Returns:
+            The loss: a 0-dim tensor, or for "none" elementwise. Half precision is computed and returned in float32.
+
+        Raises:
+            ValueError: If shapes or trees do not match, a value is outside the support, or nothing is left to score.
+        """
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', found {reduction!r}")
+        losses: list[Tensor | None] = []
+        for where, loc, risk, target in _matching(y_pred, y_risk=_aleatoric(y_risk), y=y):
+            if risk is None or not (isinstance(loc, Tensor) and loc.is_floating_point()):
+                losses.append(None)
+                continue
+            loc, risk, target = self._checked(where, loc, risk, target)
+            losses.append(self._loss(target, _FiniteGradient.apply(loc), _FiniteGradient.apply(risk)))
+        scored = [loss for loss in losses if loss is not None]
+        if not scored or any(loss.numel() == 0 for loss in scored):
+            raise ValueError("nothing to score: y_pred has no elements in floating tensors with a risk")
+        if reduction == "none":
+            return flatten(y_pred)[1](losses)
+        if reduction == "sum":
+            return torch.stack([loss.sum() for loss in scored]).sum()
+        return torch.stack([loss.mean() for loss in scored]).mean()
+
+    @on_class_or_instance
+    def sample(self, prediction: tuple[Any, Any], generator: torch.Generator | None = None) -> Any:
+        """Draw one value for every element, by the reparameterisation trick (gradients reach prediction and risk).
+
+        Args:
+            prediction: The pair (y_pred, y_risk), as a wrapped model returns it: tensors or matching trees; y_risk may
+                be an object with the attribute `aleatoric`. Leaves that have no risk (None) or are not floating pass.
+            generator: Source of the noise, on the device of y_pred; None is torch's own.
+
+        Returns:
+            The draw, with the structure, shapes and dtypes of y_pred.
+
+        Raises:
+            ValueError: If shapes or trees do not match.
+        """
+        if not isinstance(prediction, tuple | list) or len(prediction) != 2:
+            raise TypeError(f"sample takes one pair (y_pred, y_risk), found {type(prediction).__name__}")
+        y_pred, y_risk = prediction
+        draws = []
+        for where, leaf, risk in _matching(y_pred, y_risk=_aleatoric(y_risk)):
+            if risk is None or not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+                draws.append(leaf)
+                continue
+            loc, risk = self._checked(where, leaf, risk)
+            draws.append(self._draw(loc, risk, generator).to(leaf.dtype))
+        return flatten(y_pred)[1](draws)
+
+    @on_class_or_instance
+    def log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        """Logarithm of the density (LogitNormal: of the probability) at y, elementwise, in nats; risk > 0."""
+        loc, risk, y = self._checked("", loc, _aleatoric(risk), y)
+        return self._log_prob(y, loc, risk)
+
+    @on_class_or_instance
+    def cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        """Probability of a value up to y, elementwise; risk may be 0 (a step at the location, one half on it)."""
+        loc, risk, y = self._checked("", loc, _aleatoric(risk), y, zero_risk=True)
+        return self._cdf(y, loc, risk)
+
+    @on_class_or_instance
+    def icdf(self, q: Tensor | float, loc: Tensor, risk: Tensor) -> Tensor:
+        """Quantile at probability q: the inverse of `cdf`, elementwise.
+
+        Args:
+            q: Probabilities in [0, 1], a number or a tensor that broadcasts against loc.
+            loc: Location.
+            risk: Risk >= 0, shaped like loc.
+        """
+        loc, risk = self._checked("", loc, _aleatoric(risk), zero_risk=True)
+        q = torch.as_tensor(q, dtype=loc.dtype, device=loc.device)
+        if not _holds((q >= 0) & (q <= 1)):
+            raise ValueError(f"q must lie in [0, 1], found values from {q.min().item()} to {q.max().item()}")
+        return self._icdf(q, loc, risk)
+
+    @on_class_or_instance
+    def crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        """Continuous ranked probability score in closed form, elementwise, in units of y; lower is better.
+
+        The integral of (cdf(t) - 1[t >= y])^2 over t (Gneiting & Raftery 2007); at risk 0 it is the absolute error.
+        """
+        loc, risk, y = self._checked("", loc, _aleatoric(risk), y, zero_risk=True)
+        return self._crps(y, loc, risk)
+
+    @on_class_or_instance
+    def mean(self, loc: Tensor, risk: Tensor) -> Tensor:
+        """Expected value, elementwise, in the units of loc."""
+        return self._mean(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
+
+    @on_class_or_instance
+    def stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
+        """Standard deviation, elementwise, in the units of loc."""
+        return self._stddev(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
+
+    @on_class_or_instance
+    def to_risk(self, raw: Tensor) -> Tensor:
+        """Map an unconstrained network output to a risk: softplus(raw) + 1e-9.
+
+        The floor of 1e-9 (units of the prediction) keeps densities finite where the network sees no noise at all. Half
+        precision can't hold it: there the risk is computed and returned in float32.
+        """
+        return F.softplus(raw.to(_at_least_float32(raw))) + RISK_FLOOR
+
+    def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
+        """Location, risk (and target) in one dtype of at least float32; shapes and signs checked."""
+        names = ("y_pred", "y_risk", "y")
+        for name, value in zip(names, (loc, risk, *y), strict=False):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name}{where} must be a tensor, found {type(value).__name__}")
+        dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
+        loc, risk = loc.to(dtype), risk.to(dtype)
+        same_shape(**{f"y_risk{where}": risk, f"y_pred{where}": loc})
+        if not _holds((risk >= 0 if zero_risk else risk > 0) | risk.isnan()):
+            bound = ">= 0" if zero_risk else "> 0"
+            raise ValueError(f"y_risk{where} must be {bound}, found {risk.min().item()}; map raw outputs with to_risk")
+        return [loc, risk, *(self._target(where, target, loc) for target in y)]
+
+    def _target(self, where: str, y: Tensor, loc: Tensor) -> Tensor:
+        same_shape(**{f"y{where}": y, f"y_pred{where}": loc})
+        return y.to(loc.dtype)
+
+    def _loss(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return -self._log_prob(y, loc, risk)
+
+    @abstractmethod
+    def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _draw(self, loc: Tensor, risk: Tensor, generator: torch.Generator | None) -> Tensor: ...
+
+    def _mean(self, loc: Tensor, risk: Tensor) -> Tensor:
+        return loc
+
+    def _stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
+        return risk
+
+
+def same_shape(**tensors: Tensor) -> None:
+    """Raise a ValueError unless both named tensors have one shape: [n] against [n, 1] would broadcast silently."""
+    (name, found), (other, wanted) = tensors.items()
+    if found.shape != wanted.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(found.shape)} but {other} has shape {tuple(wanted.shape)}; shapes must be equal, "
+            f"reshape {name} first (for example with unsqueeze(-1))"
+        )
+
+
+def _at_least_float32(*tensors: Tensor) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _holds(condition: Tensor) -> bool:
+    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        return bool(condition.all())
+    except RuntimeError:
+        return True
+
+
+def _aleatoric(risk: Any) -> Any:
+    """The aleatoric part of a Risk; anything else as it is."""
+    return getattr(risk, "aleatoric", risk)
+
+
+def _matching(y_pred: Any, where: str = "", **others: Any) -> Iterator[tuple[Any, ...]]:
+    """The leaves of y_pred in order, each as (place, leaf, the part of every other tree at the same place)."""
+    parts = children(y_pred)
+    if parts is None:
+        yield (where, y_pred, *others.values())
+        return
+    places = [place for place, _ in parts]
+    columns = []
+    for name, other in others.items():
+        found = children(other) or []
+        # sequences match by position, so that the list a data loader makes of a tuple still fits
+        columns.append(
+            dict(found) if isinstance(y_pred, Mapping) else dict(zip(places, (v for _, v in found), strict=False))
+        )
+        if len(found) != len(parts) or columns[-1].keys() != set(places):
+            raise ValueError(
+                f"{name}{where} does not match y_pred{where}: "
+                f"expected {type(y_pred).__name__} with {', '.join(places)}; "
+                f"found {type(other).__name__} with {', '.join(place for place, _ in found) or 'no parts'}"
+            )
+    for place, value in parts:
+        yield from _matching(value, where + place, **{n: c[place] for n, c in zip(others, columns, strict=True)})

@@ -1,0 +1,338 @@
+"""Distributions of real values: Normal, Laplace, StudentT, Cauchy and LogNormal."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from workbench.distributions.base import Distribution, _holds
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+SQRT2 = math.sqrt(2)
+
+
+class _LocationScale(Distribution):
+    """y = loc + scale * noise: a family is its standard form (location 0, scale 1) and the scale that a risk means."""
+
+    def _scale(self, risk: Tensor) -> Tensor:
+        return risk
+
+    def _z(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        # at risk 0 the smallest normal number stands in: z is 0 on the location and huge off it, never 0 / 0
+        return (y - loc) / self._scale(risk).clamp_min(torch.finfo(risk.dtype).tiny)
+
+    def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return self._standard_log_prob(self._z(y, loc, risk)) - self._scale(risk).log()
+
+    def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return self._standard_cdf(self._z(y, loc, risk))
+
+    def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return loc + self._scale(risk) * self._standard_icdf(q)
+
+    def _draw(self, loc: Tensor, risk: Tensor, generator: torch.Generator | None) -> Tensor:
+        return loc + self._scale(risk) * self._noise(loc, generator)
+
+    @abstractmethod
+    def _standard_log_prob(self, z: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _standard_cdf(self, z: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _standard_icdf(self, q: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Normal(_LocationScale):
+    """Normal distribution; risk is its standard deviation.
+
+    loss = log(risk) + z^2 / 2 + log(2 pi) / 2 with z = (y - loc) / risk, times risk^(2 beta) held constant (Seitzer et
+    al. 2022: beta > 0 keeps hard rows from being explained away as noise; 1 weighs rows as squared error does).
+    crps = risk * (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) (Gneiting & Raftery 2007).
+
+    Args:
+        beta: Exponent of the variance in the loss, from 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> one = torch.ones(1, 1)
+        >>> Normal.log_prob(one, one, one)
+        tensor([[-0.9189]])
+        >>> Normal(beta=0.5).crps(0 * one, one, one)
+        tensor([[0.6024]])
+    """
+
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta must lie in [0, 1], found {self.beta}")
+
+    def _loss(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        loss = super()._loss(y, loc, risk)
+        return loss * risk.detach() ** (2 * self.beta) if self.beta else loss
+
+    def _standard_log_prob(self, z: Tensor) -> Tensor:
+        return -0.5 * z**2 - LOG_SQRT_2PI
+
+    def _standard_cdf(self, z: Tensor) -> Tensor:
+        return _ndtr(z)
+
+    def _standard_icdf(self, q: Tensor) -> Tensor:
+        return torch.special.ndtri(q)
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        z = self._z(y, loc, risk)
+        density = (-0.5 * z**2 - LOG_SQRT_2PI).exp()
+        return (y - loc) * torch.erf(z / SQRT2) + risk * (2 * density - 1 / math.sqrt(math.pi))
+
+
+@dataclass(frozen=True)
+class Laplace(_LocationScale):
+    """Laplace distribution, scale b = risk / sqrt(2): absolute error as a likelihood, forgiving to outliers.
+
+    loss = log(2 b) + |z| with z = (y - loc) / b; crps = b * (|z| + exp(-|z|) - 3/4) (Jordan et al. 2019).
+
+    Example:
+        >>> import torch
+        >>> Laplace.icdf(0.5, torch.tensor([[3.0]]), torch.tensor([[1.0]]))
+        tensor([[3.]])
+    """
+
+    def _scale(self, risk: Tensor) -> Tensor:
+        return risk / SQRT2
+
+    def _standard_log_prob(self, z: Tensor) -> Tensor:
+        return -z.abs() - math.log(2)
+
+    def _standard_cdf(self, z: Tensor) -> Tensor:
+        tail = 0.5 * torch.exp(-z.abs())
+        return torch.where(z < 0, tail, 1 - tail)
+
+    def _standard_icdf(self, q: Tensor) -> Tensor:
+        return -torch.sign(q - 0.5) * torch.log(2 * torch.minimum(q, 1 - q))
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        return _exponential(like, generator) - _exponential(like, generator)
+
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return (y - loc).abs() + self._scale(risk) * (torch.exp(-self._z(y, loc, risk).abs()) - 0.75)
+
+
+class _StudentCdf(torch.autograd.Function):
+    """Student's cdf by scipy (torch has no incomplete beta function); differentiable in z, not in df."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, distribution: StudentT) -> Tensor:
+        from scipy.special import stdtr
+
+        ctx.save_for_backward(z)
+        ctx.distribution = distribution
+        return torch.as_tensor(stdtr(float(distribution.df), z.detach().double().cpu().numpy())).to(z)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        return grad * ctx.distribution._standard_log_prob(z).exp(), None
+
+
+@dataclass(frozen=True)
+class StudentT(_LocationScale):
+    """Student's t distribution with df > 2, scaled to standard deviation risk: s = risk * sqrt((df - 2) / df).
+
+    loss = (df + 1) / 2 * log(1 + z^2 / df) + log(s) + log(sqrt(df) B(1/2, df/2)) with z = (y - loc) / s.
+    crps = s * (z (2 F(z) - 1) + 2 (df + z^2) f(z) / (df - 1)
+    - 2 sqrt(df) / (df - 1) * B(1/2, df - 1/2) / B(1/2, df/2)^2) (Jordan et al. 2019). Draws follow Bailey (1994).
+
+    Args:
+        df: Degrees of freedom > 2: a number, or a 0-dim tensor (an nn.Parameter in your optimizer is learned through
+            loss_function and sample; cdf, icdf and crps give it no gradient). `fit` finds it for given residuals.
+
+    Example:
+        >>> import torch
+        >>> StudentT(df=4.0).cdf(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+        tensor([[0.5000]])
+    """
+
+    df: float | Tensor = 5.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.df, Tensor) and self.df.ndim:
+            raise ValueError(f"df must be one number, found a tensor of shape {tuple(self.df.shape)}")
+        if not self.df > 2:
+            raise ValueError(
+                f"df must be above 2, where the standard deviation exists, found {self.df}; use Cauchy for df = 1"
+            )
+
+    @classmethod
+    def fit(cls, y: Tensor, loc: Tensor, risk: Tensor) -> StudentT:
+        """Maximum-likelihood degrees of freedom for given targets, predictions and risks (best of held-out rows).
+
+        Args:
+            y: Target.
+            loc: Prediction, shaped like y.
+            risk: Standard deviation > 0, shaped like y.
+
+        Returns:
+            StudentT with df between 2.01 and 1000 (which is Normal for all practical purposes).
+        """
+        from scipy.optimize import minimize_scalar
+
+        y, loc, risk = (t.detach().double().cpu() for t in (y, loc, risk))
+
+        def loss(log_excess: float) -> float:
+            return cls(2 + math.exp(log_excess)).loss_function(y, loc, risk).item()
+
+        found = minimize_scalar(loss, bounds=(math.log(0.01), math.log(998)), method="bounded", options={"xatol": 1e-4})
+        return cls(2 + math.exp(found.x))
+
+    def _scale(self, risk: Tensor) -> Tensor:
+        ratio = (self.df - 2) / self.df
+        return risk * (ratio**0.5 if isinstance(ratio, float) else ratio.sqrt().to(risk))
+
+    def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
+        # in float64, because the two lgamma are large and nearly cancel for large df
+        df = torch.as_tensor(self.df, dtype=torch.float64)
+        constant = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(math.pi * df)
+        df, constant = df.to(z), constant.to(z)
+        return constant - (df + shift) / 2 * torch.log1p(z**2 / df)
+
+    def _standard_cdf(self, z: Tensor) -> Tensor:
+        return _StudentCdf.apply(z, self)
+
+    def _standard_icdf(self, q: Tensor) -> Tensor:
+        from scipy.special import stdtrit
+
+        return torch.as_tensor(stdtrit(float(self.df), q.detach().double().cpu().numpy())).to(q)
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        angle = 2 * math.pi * torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+        df = torch.as_tensor(self.df).to(like)
+        return torch.sqrt(df * torch.expm1(2 / df * _exponential(like, generator))) * torch.cos(angle)
+
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        from scipy.special import betaln
+
+        df = float(self.df)
+        z = self._z(y, loc, risk)
+        limit = 2 * math.sqrt(df) / (df - 1) * math.exp(betaln(0.5, df - 0.5) - 2 * betaln(0.5, df / 2))
+        peak = df * self._standard_log_prob(z, shift=-1).exp()  # (df + z^2) f(z)
+        return (y - loc) * (2 * self._standard_cdf(z) - 1) + self._scale(risk) * (2 * peak / (df - 1) - limit)
+
+
+@dataclass(frozen=True)
+class Cauchy(_LocationScale):
+    """Cauchy distribution; risk is its scale (half the interquartile range), since it has no standard deviation.
+
+    loss = log(pi risk) + log(1 + z^2) with z = (y - loc) / risk.
+
+    Example:
+        >>> import torch
+        >>> Cauchy.icdf(0.75, torch.tensor([[0.0]]), torch.tensor([[2.0]]))
+        tensor([[2.]])
+    """
+
+    def _standard_log_prob(self, z: Tensor) -> Tensor:
+        return -torch.log1p(z**2) - math.log(math.pi)
+
+    def _standard_cdf(self, z: Tensor) -> Tensor:
+        return torch.atan2(torch.ones_like(z), -z) / math.pi
+
+    def _standard_icdf(self, q: Tensor) -> Tensor:
+        return torch.sign(q - 0.5) / torch.tan(math.pi * torch.minimum(q, 1 - q))
+
+    def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        uniform = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+        return torch.tan(math.pi * (uniform - 0.5))
+
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        raise ValueError(
+            "Cauchy has no crps: the expected absolute error is infinite; use StudentT or score by log_prob"
+        )
+
+    def _mean(self, loc: Tensor, risk: Tensor) -> Tensor:
+        raise ValueError("Cauchy has no mean; its location is the median")
+
+    def _stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
+        raise ValueError("Cauchy has no standard deviation; its risk is the scale, half the interquartile range")
+
+
+@dataclass(frozen=True)
+class LogNormal(Distribution):
+    """Log-normal distribution of values > 0; loc is its mean > 0, risk its standard deviation, both in units of y.
+
+    log y is normal with variance s^2 = log(1 + (risk / loc)^2) and mean mu = log(loc) - s^2 / 2 (moment matching).
+    crps = y (2 Phi(z) - 1) - 2 loc (Phi(z - s) + Phi(s / sqrt(2)) - 1) with z = (log y - mu) / s (Baran & Lerch 2015).
+
+    Example:
+        >>> import torch
+        >>> LogNormal.icdf(0.5, torch.tensor([[2.0]]), torch.tensor([[2.0]]))
+        tensor([[1.4142]])
+    """
+
+    location_scale: ClassVar[bool] = False
+
+    def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
+        loc, risk, *target = super()._checked(where, loc, risk, *y, zero_risk=zero_risk)
+        if not _holds((loc > 0) | loc.isnan()):
+            raise ValueError(
+                f"LogNormal needs predictions > 0, found y_pred{where} = {loc.min().item()}; "
+                "end the model in softplus or exp, or choose Normal"
+            )
+        return [loc, risk, *target]
+
+    def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        if not _holds((y > 0) | y.isnan()):
+            raise ValueError(
+                f"LogNormal needs targets > 0, found {y.min().item()}; choose Normal for values of any sign"
+            )
+        mu, s = self._log_moments(loc, risk)
+        z = (y.log() - mu) / s
+        return -0.5 * z**2 - LOG_SQRT_2PI - s.log() - y.log()
+
+    def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        return _ndtr(self._z(y, *self._log_moments(loc, risk)))
+
+    def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        mu, s = self._log_moments(loc, risk)
+        return torch.exp(mu + s * torch.special.ndtri(q))
+
+    def _draw(self, loc: Tensor, risk: Tensor, generator: torch.Generator | None) -> Tensor:
+        mu, s = self._log_moments(loc, risk)
+        return torch.exp(mu + s * torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device))
+
+    def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        mu, s = self._log_moments(loc, risk)
+        z = self._z(y, mu, s)
+        # the formula above with the large equal parts of its terms taken out
+        upper, lower = torch.erf(z / SQRT2), torch.erf((z - s) / SQRT2)
+        return (y - loc) * upper + loc * (upper - lower) - loc * torch.erf(s / 2)
+
+    def _log_moments(self, loc: Tensor, risk: Tensor) -> tuple[Tensor, Tensor]:
+        variance = torch.log1p((risk / loc) ** 2)
+        return loc.log() - variance / 2, variance.sqrt()
+
+    def _z(self, y: Tensor, mu: Tensor, s: Tensor) -> Tensor:
+        return (y.clamp_min(0).log() - mu) / s.clamp_min(torch.finfo(s.dtype).tiny)
+
+
+def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draws from the standard exponential distribution; finite, because rand is never 1."""
+    return -torch.log1p(-torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device))
+
+
+def _ndtr(z: Tensor) -> Tensor:
+    """The standard normal cdf; true in the far lower tail too, where torch.special.ndtr rounds to 0."""
+    return 0.5 * torch.erfc(-z / SQRT2)

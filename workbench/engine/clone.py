@@ -1,0 +1,175 @@
+"""Structural copies: new module objects over the very same tensors, made in milliseconds whatever the size of the model."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type, types.ModuleType)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module lives in C++, out of reach of structural copies."""
+    return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def eager(module: nn.Module) -> nn.Module:
+    """The module inside a `torch.compile`d one: the engine runs eagerly, its user may compile the whole."""
+    while isinstance(original := module.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
+        module = original
+    return module
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module holds beside its tensors and sub-modules, slots included."""
+    for name, value in module.__dict__.items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield name, value
+    for cls in type(module).__mro__:
+        for name in getattr(cls, "__slots__", ()):
+            if name not in ("__dict__", "__weakref__") and hasattr(module, name):
+                yield name, getattr(module, name)
+
+
+def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: True) -> nn.Module:
+    """A new tree of module objects that shares every tensor with the old one.
+
+    Lists, partial functions, bound methods and closures that point at modules of the old tree point at their copies in the new one. What
+    cannot be copied (locks, files, scripted modules) is shared.
+
+    Args:
+        root: the module to copy; it is not changed.
+        keep: says by name which parameters, buffers and sub-modules go along.
+    """
+    root = eager(root)
+    memo: dict[int, Any] = {}
+    pairs: list[tuple[nn.Module, nn.Module]] = []
+
+    def shell(module: nn.Module) -> None:
+        if id(module) in memo:
+            return
+        inner = eager(module)
+        if inner is not module:
+            shell(inner)
+            memo[id(module)] = memo[id(inner)]
+            return
+        if is_scripted(module):
+            memo[id(module)] = module
+            return
+        new = object.__new__(type(module))
+        memo[id(module)] = new
+        pairs.append((module, new))
+        for name, child in module._modules.items():
+            if child is not None and keep(name):
+                shell(child)
+
+    shell(root)
+    seen: set[int] = set()
+    for module, _ in pairs:
+        for _, value in _attributes(module):
+            _share(value, memo, seen)
+    for old, new in pairs:
+        state: dict[str, Any] = {
+            "_parameters": {name: tensor for name, tensor in old._parameters.items() if keep(name)},
+            "_buffers": {name: tensor for name, tensor in old._buffers.items() if keep(name)},
+            "_modules": {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)},
+        }
+        for name, value in _attributes(old):
+            if name in old.__dict__:
+                state[name] = _copied(value, memo)
+            else:
+                object.__setattr__(new, name, _copied(value, memo))
+        state["_compiled_call_impl"] = None  # made for the old object by Module.compile()
+        order = [name for name in old.__dict__ if name in state]
+        new.__dict__.update({name: state[name] for name in [*order, *(n for n in state if n not in old.__dict__)]})
+    return memo[id(root)]
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, _ATOMS):
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # locks, handles, foreign objects: they have no copy, so both trees use the one there is
+        return value
+
+
+def _share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
+    """Tell `copy.deepcopy` what is not to be copied: tensors stay, closures over modules of the tree follow the tree."""
+    if isinstance(value, _ATOMS) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        memo.setdefault(id(value), value)
+    elif isinstance(value, types.FunctionType):
+        if (new := rebound(value, memo)) is not value:
+            memo[id(value)] = new
+    elif isinstance(value, dict):
+        for item in value.values():
+            _share(item, memo, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            _share(item, memo, seen)
+    elif isinstance(value, types.MethodType):
+        _share(value.__self__, memo, seen)
+    elif id(value) not in memo and hasattr(value, "__dict__"):
+        for item in vars(value).values():
+            _share(item, memo, seen)
+
+
+def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
+    """The function with the modules in its closure replaced by what `memo` holds for them; the function itself if there are none."""
+    if not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # a variable that is not set yet
+            cells.append(cell)
+            continue
+        new = memo.get(id(content), content) if isinstance(content, nn.Module) else content
+        if isinstance(content, types.FunctionType) and content is not function:
+            new = rebound(content, memo)
+        cells.append(cell if new is content else types.CellType(new))
+    if all(new is old for new, old in zip(cells, function.__closure__, strict=True)):
+        return function
+    copied = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__.update(function.__dict__)
+    return copied
+
+
+def places(root: nn.Module, wanted: dict[int, str]) -> list[tuple[Any, Any, str]]:
+    """Every dict entry or list item below `root` that holds one of the wanted tensors.
+
+    Args:
+        root: where to look: parameters, buffers and (nested) containers in attributes, such as the flat weights of an LSTM.
+        wanted: id of a tensor -> its name.
+
+    Returns:
+        Triples (container, key, name), ready for `container[key] = other`.
+    """
+    found: list[tuple[Any, Any, str]] = []
+    seen: set[int] = set()
+
+    def look(container: Any, depth: int) -> None:
+        if id(container) in seen or depth > 5:
+            return
+        seen.add(id(container))
+        for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
+            if isinstance(value, Tensor):
+                if id(value) in wanted and not isinstance(container, tuple):
+                    found.append((container, key, wanted[id(value)]))
+            elif isinstance(value, dict | list | tuple) and key != "_modules":
+                look(value, depth + 1)
+
+    for module in root.modules():
+        if not is_scripted(module):
+            look(module.__dict__, 0)
+    return found

@@ -1,0 +1,197 @@
+"""What differs between the branches of a run: axes, and for every taken-over tensor the rule that gives each branch its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction along which branches differ.
+
+    Args:
+        name: the method that owns it.
+        size: number of branches along it.
+        randomness: what the model's own random calls do along it, as in `torch.func.vmap`: "different", "same" or "error".
+    """
+
+    name: str
+    size: int
+    randomness: str = "different"
+
+
+class Bank:
+    """The registered tensors by name, with their rows cut apart once a run.
+
+    One `unbind` a run, not one `select` a branch: the backward pass of a select fills a tensor of the whole bank's size for every branch.
+    """
+
+    def __init__(self, lookup: Callable[[str], Tensor]) -> None:
+        self.get = lookup
+        self._rows: dict[str, tuple[Tensor, ...]] = {}
+
+    def row(self, name: str, i: int) -> Tensor:
+        if name not in self._rows:
+            self._rows[name] = self.get(name).unbind(0)
+        return self._rows[name][i]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One tensor for all branches."""
+
+    name: str
+
+    def axes(self) -> tuple[str, ...]:
+        return ()
+
+    def pick(self, bank: Bank, index: Index) -> Tensor:
+        return bank.get(self.name)
+
+    def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
+        return bank.get(self.name), ()
+
+    def home(self, index: Index) -> tuple[str, int | None]:
+        """Where a branch's new value is kept: the name of the registered tensor, and the row of it."""
+        return self.name, None
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One row of a stacked tensor [n, ...] for every branch along an axis."""
+
+    axis: str
+    name: str
+
+    def axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def pick(self, bank: Bank, index: Index) -> Tensor:
+        return bank.row(self.name, index.get(self.axis, 0))
+
+    def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
+        return bank.get(self.name), (self.axis,)
+
+    def home(self, index: Index) -> tuple[str, int | None]:
+        return self.name, index.get(self.axis, 0)
+
+
+@dataclass(frozen=True)
+class RankOne:
+    """One shared weight W [out, in, ...] and per branch the factors s [n, out] and r [n, in]: W * s r^T (Wen et al. 2020, BatchEnsemble).
+
+    A tensor of one dimension has the factor s only.
+    """
+
+    axis: str
+    name: str
+    left: str
+    right: str | None
+
+    def axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def _scaled(self, bank: Bank, left: Tensor, right: Tensor | None) -> Tensor:
+        weight = bank.get(self.name)
+        lead = left.shape[: left.dim() - 1]
+        tail = (1,) * max(weight.dim() - 2, 0)
+        if right is None:
+            return weight * left
+        return weight * left.reshape(*lead, -1, 1, *tail) * right.reshape(*lead, 1, -1, *tail)
+
+    def pick(self, bank: Bank, index: Index) -> Tensor:
+        i = index.get(self.axis, 0)
+        return self._scaled(bank, bank.row(self.left, i), bank.row(self.right, i) if self.right else None)
+
+    def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
+        return self._scaled(bank, bank.get(self.left), bank.get(self.right) if self.right else None), (self.axis,)
+
+    def home(self, index: Index) -> tuple[str, int | None]:
+        return self.name, None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rule of its own for every branch along an axis, such as the model's own head and the risk head beside it."""
+
+    axis: str
+    options: tuple[Rule, ...]
+
+    def axes(self) -> tuple[str, ...]:
+        return (self.axis, *dict.fromkeys(name for option in self.options for name in option.axes()))
+
+    def pick(self, bank: Bank, index: Index) -> Tensor:
+        return self.options[index.get(self.axis, 0)].pick(bank, index)
+
+    def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
+        parts, names = zip(*(option.dense(bank) for option in self.options), strict=True)
+        if len(set(names)) > 1:
+            raise ValueError(f"the branches of {self.axis} differ along different axes: {names}")
+        return torch.stack(parts), (self.axis, *names[0])
+
+    def home(self, index: Index) -> tuple[str, int | None]:
+        return self.options[index.get(self.axis, 0)].home(index)
+
+
+Rule = Shared | Stacked | RankOne | Split
+
+
+class Intervention:
+    """What happens inside a branch beside replaced tensors: noise on weights, noise or taps at call sites."""
+
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        """The tensors that the branch is to see, given those that the plan picked (slot name -> tensor)."""
+        return installed
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs that the branch is to see."""
+        return args, kwargs
+
+    def active(self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]) -> AbstractContextManager[Any] | None:
+        """A context for the branch's forward pass, or None.
+
+        Args:
+            parameters: id of every parameter that the branch sees -> its slot name.
+            state: ids of the buffers.
+            inputs: the tensors among the inputs.
+        """
+        return None
+
+    taps: dict[str, Tensor]  # what `active` collected, returned along with the output
+
+
+@dataclass
+class Plan:
+    """One run: the active axes (outermost first), the rules by slot name, the interventions, and how far the branches share their work."""
+
+    axes: tuple[Axis, ...]
+    rules: dict[str, Rule]
+    bank: Bank
+    interventions: tuple[Intervention, ...] = ()
+    shares_trunk: bool = False
+    loop_only: str = ""  # why the branches must run one after another, if they must
+    rows: list[Tensor] | None = None  # for each branch of the first axis the rows of the batch it answers
+    keep_state: bool = True  # whether buffers and attributes keep what the run did to them
+    fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
+
+    @property
+    def size(self) -> int:
+        """Number of branches."""
+        size = 1
+        for axis in self.axes:
+            size *= axis.size
+        return size
+
+    def indices(self) -> Iterator[dict[str, int]]:
+        """The position of every branch, last axis fastest."""
+        for position in itertools.product(*(range(axis.size) for axis in self.axes)):
+            yield {**self.fixed, **dict(zip((axis.name for axis in self.axes), position, strict=True))}

@@ -1,0 +1,116 @@
+"""Sites: the calls of a torch function that mix data with parameters, seen by a TorchFunctionMode whoever makes them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from .tree import flatten, is_float
+
+# By name, since one operation has many spellings (F.linear, Tensor.matmul, @, torch.mm ...).
+CONTRACTIONS = frozenset(
+    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul __matmul__ __rmatmul__ mm bmm mv addmm "
+    "addmv addbmm baddbmm einsum tensordot inner lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+    "_native_multi_head_attention _transformer_encoder_layer_fwd".split()
+)
+_LOOKING = frozenset(  # they read facts about a tensor, not its values
+    "__get__ __set__ __len__ __repr__ __format__ __hash__ size dim numel stride element_size data_ptr storage_offset untyped_storage "
+    "is_floating_point is_complex is_contiguous requires_grad_ get_device backward register_hook".split()
+)
+
+
+class CheckpointedSite(RuntimeError):
+    """Activation checkpointing would run a site again in the backward pass, without its intervention."""
+
+
+@functools.cache
+def transparent(function: types.FunctionType) -> types.FunctionType:
+    """The function without its own torch-function dispatch, so that a mode sees the calls inside it."""
+    blind = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False)
+    copied = types.FunctionType(
+        function.__code__, {**function.__globals__, **blind}, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+class Sites(TorchFunctionMode):
+    """Calls `at_site` wherever a contraction (a matrix product, a convolution, ...) meets a parameter.
+
+    Args:
+        parameters: id of a parameter -> its slot name; what is computed from parameters alone counts as the parameter.
+        state: ids of tensors that are never data (buffers).
+        inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw".
+        at_site: called with (slot names, the flattened arguments, the places among them of data that is not raw, of data that is raw)
+            and returns the flattened arguments to use.
+    """
+
+    def __init__(
+        self, parameters: Mapping[int, str], state: set[int], inputs: list[Tensor], at_site: Callable[..., list[Any]]
+    ) -> None:
+        super().__init__()
+        self._names: dict[int, frozenset[str]] = {key: frozenset([name]) for key, name in parameters.items()}
+        self._state = state
+        self._raw = {id(tensor) for tensor in inputs}
+        self._held: list[Tensor] = list(inputs)  # ids stay unique for as long as their tensors live
+        self._at_site = at_site
+        self._grad = torch.is_grad_enabled()
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in _LOOKING:
+            return function(*args, **kwargs)
+        if name == "multi_head_attention_forward":
+            with self:
+                return transparent(F.multi_head_attention_forward)(*args, **kwargs)
+        leaves, rebuild = flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        known = [leaf for leaf in tensors if id(leaf) in self._names]
+        if known and len(known) == len(tensors):
+            out = function(*args, **kwargs)
+            self._mark(out, names=frozenset().union(*(self._names[id(leaf)] for leaf in known)))
+            return out
+        if not known:
+            raw = all(id(leaf) in self._raw or id(leaf) in self._state for leaf in tensors)
+            out = function(*args, **kwargs)
+            if raw:
+                self._mark(out)
+            return out
+        if name in CONTRACTIONS:
+            self._refuse_checkpoint()
+            data = [
+                i for i, leaf in enumerate(leaves) if is_float(leaf) and id(leaf) not in self._names and id(leaf) not in self._state
+            ]
+            names = frozenset().union(*(self._names[id(leaf)] for leaf in known))
+            live = [i for i in data if id(leaves[i]) not in self._raw]
+            leaves = self._at_site(names, leaves, live, [i for i in data if id(leaves[i]) in self._raw])
+            args, kwargs = rebuild(leaves)
+        return function(*args, **kwargs)
+
+    def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
+        for leaf in flatten(out)[0]:
+            if isinstance(leaf, Tensor):
+                self._held.append(leaf)
+                if names is None:
+                    self._raw.add(id(leaf))
+                else:
+                    self._names[id(leaf)] = names
+
+    def _refuse_checkpoint(self) -> None:
+        """Reentrant checkpointing runs the model without gradients here and again, without this mode, in the backward pass."""
+        if not self._grad or torch.is_grad_enabled():
+            return
+        frame = sys._getframe()
+        while frame := frame.f_back:  # type: ignore[assignment]
+            if frame.f_code is CheckpointFunction.forward.__code__:
+                raise CheckpointedSite("the model recomputes activations in the backward pass (torch.utils.checkpoint)")

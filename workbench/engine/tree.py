@@ -1,0 +1,87 @@
+"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass and what derives from them; everything else is a leaf."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rebuild = Callable[[Iterator[Any]], Any]
+
+
+def children(node: Any) -> list[tuple[str, Any]] | None:
+    """The named parts of a container, None for a leaf."""
+    if isinstance(node, Mapping):
+        return [(f"[{key!r}]", value) for key, value in node.items()]
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return [(f".{key}", value) for key, value in zip(node._fields, node, strict=True)]
+    if isinstance(node, list | tuple) and not isinstance(node, torch.Size):
+        return [(f"[{i}]", value) for i, value in enumerate(node)]
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [(f".{field.name}", getattr(node, field.name)) for field in dataclasses.fields(node)]
+    return None
+
+
+def _like(node: Any, values: list[Any]) -> Any:
+    """A container of the same type as `node`, holding `values`."""
+    if isinstance(node, Mapping):
+        if type(node) is dict:
+            return dict(zip(node, values, strict=True))
+        if dataclasses.is_dataclass(node):  # an output class that is a mapping and a dataclass: the constructor keeps both alike
+            return type(node)(**dict(zip(node, values, strict=True)))
+        new = copy.copy(node)
+        for key, value in zip(node, values, strict=True):
+            new[key] = value  # type: ignore[index]
+        return new
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return type(node)(*values)
+    if isinstance(node, list | tuple):
+        return type(node)(values)
+    new = copy.copy(node)
+    for field, value in zip(dataclasses.fields(node), values, strict=True):
+        object.__setattr__(new, field.name, value)
+    return new
+
+
+def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of a tree in order, and the function that puts a sequence of as many leaves back into its shape."""
+    leaves: list[Any] = []
+
+    def take(node: Any) -> Rebuild:
+        parts = children(node)
+        if parts is None:
+            leaves.append(node)
+            return next
+        rebuilds = [take(value) for _, value in parts]
+        return lambda values: _like(node, [rebuild(values) for rebuild in rebuilds])
+
+    rebuild = take(tree)
+    return leaves, lambda values: rebuild(iter(values))
+
+
+def paths(tree: Any, root: str = "output") -> list[str]:
+    """The place of every leaf, in the order of `flatten`: `output['logits'][0]`."""
+    parts = children(tree)
+    if parts is None:
+        return [root]
+    return [path for name, value in parts for path in paths(value, root + name)]
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` to the matching leaves of trees of one structure."""
+    leaves, rebuild = flatten(tree)
+    return rebuild([function(*items) for items in zip(leaves, *(flatten(other)[0] for other in others), strict=True)])
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves."""
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a leaf is a tensor of floating or complex numbers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())

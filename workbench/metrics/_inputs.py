@@ -1,0 +1,110 @@
+"""Checks of what metrics are given, and the precision they compute in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def tensor_of(value: Any) -> Tensor:
+    """Any array as a tensor; lists of Python floats keep their full precision."""
+    return value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+
+
+def numbers(name: str, value: Any, finite: bool = True) -> Tensor:
+    """The value as a float64 tensor, without NaN (and without infinity), not empty."""
+    tensor = tensor_of(value)
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, found {tensor.dtype}")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name} is empty (shape {tuple(tensor.shape)}); a metric needs at least one row")
+    # Apple's mps devices have no float64
+    tensor = tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+    bad = ~tensor.isfinite() if finite else tensor.isnan()
+    if bad.any():
+        what = "NaN or infinite" if finite else "NaN"
+        raise ValueError(f"{name} has {int(bad.sum())} {what} values of {tensor.numel()} (shape {tuple(tensor.shape)})")
+    return tensor
+
+
+def same_shape(**tensors: Tensor) -> None:
+    """Raise unless all named tensors have one shape; nothing is broadcast."""
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"shapes must be equal (nothing is broadcast), found {found}")
+
+
+def errors_of(prediction: Any, target: Any) -> Tensor:
+    """prediction - target."""
+    prediction, target = numbers("prediction", prediction), numbers("target", target)
+    same_shape(prediction=prediction, target=target)
+    return prediction - target
+
+
+def risks(risk: Any, positive: bool = False) -> Tensor:
+    """Risks >= 0 (or > 0); of a composed risk (an object with the attribute `total`) the total."""
+    risk = numbers("risk", getattr(risk, "total", risk))
+    if (risk <= 0).any() if positive else (risk < 0).any():
+        bound = "> 0 (no density exists at 0; add the noise that is always there)" if positive else ">= 0"
+        raise ValueError(f"risk is a standard deviation and must be {bound}, found {risk.min().item()}")
+    return risk
+
+
+def predicted(prediction: Any, risk: Any, target: Any, positive: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Prediction, risk and target of one shape."""
+    prediction, target = numbers("prediction", prediction), numbers("target", target)
+    risk = risks(risk, positive)
+    same_shape(prediction=prediction, risk=risk, target=target)
+    return prediction, risk, target
+
+
+def level_in_unit(name: str, level: Any) -> None:
+    """Raise unless 0 < level < 1."""
+    if not 0 < level < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, found {level}")
+
+
+def labels(target: Any, classes: Tensor, name: str) -> Tensor:
+    """Integer labels [rows] that fit scores [..., classes]; both without their leading shape."""
+    target = tensor_of(target)
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise ValueError(f"target must hold integer class labels, found {target.dtype}")
+    if classes.ndim < 2 or classes.shape[-1] < 2:
+        raise ValueError(f"{name} must have shape [rows, classes >= 2], found {tuple(classes.shape)}")
+    if target.shape != classes.shape[:-1]:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)} but {name} has shape {tuple(classes.shape)}; "
+            f"expected a target of shape {tuple(classes.shape[:-1])}"
+        )
+    if target.min() < 0 or target.max() >= classes.shape[-1]:
+        raise ValueError(
+            f"labels must lie in [0, {classes.shape[-1]}), found {int(target.min())} to {int(target.max())}"
+        )
+    return target.to(classes.device, torch.int64).flatten()
+
+
+def classified(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Probabilities [rows, classes] that sum to one, and labels [rows]."""
+    dtype = tensor_of(probabilities).dtype
+    probs = numbers("probabilities", probabilities)
+    target = labels(target, probs, "probabilities")
+    # what rounding does to a softmax in that precision
+    tolerance = max(1e-4, 8 * torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+    sums = probs.sum(-1)
+    if (probs < -tolerance).any() or ((sums - 1).abs() > tolerance).any():
+        worst = sums.flatten()[(sums.flatten() - 1).abs().argmax()].item()
+        raise ValueError(
+            "probabilities must be >= 0 and sum to one over the last dimension, found a least value of "
+            f"{probs.min().item():.6g} and a sum of {worst:.6g}; logits need softmax first"
+        )
+    return probs.flatten(0, -2), target
+
+
+def reduce(terms: Tensor, reduction: str) -> Tensor:
+    """The mean of the terms, or the terms themselves."""
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', found {reduction!r}")
+    return terms.mean() if reduction == "mean" else terms

@@ -1,0 +1,96 @@
+"""How well a risk tells inputs unlike the training data from inputs like it.
+
+Both splits are named, out-of-distribution rows are the positives, and a higher risk should mean out of distribution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.metrics._inputs import numbers, tensor_of
+
+
+def auroc(risk_in: Any, risk_out: Any) -> Tensor:
+    """Area under the ROC curve: the chance that an out-of-distribution row has the higher risk, ties counted half.
+
+    From 0 to 1, higher is better, 0.5 is chance (Mann & Whitney 1947).
+
+    Args:
+        risk_in: One risk for each in-distribution row, any shape.
+        risk_out: One risk for each out-of-distribution row, any shape.
+
+    Example:
+        >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))
+        tensor(0.9167, dtype=torch.float64)
+    """
+    inside, outside = splits(risk_in, risk_out)
+    ranked = ranks(torch.cat([inside, outside]))[inside.numel() :]
+    n_in, n_out = inside.numel(), outside.numel()
+    return (ranked.sum() - n_out * (n_out + 1) / 2) / (n_in * n_out)
+
+
+def aupr(risk_in: Any, risk_out: Any) -> Tensor:
+    """Area under the precision-recall curve as average precision: the sum of precision times the step in recall.
+
+    From 0 to 1, higher is better; chance is the share of out-of-distribution rows. Rows of equal risk count together.
+
+    Args:
+        risk_in: One risk for each in-distribution row, any shape.
+        risk_out: One risk for each out-of-distribution row, any shape.
+
+    Example:
+        >>> aupr(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.25, 0.9]))
+        tensor(0.8333, dtype=torch.float64)
+    """
+    inside, outside = splits(risk_in, risk_out)
+    values, index = torch.cat([inside, outside]).unique(return_inverse=True)
+    is_out = torch.cat([torch.zeros_like(inside), torch.ones_like(outside)])
+    empty = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
+    hits = empty.index_add(0, index, is_out).flip(0)
+    flagged = empty.index_add(0, index, torch.ones_like(is_out)).flip(0)
+    return (hits * hits.cumsum(0) / flagged.cumsum(0)).sum() / outside.numel()
+
+
+def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
+    """Share of in-distribution rows flagged at the highest threshold that flags 95 % of the out-of-distribution rows.
+
+    From 0 to 1, lower is better (the convention of OpenOOD, Yang et al. 2022). For the other one, out-of-distribution
+    rows accepted when 95 % of the in-distribution rows are, call fpr95(-risk_out, -risk_in).
+
+    Args:
+        risk_in: One risk for each in-distribution row, any shape.
+        risk_out: One risk for each out-of-distribution row, any shape.
+
+    Example:
+        >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.35, 0.9]))
+        tensor(0.2500, dtype=torch.float64)
+    """
+    inside, outside = splits(risk_in, risk_out)
+    needed = -(
+        -95 * outside.numel() // 100
+    )  # a whole number, so that 95 % of 20 is 19 whatever floats make of 0.95 * 20
+    threshold = outside.sort(descending=True).values[needed - 1]
+    return (inside >= threshold).double().mean()
+
+
+def splits(risk_in: Any, risk_out: Any) -> tuple[Tensor, Tensor]:
+    """Both risks as float64 vectors; neither may be empty."""
+    n_in, n_out = (tensor_of(risk).numel() for risk in (risk_in, risk_out))
+    if not (n_in and n_out):
+        raise ValueError(f"both splits need rows, found {n_in} in-distribution and {n_out} out-of-distribution risks")
+    return split("risk_in", risk_in), split("risk_out", risk_out)
+
+
+def split(name: str, risk: Any) -> Tensor:
+    """One split's risks as a float64 vector; infinite risks are allowed, NaN is not."""
+    return numbers(name, risk, finite=False).flatten()
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 1 of a vector, equal values sharing their mean rank."""
+    _, index, counts = values.unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1) / 2)[index]

@@ -1,0 +1,81 @@
+"""How the metric classes keep what they have seen: as sums where a metric adds up, as rows where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+
+class AccumulatedMetric(Metric):
+    """What all classes share: lower is better unless said otherwise, values in float64, a plot."""
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    plot_lower_bound = 0.0
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw the value (or the given values, one for each step) on matplotlib axes; returns figure and axes."""
+        return self._plot(val, ax)
+
+    def _sums(self, *values: Tensor) -> None:
+        """Add to the states of the class, in the order they were declared."""
+        for state, value in zip(self._defaults, values, strict=True):
+            setattr(self, state, getattr(self, state) + value.detach().to(getattr(self, state).device))
+
+    def _declare_sums(self, *names: str, shape: tuple[int, ...] = ()) -> None:
+        for name in names:
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _filled(self, *states: Any) -> None:
+        if not any(bool(state.any()) if isinstance(state, Tensor) else len(state) for state in states):
+            raise ValueError(f"{type(self).__name__} has seen no rows yet; call update before compute")
+
+
+class MeanMetric(AccumulatedMetric):
+    """The mean of a term over all elements of all batches."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._declare_sums("total", "count")
+
+    def _add(self, terms: Tensor) -> None:
+        self._sums(terms.sum(), torch.tensor(float(terms.numel())))
+
+    def compute(self) -> Tensor:
+        """The mean over everything seen since the last reset."""
+        self._filled(self.count)
+        return self.total / self.count
+
+
+class RowsMetric(AccumulatedMetric):
+    """A metric that needs all rows at once, two numbers for each."""
+
+    states: ClassVar[tuple[str, str]] = ("risk", "error")
+    of_rows: ClassVar[Callable[..., Tensor]]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for state in self.states:
+            self.add_state(state, default=[], dist_reduce_fx="cat")
+
+    def _keep(self, *columns: Tensor) -> None:
+        for state, column in zip(self.states, columns, strict=True):
+            getattr(self, state).append(column.detach().flatten().to(self.device))
+
+    def _columns(self) -> list[Tensor]:
+        lists = [getattr(self, state) for state in self.states]
+        self._filled(*lists)
+        return [dim_zero_cat(rows) if len(rows) else torch.zeros(0, device=self.device) for rows in lists]
+
+    def compute(self) -> Tensor:
+        """The metric of all rows seen since the last reset."""
+        return type(self).of_rows(*self._columns())

@@ -1,0 +1,94 @@
+"""Classes for how well a risk ranks rows: out-of-distribution detection and selective prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.metrics import detection, selective
+from workbench.metrics._inputs import errors_of, risks, same_shape
+from workbench.metrics.modules.base import RowsMetric
+
+
+class _Detection(RowsMetric):
+    """A metric of two splits, which may come in one call or in turns."""
+
+    plot_upper_bound = 1.0
+    higher_is_better = True
+    states = ("risk_in", "risk_out")
+
+    def update(self, risk_in: Any = None, risk_out: Any = None) -> None:
+        """Add risks of in-distribution rows, of out-of-distribution rows, or both, of any shape."""
+        if risk_in is None and risk_out is None:
+            raise ValueError("give risk_in, risk_out or both")
+        checked = [
+            (s, detection.split(s, r)) for s, r in zip(self.states, (risk_in, risk_out), strict=True) if r is not None
+        ]
+        for state, risk in checked:
+            getattr(self, state).append(risk.detach().to(self.device))
+
+
+class AUROC(_Detection):
+    """Area under the ROC curve of out-of-distribution detection; see `auroc`."""
+
+    of_rows = staticmethod(detection.auroc)
+
+
+class AUPR(_Detection):
+    """Area under the precision-recall curve of out-of-distribution detection; see `aupr`."""
+
+    of_rows = staticmethod(detection.aupr)
+
+
+class FPR95(_Detection):
+    """False positive rate where 95 % of out-of-distribution rows are found; see `fpr95`."""
+
+    higher_is_better = False
+    of_rows = staticmethod(detection.fpr95)
+
+
+class RiskErrorCorrelation(RowsMetric):
+    """Spearman's rank correlation of risk and absolute error; see `risk_error_correlation`."""
+
+    higher_is_better = True
+    plot_lower_bound = -1.0
+    plot_upper_bound = 1.0
+
+    def update(self, prediction: Any, risk: Any, target: Any) -> None:
+        """Add a batch: prediction, risk and target of one shape."""
+        error, risk = errors_of(prediction, target).abs(), risks(risk)
+        same_shape(prediction=error, risk=risk)
+        self._keep(risk, error)
+
+    def compute(self) -> Tensor:
+        """The correlation over everything seen since the last reset."""
+        risk, error = self._columns()
+        return selective.risk_error_correlation(error, risk, torch.zeros_like(error))
+
+
+class _Selective(RowsMetric):
+    """A metric of risks and of errors >= 0, one of each for every row."""
+
+    def update(self, risk: Any, error: Any) -> None:
+        """Add a batch: risk and error of one shape."""
+        self._keep(*selective.ranked(risk, error))
+
+
+class AURC(_Selective):
+    """Area under the risk-coverage curve; see `aurc`."""
+
+    of_rows = staticmethod(selective.aurc)
+
+
+class AUGRC(_Selective):
+    """Area under the generalised risk-coverage curve; see `augrc`."""
+
+    of_rows = staticmethod(selective.augrc)
+
+
+class AUSE(_Selective):
+    """Area under the sparsification error; see `ause`."""
+
+    of_rows = staticmethod(selective.ause)

@@ -1,0 +1,21 @@
+"""Notebooks as experiments: record results, run with parameters, render one-file reports."""
+
+from __future__ import annotations
+
+from .record import Records, read_records, record, record_figure, record_table
+from .report import render
+from .run import Run, environment, read_run, run_key, run_notebook
+
+__all__ = [
+    "Records",
+    "Run",
+    "environment",
+    "read_records",
+    "read_run",
+    "record",
+    "record_figure",
+    "record_table",
+    "render",
+    "run_key",
+    "run_notebook",
+]

@@ -1,0 +1,88 @@
+r"""Formulas of a notebook's text as pictures: ``$\sigma^2$`` in a page that may load no MathJax."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import warnings
+from typing import Any
+
+from nbconvert.filters.markdown_mistune import IPythonRenderer
+
+from workbench.errors import WorkbenchWarning
+
+_FONT_SIZE = 10.0  # points; sizes leave here in units of the text around the formula
+
+
+def formula(tex: str, *, block: bool = False) -> str:
+    r"""Draw a formula with matplotlib's mathtext.
+
+    Args:
+        tex: the formula without its dollars, in the part of TeX that mathtext knows (no environments such as align).
+        block: whether it stands on a line of its own.
+
+    Returns:
+        HTML: an inline SVG in the colour of the text, which screen readers read as TeX. A formula that mathtext can't
+        draw comes as code, with a WorkbenchWarning.
+
+    Example:
+        >>> formula(r"\sigma^2").startswith('<svg class="formula" role="img" aria-label="\\sigma^2"')
+        True
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.mathtext import MathTextParser
+
+    tex = " ".join(tex.split())
+    font = FontProperties(size=_FONT_SIZE, math_fontfamily="stix")
+    try:
+        width, height, depth, *_ = MathTextParser("path").parse(f"${tex}$", dpi=72, prop=font)
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[-1]
+        message = f"the formula {tex!r} is shown as TeX, since it can't be drawn: {reason}"
+        warnings.warn(message, WorkbenchWarning, stacklevel=2)
+        return f"<code>{html.escape(tex)}</code>"
+    figure = Figure(figsize=(width / 72, height / 72))
+    figure.text(0, depth / height, f"${tex}$", fontproperties=font)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="svg", dpi=72, transparent=True)
+    svg = picture.getvalue().decode()
+    view = re.search(r'viewBox="([^"]*)"', svg)
+    assert view is not None
+    inside = svg[svg.index(">", view.end()) + 1 : svg.rindex("</svg>")]
+    inside = re.sub(r"<metadata>.*?</metadata>|\s*\n\s*", " ", inside, flags=re.DOTALL)
+    place = "" if block else f";vertical-align:{-depth / _FONT_SIZE:.3f}em"
+    return (
+        f'<svg class="formula{" block" if block else ""}" role="img" aria-label="{html.escape(tex)}" '
+        f'style="width:{width / _FONT_SIZE:.3f}em;height:{height / _FONT_SIZE:.3f}em{place}" '
+        f'viewBox="{view.group(1)}">{inside}</svg>'
+    )
+
+
+class FormulaRenderer(IPythonRenderer):
+    """nbconvert's Markdown renderer, with formulas drawn instead of left to a script."""
+
+    def inline_math(self, body: str) -> str:
+        return formula(body)
+
+    def block_math(self, body: str) -> str:
+        return formula(body, block=True)
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return formula(body if name.startswith("equation") else rf"\begin{{{name}}}{body}\end{{{name}}}", block=True)
+
+
+def markdown_to_html(source: str, **options: Any) -> str:
+    """Render Markdown with its formulas drawn.
+
+    Args:
+        source: the Markdown text.
+        **options: of nbconvert's IPythonRenderer.
+
+    Returns:
+        HTML.
+    """
+    from nbconvert.filters.markdown_mistune import MarkdownWithMath
+
+    return str(MarkdownWithMath(renderer=FormulaRenderer(**options)).render(source))

@@ -1,0 +1,280 @@
+"""Named results that live in the executed notebook itself.
+
+``record(rmse=0.12)`` shows a small table and carries the exact values in the *metadata* of that output. Every front end
+can show a plain HTML table (a MIME type of our own would draw "no renderer" notices), clearing the outputs removes the
+values with them, and ``read_records`` gets them back with nbformat alone: no kernel, no torch, no pandas.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import html
+import io
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+    from nbformat import NotebookNode
+    from pandas.io.formats.style import Styler
+
+SCHEMA = 1
+_FLOAT = "__float__"  # JSON has neither NaN nor infinity: they travel as {"__float__": "nan"}
+
+# (kind, name) -> (cell, execution) that recorded it; one process is one kernel, so this lives as long as the kernel
+_recorded: dict[tuple[str, str], tuple[str, str]] = {}
+
+
+def record(**values: Any) -> None:
+    """Show named values, and carry them in this cell's output for reports and tests.
+
+    Outside a Jupyter kernel the values are checked and nothing else happens, so that the same code runs in a script.
+
+    Args:
+        **values: numbers, text, None, lists and dicts of these, and numpy or torch scalars and arrays. Values are kept
+            exactly, NaN and infinities included. Keep them small: they are stored as text in the notebook.
+
+    Raises:
+        TypeError: for any other type of value.
+        ValueError: where another cell, or this cell in the same run, has recorded the name already.
+
+    Example:
+        >>> record(rmse=0.12, coverage=[0.5, 0.9])
+    """
+    if not values:
+        raise TypeError("record() was given nothing to record: pass at least one name=value")
+    plain = {name: _plain(value, name) for name, value in values.items()}
+    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(_text(v))}</td></tr>" for k, v in plain.items())
+    text = "\n".join(f"{name} = {_text(value)}" for name, value in plain.items())
+    _show("record", list(plain), {"text/html": f"<table>{rows}</table>", "text/plain": text}, {"records": plain})
+
+
+def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int = 100) -> None:
+    """Show a matplotlib figure exactly once, under a name.
+
+    In a kernel the figure is taken out of pyplot's list, or the end of the cell would show it a second time; the figure
+    itself stays usable. Outside a kernel only the arguments are checked.
+
+    Args:
+        name: name of the figure, used once in a notebook.
+        figure: a matplotlib Figure, or an Axes in it.
+        alt: what the picture shows, in words, for readers who can't see it; default: the name.
+        dpi: size on screen, in pixels per inch of the figure; twice as many are stored, for sharp screens.
+
+    Raises:
+        TypeError: if `figure` is neither a Figure nor an Axes.
+        ValueError: where another cell, or this cell in the same run, has recorded the name already.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> figure = Figure()
+        >>> _ = figure.subplots().plot([1, 2, 4])
+        >>> record_figure("growth", figure, alt="a curve that rises ever faster")
+    """
+    whole: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
+    if not hasattr(whole, "savefig"):
+        raise TypeError(f"record_figure({name!r}, ...) takes a matplotlib Figure or Axes, not {type(figure).__name__}")
+    if _execution() is None:
+        return
+    buffer = io.BytesIO()
+    whole.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
+    png = buffer.getvalue()
+    width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
+    _show(
+        "record_figure",
+        [name],
+        {"image/png": base64.b64encode(png).decode(), "text/plain": f"<figure {name}>"},
+        {"figure": name},
+        {"image/png": {"alt": alt or name.replace("_", " "), "width": width, "height": height}},
+    )
+    import matplotlib.pyplot as plt
+
+    plt.close(whole)
+
+
+def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
+    """Show a table, and carry its columns under a name.
+
+    Args:
+        name: name of the table, used once in a notebook.
+        frame: a DataFrame (an index other than 0, 1, 2, ... becomes its first columns), or a DataFrame's ``.style``
+            with formats and highlights of your own (its index is only shown, and not carried).
+
+    Raises:
+        TypeError: if `frame` is not a table, or holds values that `record` doesn't take (dates: turn them to text).
+        ValueError: if two columns have the same name, or the table's name is taken (see `record`).
+
+    Example:
+        >>> import pandas as pd
+        >>> record_table("results", pd.DataFrame({"wrapper": ["vote", "sculpt"], "rmse": [0.51, 0.48]}))
+    """
+    import pandas as pd
+    from pandas.io.formats.style import Styler
+
+    if isinstance(frame, pd.DataFrame):
+        if not isinstance(frame.index, pd.RangeIndex):
+            frame = frame.reset_index()
+        style = (
+            frame.style.format(_text, na_rep="–", escape="html").format_index(escape="html", axis=1).hide(axis="index")
+        )
+    elif isinstance(frame, Styler):
+        style = copy.deepcopy(frame)
+    else:
+        raise TypeError(f"record_table({name!r}, ...) takes a pandas DataFrame or Styler, not {type(frame).__name__}")
+    table: pd.DataFrame = style.data  # type: ignore[attr-defined]
+    titles = [" ".join(map(str, c)).strip() if isinstance(c, tuple) else str(c) for c in table.columns]
+    if doubled := sorted({t for t in titles if titles.count(t) > 1}):
+        raise ValueError(f"table {name!r} has more than one column named {', '.join(doubled)}: rename them")
+    columns = [
+        [title, _plain([None if v is pd.NA else v for v in table.iloc[:, i].tolist()], f"{name}[{title}]")]
+        for i, title in enumerate(titles)
+    ]
+    text = [c for c, dtype in zip(table.columns, table.dtypes, strict=True) if not pd.api.types.is_numeric_dtype(dtype)]
+    left: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
+    style = style.set_table_styles(left, overwrite=False)
+    data = {
+        "text/html": style.to_html(table_uuid=re.sub(r"\W", "_", name)),
+        "text/plain": table.to_string(index=False),
+    }
+    # pairs, since a notebook's file sorts the keys of mappings, and columns have an order
+    _show("record_table", [name], data, {"table": {"name": name, "columns": columns}})
+
+
+class Records(dict[str, Any]):
+    """What a notebook has recorded: name -> value, and more as attributes.
+
+    Attributes:
+        figures: name -> PNG bytes.
+        tables: name -> {column: [values]}; ``pandas.DataFrame(records.tables[name])`` gives the table back.
+        parameters: name -> value, the parameters that the run was given.
+        errors: "Type: message" of every exception shown in the notebook.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.figures: dict[str, bytes] = {}
+        self.tables: dict[str, dict[str, list[Any]]] = {}
+        self.parameters: dict[str, Any] = {}
+        self.errors: list[str] = []
+
+
+def read_records(notebook: str | Path | NotebookNode) -> Records:
+    """Read what an executed notebook has recorded.
+
+    Args:
+        notebook: path of an executed notebook, or the notebook itself as nbformat gives it.
+
+    Returns:
+        The values by name, exactly as they were recorded (arrays as lists); the rest as attributes: see `Records`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if a name is recorded twice.
+
+    Example:
+        >>> import nbformat
+        >>> read_records(nbformat.v4.new_notebook())
+        {}
+    """
+    import nbformat
+
+    nb = nbformat.read(notebook, as_version=4) if isinstance(notebook, (str, Path)) else notebook
+    found = Records()
+    found.parameters = dict(nb.metadata.get("papermill", {}).get("parameters", {}))
+    for position, cell in enumerate(nb.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                found.errors.append(f"{output.ename}: {output.evalue}")
+            ours = output.get("metadata", {}).get("workbench", {})
+            entries: list[tuple[dict[str, Any], str, Any]] = [
+                (found, name, _restore(value)) for name, value in ours.get("records", {}).items()
+            ]
+            if "figure" in ours:
+                entries.append((found.figures, ours["figure"], base64.b64decode(output.data["image/png"])))
+            if "table" in ours:
+                entries.append((found.tables, ours["table"]["name"], dict(_restore(ours["table"]["columns"]))))
+            for store, name, value in entries:
+                if name in store:
+                    where = f"cell {position + 1} ({cell.get('id', 'no id')})"
+                    raise ValueError(f"{name!r} is recorded twice, the second time in {where}: use another name there")
+                store[name] = value
+    return found
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value in what JSON has; NaN and infinities in a form that survives."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str) or key == _FLOAT]:
+            raise TypeError(f"record() takes dicts whose keys are text, but {where} has the key {wrong[0]!r}")
+        return {str(key): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(float(value))}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    kind = type(value).__name__
+    raise TypeError(f"record() takes numbers, text, lists and dicts, but {where} is of type {kind}: convert it first")
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_FLOAT}:
+            return float(value[_FLOAT])
+        return {name: _restore(item) for name, item in value.items()}
+    return [_restore(item) for item in value] if isinstance(value, list) else value
+
+
+def _text(value: Any) -> str:
+    """A value as people read it: four significant digits, no exponent for everyday numbers, long lists cut."""
+    value = _restore(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    text = ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _execution() -> tuple[str, str] | None:
+    """The cell that runs and which run of it this is; None outside a kernel (scripts, IPython's terminal)."""
+    import sys
+
+    if "IPython" not in sys.modules:  # a kernel has imported it; a script need not pay for it
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    message = shell.get_parent()
+    run = message.get("header", {}).get("msg_id", "")
+    # JupyterLab says which cell it runs; where nobody does (papermill), every execution counts as a cell of its own
+    return message.get("metadata", {}).get("cellId") or run, run
+
+
+def _show(function: str, names: list[str], data: dict[str, str], ours: dict[str, Any], metadata: Any = None) -> None:
+    json.dumps(ours, allow_nan=False)
+    here = _execution()
+    if here is None:
+        return
+    for name in names:
+        before = _recorded.get((function, name))
+        # running a cell again replaces what it has recorded; anything else would leave two values under one name
+        if before is not None and (before[0] != here[0] or before[1] == here[1]):
+            raise ValueError(
+                f"{function}: {name!r} is recorded already. Use another name; if the cell that recorded it is gone, "
+                "restart the kernel"
+            )
+    from IPython.display import display
+
+    display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **ours}, **(metadata or {})})
+    _recorded.update({(function, name): here for name in names})

@@ -1,0 +1,112 @@
+"""Render an executed notebook as a report: one HTML file that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .parameters import declared_parameters, load_notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
+    """Render an executed notebook as one self-contained HTML file.
+
+    The page opens with a banner: how the run ended, its parameters, its environment. A run that did not end well is
+    shown up to the cell that stopped it. Scripts and frames in outputs are dropped, and the page's content
+    security policy forbids it to load anything, pictures by address included. Interactive widgets need a kernel and are
+    left out; cells tagged ``no-report`` as well.
+
+    Args:
+        executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
+        target: path of the HTML file; default: beside the notebook, with the ending ``.html``.
+        code: show the code cells too.
+
+    Returns:
+        Path of the HTML file.
+
+    Raises:
+        FileNotFoundError, ValueError: if `executed` can't be read as a notebook.
+
+    Example:
+        >>> import nbformat, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "small.ipynb"
+        >>> nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Results")]), path)
+        >>> render(path).name
+        'small.html'
+    """
+    executed = Path(executed)
+    target = executed.with_suffix(".html") if target is None else Path(target)
+    nb = load_notebook(executed)
+    run: dict[str, Any] = nb.metadata.get("workbench", {})
+    parameters, environment = run.get("parameters", {}), run.get("environment", {})
+    report: dict[str, Any] = {
+        "run": run,
+        "title": _title(nb) or executed.stem,
+        # files keep these sorted by name; people know the order of the parameters cell, and look for git first
+        "parameters": {name: parameters[name] for name in declared_parameters(nb) if name in parameters},
+        "environment": dict(sorted(environment.items(), key=lambda item: item[0] not in ("git", "device", "torch"))),
+    }
+    hidden = {"no-report", "papermill-error-cell-tag"}  # the banner says what papermill's own error cells say
+    nb.cells = [cell for cell in nb.cells if not hidden & set(cell.metadata.get("tags", []))]
+    report["left_out"] = _cut_where_it_stopped(nb) if run and run["status"] != "ok" else 0
+    # pictures that the text refers to lie beside the notebook that was run, not beside its output
+    folder = Path(run["notebook"]).parent if run else executed.parent
+    resources = {"metadata": {"name": executed.stem, "path": str(folder)}, "report": report}
+    page, _ = _exporter(code).from_notebook_node(nb, resources=resources)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(_without_scripts(page), encoding="utf-8")
+    return target
+
+
+def _without_scripts(page: str) -> str:
+    """Take out of the outputs what could load or run something; pictures and styles are left to the page's policy."""
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(page, "html.parser")
+    for element in soup.select("main :is(script, link, meta, base, iframe, object, embed)"):
+        element.decompose()
+    return str(soup)
+
+
+def _cut_where_it_stopped(nb: NotebookNode) -> int:
+    """Drop what comes after the last cell that ran, as it would read as if it had results; how many code cells."""
+    code = [i for i, cell in enumerate(nb.cells) if cell.cell_type == "code"]
+    ran = [i for i in code if nb.cells[i].metadata.get("papermill", {}).get("start_time")]
+    last = ran[-1] if ran else -1
+    nb.cells = nb.cells[: last + 1]
+    return sum(i > last for i in code)
+
+
+def _title(nb: NotebookNode) -> str | None:
+    lines = (line for cell in nb.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
+    return next((line[2:].strip() for line in lines if line.startswith("# ")), None)
+
+
+def _exporter(code: bool) -> Any:
+    from jinja2 import pass_context
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
+    from .formulas import markdown_to_html
+
+    class Report(HTMLExporter):
+        @pass_context
+        def markdown2html(self, context: Any, source: str) -> str:
+            folder = context["resources"]["metadata"]["path"]
+            attachments = context.get("cell", {}).get("attachments", {})
+            return markdown_to_html(
+                source, escape=False, attachments=attachments, embed_images=True, path=folder, exclude_anchor_links=True
+            )
+
+    return Report(
+        config=Config(CoalesceStreamsPreprocessor={"enabled": True}),
+        template_name="workbench",
+        extra_template_basedirs=[str(_TEMPLATES)],
+        exclude_input=not code,
+        embed_images=True,
+    )

@@ -1,0 +1,28 @@
+"""Figures of predictions and their risk, ready for a paper; every function takes and returns matplotlib Axes.
+
+With ``ax=None`` a new figure is made; with Axes given, only these are drawn on. ``rcParams`` are read, never changed.
+Inputs are tensors (any device, with or without gradient), arrays or lists.
+"""
+
+from __future__ import annotations
+
+from workbench.plots._common import COLOURS
+from workbench.plots.classification import decision_map, reliability
+from workbench.plots.detection import ood, ood_histogram, roc
+from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error
+from workbench.plots.summary import history, risk_split
+
+__all__ = [
+    "COLOURS",
+    "bands",
+    "coverage",
+    "decision_map",
+    "history",
+    "ood",
+    "ood_histogram",
+    "predicted_against_true",
+    "reliability",
+    "risk_against_error",
+    "risk_split",
+    "roc",
+]

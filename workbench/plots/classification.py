@@ -1,0 +1,200 @@
+"""Figures of classification: calibration, and maps of a risk over two inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.plots._common import (
+    Array,
+    Values,
+    array,
+    colour,
+    diagonal,
+    finite,
+    legend,
+    new_axes,
+    pair,
+    thinned,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKERS = "o^sDvP*X"
+
+
+def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axes | None = None) -> Axes:
+    r"""Draw accuracy over confidence in bins of equal width, with the number of rows in each bin.
+
+    Below the diagonal the model is overconfident. The legend has the expected calibration error
+    :math:`\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|` (Guo et al., On calibration of modern
+    neural networks, 2017).
+
+    Args:
+        probabilities: [n, classes], rows sum to 1.
+        target: labels [n], integers from 0 to classes - 1.
+        n_bins: number of bins, each open to the left: (0, 1/n_bins], ...
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, rows that are no probabilities, or labels outside the classes.
+
+    Example:
+        >>> import torch
+        >>> ax = reliability(torch.tensor([[0.7, 0.3], [0.1, 0.9]]), torch.tensor([0, 0]))
+        >>> ax.get_legend_handles_labels()[1]
+        ['ideal', 'ECE 0.600 (n = 2)', 'rows per bin']
+    """
+    scores, labels = array(probabilities, "probabilities"), vector(target, "target")
+    if scores.ndim != 2 or len(scores) != len(labels):
+        found = f"probabilities {list(scores.shape)}, target {list(labels.shape)}"
+        raise ValueError(f"shapes do not match: expected [n, classes] and [n], found {found}")
+    finite(probabilities=scores, target=labels)
+    sums = scores.sum(1)
+    if (scores < -1e-6).any() or np.abs(sums - 1).max() > 1e-3:
+        worst = int(np.argmax(np.abs(sums - 1)))
+        raise ValueError(
+            f"probabilities: expected rows of values of at least 0 that sum to 1, found a least value of "
+            f"{scores.min():.3g} and a sum of {sums[worst]:.4g} in row {worst}; pass logits.softmax(-1)"
+        )
+    if (labels != np.round(labels)).any() or labels.min() < 0 or labels.max() >= scores.shape[1]:
+        found = f"values from {labels.min():g} to {labels.max():g}"
+        raise ValueError(f"target: expected integers from 0 to {scores.shape[1] - 1}, found {found}")
+    if n_bins < 1:
+        raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
+
+    confidence, right = scores.max(1), scores.argmax(1) == labels
+    edges = np.linspace(0, 1, n_bins + 1)
+    index = np.digitize(confidence, edges[1:-1], right=True)
+    counts = np.bincount(index, minlength=n_bins)
+    used = counts > 0
+    mean_confidence = np.bincount(index, confidence, n_bins)[used] / counts[used]
+    accuracy = np.bincount(index, right, n_bins)[used] / counts[used]
+    ece = np.sum(counts[used] * np.abs(accuracy - mean_confidence)) / counts.sum()
+
+    ax = new_axes(ax, (4.8, 4.8))
+    main = colour(ax, "total")
+    diagonal(ax, "ideal")
+    ax.plot(
+        mean_confidence,
+        accuracy,
+        color=main,
+        marker="o",
+        markersize=5,
+        linewidth=1.8,
+        label=f"ECE {ece:.3f} (n = {counts.sum():,})",
+    )
+    # heights are shares of all rows, which need no second axis
+    middle, shares = (edges[1:] + edges[:-1])[used] / 2, counts[used] / counts.sum()
+    ax.bar(middle, shares, 0.9 / n_bins, color=main, alpha=0.22, linewidth=0, label="rows per bin", zorder=1)
+    for x, height, count in zip(middle, shares, counts[used], strict=True):
+        ax.annotate(
+            f"{count:,}",
+            (x, height),
+            (0, 2),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=7,
+        )
+    ax.set(xlabel="confidence", ylabel="accuracy; share of rows", xlim=(0, 1), ylim=(0, 1.02))
+    legend(ax, loc="upper left")
+    return ax
+
+
+def decision_map(
+    xx: Values,
+    yy: Values,
+    value: Values,
+    ax: Axes | None = None,
+    *,
+    label: str = "",
+    points: tuple[Values, Values] | None = None,
+    limits: tuple[float, float] | None = None,
+    cmap: str = "viridis",
+) -> Axes:
+    """Draw a value, such as one risk, as a map over a grid of two inputs, with the data on top.
+
+    Args:
+        xx: first input of each node of the grid [rows, columns], as of ``torch.meshgrid`` or ``numpy.meshgrid``.
+        yy: second input, same shape.
+        value: [rows, columns], or flat [rows * columns] or [rows * columns, 1]; what is not finite stays blank.
+        ax: Axes to draw on; a new figure if None.
+        label: name and unit of the value, beside the colour bar.
+        points: data ``(x, y)``: inputs [n, 2] and labels [n], one marker for each label.
+        limits: values of the first and last colour, to compare maps; those of the finite values if None.
+        cmap: name of a perceptually uniform matplotlib colour map.
+
+    Returns:
+        The Axes; the colour bar stands beside them.
+
+    Raises:
+        ValueError: for shapes that do not match.
+
+    Example:
+        >>> import torch
+        >>> xx, yy = torch.meshgrid(torch.linspace(-2, 2, 30), torch.linspace(-1, 1, 20), indexing="xy")
+        >>> ax = decision_map(xx, yy, xx**2 + yy**2, label="epistemic risk (nats)")
+        >>> ax.get_xlabel(), ax.figure.axes[1].get_ylabel()
+        ('x₁', 'epistemic risk (nats)')
+    """
+    first, second, values = array(xx, "xx"), array(yy, "yy"), array(value, "value")
+    flat = values.shape in {(first.size,), (first.size, 1)}
+    if first.ndim != 2 or first.shape != second.shape or not (values.shape == first.shape or flat):
+        raise ValueError(
+            f"shapes do not match: expected xx and yy [rows, columns] and value of the same shape or flat, "
+            f"found xx {list(first.shape)}, yy {list(second.shape)}, value {list(values.shape)}"
+        )
+    finite(xx=first, yy=second)
+    data = None if points is None else _labelled(*pair(points, "points"))
+    values = np.ma.masked_invalid(values.reshape(first.shape))
+    missing = int(np.ma.count_masked(values))
+    if missing == values.size:
+        raise ValueError(f"value: none of its {values.size} values is a finite number")
+
+    ax = new_axes(ax, (6.0, 4.5))
+    ax.grid(False)
+    low, high = limits or (None, None)
+    # as pixels, since some ten thousand vector cells make a slow file with visible seams
+    mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, vmin=low, vmax=high, rasterized=True)
+    bar = ax.figure.colorbar(mesh, ax=ax, label=label)
+    bar.ax.tick_params(labelsize=10)
+    bar.outline.set_visible(False)
+    ax.set(xlabel="x₁", ylabel="x₂", xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
+    if data is not None:
+        inputs, labels = data
+        chosen, note = thinned(len(labels), "data")
+        inputs, labels = inputs[chosen], labels[chosen]
+        for i, name in enumerate(np.unique(labels)):
+            ax.scatter(
+                inputs[labels == name, 0],
+                inputs[labels == name, 1],
+                s=16,
+                marker=MARKERS[i % len(MARKERS)],
+                facecolor=("white", "black")[i % 2],
+                edgecolor=("black", "white")[i % 2],
+                linewidth=0.6,
+                label=f"class {name:g}",
+            )
+    notes = ([note] if data is not None and "drawn" in note else []) + (
+        [f"{missing:,} of {values.size:,} values not finite, blank"] if missing else []
+    )
+    if data is not None or missing:
+        legend(ax, notes)
+    return ax
+
+
+def _labelled(x: Values, y: Values) -> tuple[Array, Array]:
+    inputs, labels = array(x, "points x"), vector(y, "points y")
+    if inputs.ndim != 2 or inputs.shape[1] != 2 or len(inputs) != len(labels):
+        found = f"x {list(inputs.shape)}, y {list(labels.shape)}"
+        raise ValueError(f"points: shapes do not match: expected x [n, 2] and y [n], found {found}")
+    finite(**{"points x": inputs, "points y": labels})
+    return inputs, labels

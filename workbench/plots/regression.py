@@ -1,0 +1,338 @@
+"""Figures of regression: the prediction with its risk, and whether that risk keeps its word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.plots._common import (
+    COLOURS,
+    Array,
+    Values,
+    choose_scale,
+    colour,
+    diagonal,
+    elements,
+    finite,
+    ink,
+    legend,
+    new_axes,
+    not_negative,
+    pair,
+    point_look,
+    risk_label,
+    thinned,
+    usable,
+    vector,
+    vectors,
+    with_unit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models can be compared
+
+
+def bands(
+    x: Values,
+    prediction: Values,
+    aleatoric: Values | None = None,
+    epistemic: Values | None = None,
+    vacuitic: Values | None = None,
+    *,
+    observed: tuple[Values, Values] | None = None,
+    truth: tuple[Values, Values] | None = None,
+    level: float = 2,
+    xlabel: str = "x",
+    ylabel: str = "y",
+    ax: Axes | None = None,
+) -> Axes:
+    r"""Draw a prediction over one input, in bands of its risk by cause.
+
+    The inner band is ``prediction ± level · epistemic``, the outer one
+    :math:`\pm\,\mathrm{level}\,\sqrt{\mathrm{epistemic}^2 + \mathrm{aleatoric}^2}`, as variances add. Vacuitic risk
+    is no standard deviation of the prediction and therefore a strip of its own at the bottom.
+
+    Args:
+        x: inputs [n] or [n, 1], in any order.
+        prediction: [n] or [n, 1].
+        aleatoric: standard deviations [n] or [n, 1], in the units of the prediction; NaN leaves a gap
+            in the band.
+        epistemic: the same.
+        vacuitic: standardised risk [n] or [n, 1].
+        observed: training data ``(x, y)``, drawn as points.
+        truth: the true curve ``(x, y)``, drawn as a dashed line.
+        level: half the width of the bands, in standard deviations.
+        xlabel: name and unit of the input.
+        ylabel: name and unit of the target.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, negative risk, or NaN in anything but a risk.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-6, 6, 200)[:, None]
+        >>> ax = bands(x, x**3 / 6, torch.full_like(x, 3.0), x.abs(), ylabel="force (N)")
+        >>> ax.get_legend_handles_labels()[1]
+        ['epistemic, ±2 sd', 'plus aleatoric, ±2 sd', 'prediction']
+    """
+    given = {"aleatoric": aleatoric, "epistemic": epistemic, "vacuitic": vacuitic}
+    named = {name: value for name, value in given.items() if value is not None}
+    inputs, centre, *values = vectors(x=x, prediction=prediction, **named)
+    risks = dict(zip(named, values, strict=True))
+    finite(x=inputs, prediction=centre)
+    not_negative(**{name: value for name, value in risks.items() if name != "vacuitic"})
+    curve, points = (_curve(p, name) for p, name in ((truth, "truth"), (observed, "observed")))
+    if not level > 0:
+        raise ValueError(f"level: expected a positive number of standard deviations, found {level:g}")
+
+    order = np.argsort(inputs, kind="stable")
+    inputs, centre = inputs[order], centre[order]
+    risks = {name: np.where(np.isfinite(value), value, np.nan)[order] for name, value in risks.items()}
+    notes = [
+        f"{name}: {missing:,} of {value.size:,} not finite, left out"
+        for name, value in risks.items()
+        if (missing := int(np.isnan(value).sum()))
+    ]
+    ax = new_axes(ax)
+    inner = np.zeros_like(centre)
+    for name in ("epistemic", "aleatoric"):
+        if name in risks:
+            outer = np.hypot(inner, risks[name])
+            label = f"{'plus ' if inner.any() else ''}{name}, ±{level:g} sd"
+            _band(ax, inputs, centre, level * inner, level * outer, COLOURS[name], label)
+            inner = outer
+    if points is not None:
+        chosen, label = thinned(points[0].size, "observed")
+        ax.scatter(*(p[chosen] for p in points), color=ink(ax), label=label, zorder=3, **point_look(chosen.size))
+    if curve is not None:
+        ax.plot(*curve, color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="truth", zorder=4)
+    ax.plot(inputs, centre, color=ink(ax), linewidth=1.8, label="prediction", zorder=5)
+    extra = [_strip(ax, inputs, risks["vacuitic"])] if "vacuitic" in risks else []
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    legend(ax, notes, extra=extra, columns=2, headroom=True)
+    return ax
+
+
+def _curve(value: Any, name: str) -> tuple[Array, Array] | None:
+    if value is None:
+        return None
+    x, y = (vector(v, f"{name} {axis}") for v, axis in zip(pair(value, name), "xy", strict=True))
+    if x.shape != y.shape:
+        raise ValueError(f"{name}: shapes do not match: x {list(x.shape)}, y {list(y.shape)}")
+    finite(**{f"{name} x": x, f"{name} y": y})
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _band(ax: Axes, x: Array, centre: Array, inner: Array, outer: Array, color: str, label: str) -> None:
+    """Fill between inner and outer on both sides; one artist, so that it is one entry of the legend."""
+    if not inner.any():
+        ax.fill_between(x, centre - outer, centre + outer, color=color, alpha=0.5, linewidth=0, label=label)
+        return
+    ax.fill_between(x, centre + inner, centre + outer, color=color, alpha=0.5, linewidth=0, label=label)
+    ax.fill_between(x, centre - outer, centre - inner, color=color, alpha=0.5, linewidth=0)
+
+
+def _strip(ax: Axes, x: Array, risk: Array) -> tuple[Any, str]:
+    """A strip along the bottom, the darker the higher the risk; returns its entry in the legend."""
+    from matplotlib.collections import QuadMesh
+    from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
+    from matplotlib.patches import Patch
+
+    full = to_rgba(COLOURS["vacuitic"])
+    shades = LinearSegmentedColormap.from_list("vacuitic", [(*full[:3], 0.08), full])
+    middle = (x[1:] + x[:-1]) / 2
+    half = 0.5 if x.size == 1 else 0.0
+    edges = np.concatenate([[x[0] - half], middle, [x[-1] + half]])
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.06 * (high - low), auto=None)
+    corners = np.stack(np.meshgrid(edges, [0.0, 0.04]), axis=-1)
+    mesh = QuadMesh(
+        corners,
+        array=np.ma.masked_invalid(risk)[None],
+        cmap=shades,
+        norm=Normalize(*VACUITIC_RANGE, clip=True),
+        transform=ax.get_xaxis_transform(),
+        label="_vacuitic",
+    )
+    ax.add_collection(mesh, autolim=False)
+    key = tuple(Patch(facecolor=shades(share), linewidth=0) for share in (0.0, 0.33, 0.67, 1.0))
+    return key, "vacuitic, {:g} to {:g} or more".format(*VACUITIC_RANGE)
+
+
+def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None = None) -> Axes:
+    r"""Draw how many targets lie within central intervals of the predicted normal distribution.
+
+    A target lies within the central interval of level p if :math:`2\Phi(|y - \hat y| / \sigma) - 1 \le p`. Below the
+    diagonal risk is too small, above it too large (Kuleshov et al., Accurate uncertainties for deep learning using
+    calibrated regression, 2018).
+
+    Args:
+        prediction: [n] or [n, outputs]; all outputs are counted together.
+        risk: standard deviations, same shape and units as the prediction; elements that are not finite are dropped.
+        target: same shape.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; the legend has the mean distance from the diagonal.
+
+    Raises:
+        ValueError: for shapes that do not match, negative risk, or NaN in prediction or target.
+
+    Example:
+        >>> import numpy as np
+        >>> draws = np.random.default_rng(0).normal(scale=2.0, size=10_000)
+        >>> ax = coverage(np.zeros(10_000), np.full(10_000, 2.0), draws)
+        >>> ax.get_legend_handles_labels()[1]
+        ['ideal', 'observed (n = 10,000), mean gap 0.004']
+    """
+    from scipy.special import erf
+
+    centre, sd, truth = elements(prediction=prediction, risk=risk, target=target)
+    finite(prediction=centre, target=truth)
+    not_negative(risk=sd)
+    (sd, centre, truth), notes = usable(sd, centre, truth)
+    error = np.abs(truth - centre)
+    # a risk of zero promises no error at all: kept by an error of zero, broken by any other
+    z = np.divide(error, sd, out=np.where(error > 0, np.inf, 0.0), where=sd > 0)
+    levels = np.linspace(0, 1, 101)
+    observed = np.searchsorted(np.sort(erf(z / np.sqrt(2))), levels, side="right") / z.size
+    ax = new_axes(ax, (4.8, 4.8))
+    gap = np.abs(observed - levels).mean()
+    diagonal(ax, "ideal")
+    ax.fill_between(levels, levels, observed, color=colour(ax, "total"), alpha=0.2, linewidth=0)
+    label = f"observed (n = {z.size:,}), mean gap {gap:.3f}"
+    ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=label)
+    ax.set(xlabel="expected share within the interval", ylabel="observed share within the interval")
+    ax.set(xlim=(0, 1), ylim=(0, 1.005))
+    legend(ax, notes, loc="upper left")
+    return ax
+
+
+def risk_against_error(
+    risk: Values, error: Values, ax: Axes | None = None, *, kind: str = "total", unit: str = "", n_bins: int = 10
+) -> Axes:
+    """Draw the error over the risk, as points and as the mean error of bins of equally many points.
+
+    Args:
+        risk: any kind of risk, [n] or [n, outputs]; elements that are not finite are dropped.
+        error: absolute error, same shape; for classes 0 where right and 1 where wrong.
+        ax: Axes to draw on; a new figure if None.
+        kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour and the label.
+        unit: unit of risk and error, for the labels.
+        n_bins: number of bins.
+
+    Returns:
+        The Axes; the legend has Spearman's rank correlation over all points. An axis is logarithmic where the values
+        span several orders of magnitude.
+
+    Raises:
+        ValueError: for shapes that do not match, negative or NaN errors, or an unknown kind.
+
+    Example:
+        >>> import torch
+        >>> risk = torch.linspace(0.1, 1, 50)
+        >>> ax = risk_against_error(risk, 2 * risk, kind="epistemic", unit="K")
+        >>> ax.get_legend_handles_labels()[1], ax.get_xlabel()
+        (['Spearman 1.00 (n = 50)', 'mean of 10 bins'], 'epistemic risk (K)')
+    """
+    from scipy.stats import rankdata
+
+    if n_bins < 1:
+        raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
+    risks, errors = elements(risk=risk, error=error)
+    finite(error=errors)
+    not_negative(error=errors)
+    xlabel = risk_label(kind, unit)
+    (risks, errors), notes = usable(risks, errors)
+    correlation = "undefined (all values equal)"
+    if np.ptp(risks) > 0 and np.ptp(errors) > 0:
+        correlation = f"{np.corrcoef(rankdata(risks), rankdata(errors))[0, 1]:.2f}"
+    binned = np.array_split(np.argsort(risks, kind="stable"), min(n_bins, risks.size))
+    chosen, label = thinned(risks.size, f"Spearman {correlation}")
+    ax = new_axes(ax)
+    ax.scatter(risks[chosen], errors[chosen], color=colour(ax, kind), label=label, **point_look(chosen.size))
+    means = np.array([(risks[i].mean(), errors[i].mean()) for i in binned])
+    ax.plot(*means.T, color=ink(ax), marker="o", markersize=4.5, linewidth=1.6, label=f"mean of {len(binned)} bins")
+    choose_scale(ax, "x", risks)
+    choose_scale(ax, "y", errors)
+    if "log" in (ax.get_xscale(), ax.get_yscale()) and min(risks.min(), errors.min()) > 0:
+        ax.set(xscale="log", yscale="log")  # with both, an error in proportion to the risk is a straight line
+    ax.set(xlabel=xlabel, ylabel=with_unit("absolute error", unit))
+    legend(ax, notes, headroom=True, columns=2)
+    return ax
+
+
+def predicted_against_true(
+    prediction: Values,
+    target: Values,
+    risk: Values | None = None,
+    ax: Axes | None = None,
+    *,
+    unit: str = "",
+    kind: str = "total",
+    level: float = 1,
+) -> Axes:
+    """Draw predictions over true values, with error bars, and the line on which both are equal.
+
+    Args:
+        prediction: [n] or [n, outputs].
+        target: same shape.
+        risk: standard deviations, same shape and units; elements that are not finite are dropped.
+        ax: Axes to draw on; a new figure if None.
+        unit: unit of prediction and target, for the labels.
+        kind: which risk it is: aleatoric, epistemic or total; for the colour and the legend.
+        level: half the length of the error bars, in standard deviations.
+
+    Returns:
+        The Axes; the legend has the root mean square error over all points.
+
+    Raises:
+        ValueError: for shapes that do not match, negative risk, NaN in prediction or target, or an unknown kind.
+
+    Example:
+        >>> import torch
+        >>> y = torch.arange(10.0)[:, None]
+        >>> ax = predicted_against_true(y + 1, y, risk=torch.ones(10, 1), unit="MPa")
+        >>> ax.get_legend_handles_labels()[1], ax.get_ylabel()
+        (['ideal', 'RMSE 1 MPa (n = 10)', 'total risk, ±1 sd'], 'prediction (MPa)')
+    """
+    centre, truth = elements(prediction=prediction, target=target)
+    finite(prediction=centre, target=truth)
+    risk_name = risk_label(kind)
+    notes: list[str] = []
+    sd = None
+    if risk is not None:
+        given = elements(prediction=prediction, risk=risk)[1]
+        not_negative(risk=given)
+        (sd, centre, truth), notes = usable(given, centre, truth)
+    rmse = np.sqrt(np.mean((centre - truth) ** 2))
+    chosen, label = thinned(centre.size, f"RMSE {rmse:.3g}{f' {unit}' if unit else ''}")
+    ax = new_axes(ax, (4.8, 4.8))
+    shade, look = colour(ax, kind), point_look(chosen.size)
+    low, high = min(centre.min(), truth.min()), max(centre.max(), truth.max())
+    margin = 0.04 * (high - low) or 0.5
+    diagonal(ax, "ideal", (low - margin, high + margin))
+    ax.scatter(truth[chosen], centre[chosen], color=shade, label=label, zorder=3, **look)
+    if sd is not None:
+        ax.errorbar(
+            truth[chosen],
+            centre[chosen],
+            level * sd[chosen],
+            fmt="none",
+            ecolor=shade,
+            elinewidth=0.8,
+            alpha=look["alpha"] * 0.6,
+            label=f"{risk_name}, ±{level:g} sd",
+        )
+    ax.set(xlabel=with_unit("true value", unit), ylabel=with_unit("prediction", unit))
+    ax.set_xlim(low - margin, high + margin)
+    legend(ax, notes, loc="upper left")
+    return ax

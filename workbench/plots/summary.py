@@ -1,0 +1,128 @@
+"""Figures of training and of single cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.plots._common import (
+    COLOURS,
+    SERIES,
+    Values,
+    array,
+    choose_scale,
+    ink,
+    legend,
+    new_axes,
+    not_negative,
+    usable,
+    vectors,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw the losses of a training, epoch by epoch, and mark the best epoch.
+
+    Args:
+        frame: table with the columns ``epoch`` and ``loss``, and ``validation_loss`` if there is one; a
+            loss that is not finite leaves a gap.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes. The best epoch is that of the least validation loss, or of the least loss if there is none.
+
+    Raises:
+        ValueError: if a column is missing or the table is empty.
+
+    Example:
+        >>> import pandas as pd
+        >>> ax = history(pd.DataFrame({"epoch": [1, 2, 3], "loss": [3, 2, 1], "validation_loss": [3.0, 2.5, 2.75]}))
+        >>> ax.get_legend_handles_labels()[1]
+        ['training loss', 'validation loss', 'best: 2.5 in epoch 2']
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    missing = [name for name in ("epoch", "loss") if name not in frame]
+    if missing:
+        raise ValueError(
+            f"frame: no column {' or '.join(missing)}, found {', '.join(map(str, frame.columns)) or 'none'}"
+        )
+    frame = frame.sort_values("epoch", kind="stable")
+    epochs = array(frame["epoch"], "frame column epoch")
+    names = {"loss": "training loss", "validation_loss": "validation loss"}
+    losses = {name: array(frame[name], f"frame column {name}") for name in names if name in frame}
+    losses = {name: np.where(np.isfinite(loss), loss, np.nan) for name, loss in losses.items()}
+    losses = {name: loss for name, loss in losses.items() if name == "loss" or not np.isnan(loss).all()}
+    ax = new_axes(ax)
+    for (name, loss), shade in zip(losses.items(), SERIES, strict=False):
+        marker = "o" if np.isfinite(loss).sum() <= 30 else None
+        ax.plot(epochs, loss, color=shade, linewidth=1.8, marker=marker, markersize=4, label=names[name])
+    notes = []
+    name, loss = list(losses.items())[-1]
+    if np.isfinite(loss).any():
+        best = int(np.nanargmin(loss))
+        label = f"best: {loss[best]:.4g} in epoch {epochs[best]:g}"
+        ax.axvline(epochs[best], color=ink(ax), linewidth=1, linestyle=(0, (4, 2)), alpha=0.6)
+        ax.plot(epochs[best], loss[best], "D", color=ink(ax), markersize=6, linestyle="none", label=label, zorder=4)
+    for name, loss in losses.items():
+        if gaps := int(np.isnan(loss).sum()):
+            notes.append(f"{names[name]}: {gaps:,} of {loss.size:,} not finite")
+    choose_scale(ax, "y", np.concatenate(list(losses.values())), tail=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="epoch", ylabel="loss")
+    legend(ax, notes)
+    return ax
+
+
+def risk_split(
+    aleatoric: Values, epistemic: Values, labels: Sequence[str] | None = None, ax: Axes | None = None
+) -> Axes:
+    r"""Draw for single cases which share of the variance is aleatoric and which is epistemic.
+
+    Shares are :math:`\mathrm{aleatoric}^2 / \mathrm{total}^2` and :math:`\mathrm{epistemic}^2 / \mathrm{total}^2`,
+    which sum to one, as variances add. A case without any risk has no bar.
+
+    Args:
+        aleatoric: standard deviations of the cases [n] or [n, 1].
+        epistemic: the same, in the same units.
+        labels: n names; the number of each row if None.
+        ax: Axes to draw on; a new figure, the higher the more cases, if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes or a number of labels that do not match, or negative risk.
+
+    Example:
+        >>> ax = risk_split([3.0, 1.0], [4.0, 0.0], labels=["beam 7", "beam 12"])
+        >>> [text.get_text() for text in ax.texts]
+        ['36 %', '100 %', '64 %', '']
+    """
+    noise, model = vectors(aleatoric=aleatoric, epistemic=epistemic)
+    not_negative(aleatoric=noise, epistemic=model)
+    names = np.array([str(i) for i in range(noise.size)] if labels is None else [str(name) for name in labels])
+    if len(names) != noise.size:
+        raise ValueError(f"labels: expected {noise.size}, one for each case, found {len(names)}")
+    (_, noise, model, names), notes = usable(noise + model, noise, model, names)
+    total = np.hypot(noise, model)
+    rows = np.arange(total.size)
+    ax = new_axes(ax, (6.4, float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
+    left = np.zeros(total.size)
+    for name, risk in (("aleatoric", noise), ("epistemic", model)):
+        share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2
+        bars = ax.barh(rows, share, 0.72, left, color=COLOURS[name], label=name)
+        texts = [f"{width:.0f} %" if width >= 10 else "" for width in share]  # narrower bars have no room for text
+        ax.bar_label(bars, texts, label_type="center", color="white", fontsize=8.5)
+        left = left + share
+    ax.set_yticks(rows, names)
+    ax.grid(False, axis="y")
+    ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5), xlabel="share of the predicted variance (%)")
+    legend(ax, notes, columns=2, headroom=True)
+    return ax

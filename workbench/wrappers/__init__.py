@@ -1,0 +1,1 @@
+"""The four methods, one file each: vote, sample, sculpt, neo."""
