@@ -1,1 +1,54 @@
-"""placeholder"""
+"""Find out when not to trust a PyTorch model: wrap it in one line, see aleatoric, epistemic and vacuitic risk apart.
+
+>>> import torch
+>>> from workbench import compose, sculpt, vote
+>>> model = compose(vote.Wrapper(5), sculpt.Wrapper())(torch.nn.Linear(2, 1))
+>>> y, risk = model(torch.zeros(4, 2), return_risk=True)
+>>> risk.names()
+('aleatoric', 'epistemic', 'total')
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import data, distributions, metrics, notebook, plots
+    from .errors import NotFittedError, WorkbenchWarning
+    from .notebook import read_records, record, record_figure, record_table, run_notebook
+    from .risk import Risk
+    from .training import History, fit
+    from .wrapped import Wrapped, is_wrapped, unwrap
+    from .wrappers import neo, sample, sculpt, vote
+    from .wrapping import Wrapper, compose
+
+# name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
+_HOMES = {
+    **dict.fromkeys(("data", "distributions", "metrics", "notebook", "plots"), ""),
+    **dict.fromkeys(("neo", "sample", "sculpt", "vote"), "wrappers"),
+    **dict.fromkeys(("NotFittedError", "WorkbenchWarning"), "errors"),
+    **dict.fromkeys(("read_records", "record", "record_figure", "record_table", "run_notebook"), "notebook"),
+    **dict.fromkeys(("History", "fit"), "training"),
+    **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),
+    **dict.fromkeys(("Wrapper", "compose"), "wrapping"),
+    "Risk": "risk",
+}
+__version__ = "0.1.0"
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    home = _HOMES[name]
+    if home in ("", "wrappers"):
+        value = importlib.import_module(f"workbench.{home}.{name}" if home else f"workbench.{name}")
+    else:
+        value = getattr(importlib.import_module(f"workbench.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -28,7 +28,7 @@ def eager(module: nn.Module) -> nn.Module:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module holds beside its tensors and sub-modules, slots included."""
     for name, value in module.__dict__.items():
-        if name not in ("_parameters", "_buffers", "_modules"):
+        if name not in ("_parameters", "_buffers", "_modules", "_engine"):
             yield name, value
     for cls in type(module).__mro__:
         for name in getattr(cls, "__slots__", ()):

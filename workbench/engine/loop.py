@@ -36,12 +36,12 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
     for k, index in enumerate(plan.indices()):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         given = leaves
-        if plan.rows is not None:
-            given = [_rows(leaf, plan.rows[k]) for leaf in leaves]
+        if plan.dealt:
+            given = [_rows(leaf, plan.rows[index[plan.dealt]]) for leaf in leaves]
         elif not last and engine.writes_inputs is not False:
             given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         before = versions(given)
-        with streams.branch(index), engine.attributes(k, plan.keep_state):
+        with streams.branch(index), engine.attributes(k):
             results.append(call(engine.clone(k), plan, index, *rebuild(given)))
         if versions(given) != before:
             if engine.writes_inputs is False and not last:
@@ -55,5 +55,4 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
 
 
 def _rows(leaf: Any, rows: Tensor) -> Any:
-    """The rows of a batched leaf; the last axis of a plan with rows is the dealt one, so branch k answers `plan.rows[k]`."""
     return leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf

@@ -54,6 +54,10 @@ class Shared:
     def axes(self) -> tuple[str, ...]:
         return ()
 
+    def names(self) -> list[str]:
+        """The registered tensors that the rule reads."""
+        return [self.name]
+
     def pick(self, bank: Bank, index: Index) -> Tensor:
         return bank.get(self.name)
 
@@ -74,6 +78,9 @@ class Stacked:
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis,)
+
+    def names(self) -> list[str]:
+        return [self.name]
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
         return bank.row(self.name, index.get(self.axis, 0))
@@ -100,6 +107,9 @@ class RankOne:
     def axes(self) -> tuple[str, ...]:
         return (self.axis,)
 
+    def names(self) -> list[str]:
+        return [self.left, self.right] if self.right else [self.left]
+
     def _scaled(self, bank: Bank, left: Tensor, right: Tensor | None) -> Tensor:
         weight = bank.get(self.name)
         lead = left.shape[: left.dim() - 1]
@@ -125,6 +135,9 @@ class Split:
 
     axis: str
     options: tuple[Rule, ...]
+
+    def names(self) -> list[str]:
+        return [name for option in self.options for name in option.names()]
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis, *dict.fromkeys(name for option in self.options for name in option.axes()))
@@ -179,7 +192,8 @@ class Plan:
     interventions: tuple[Intervention, ...] = ()
     shares_trunk: bool = False
     loop_only: str = ""  # why the branches must run one after another, if they must
-    rows: list[Tensor] | None = None  # for each branch of the first axis the rows of the batch it answers
+    dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
+    rows: list[Tensor] = field(default_factory=list)  # for each branch along it the rows it answers
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
 

@@ -12,19 +12,20 @@ from torch import Tensor
 from .plan import Axis
 
 
-def _devices(leaves: list[Any]) -> list[torch.device]:
+def devices(leaves: list[Any]) -> list[torch.device]:
+    """The CUDA devices that tensors among the leaves lie on."""
     return sorted({leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}, key=str)
 
 
-def state(devices: list[torch.device]) -> list[Tensor]:
+def state(cuda: list[torch.device]) -> list[Tensor]:
     """The state of torch's global generators: the CPU's, then each device's."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
 
 
-def restore(states: list[Tensor], devices: list[torch.device]) -> None:
+def restore(states: list[Tensor], cuda: list[torch.device]) -> None:
     """Set what `state` gave."""
     torch.set_rng_state(states[0])
-    for device, value in zip(devices, states[1:], strict=True):
+    for device, value in zip(cuda, states[1:], strict=True):
         torch.cuda.set_rng_state(value, device)
 
 
@@ -32,7 +33,7 @@ class Streams:
     """Gives each pass the stream that its place along the axes asks for."""
 
     def __init__(self, axes: tuple[Axis, ...], leaves: list[Any]) -> None:
-        self._devices = _devices(leaves)
+        self._devices = devices(leaves)
         self._same = {axis.name for axis in axes if axis.randomness in ("same", "error") and axis.size > 1}
         self._error = any(axis.randomness == "error" for axis in axes)
         self._starts: dict[tuple, list[Tensor]] = {}

@@ -61,13 +61,11 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
         engine.sync(clone)
         recorded = engine.impure.get(engine.mode())
         before = fingerprint(clone.tree) if recorded is None else {}
-        # a fresh view each: in-place writes into what is batched must not be taken for writes into the plan's own tensor
         result = passed(clone, plan, dict(zip(slots, values, strict=True)), plan.fixed, args, kwargs)
         if recorded is None:
-            recorded = changed(before, fingerprint(clone.tree))
+            recorded = engine.impure[engine.mode()] = changed(before, fingerprint(clone.tree))
         leaves, shape["rebuild"] = flatten(result.output)
         shape["static"] = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
-        shape["impure"] = recorded
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return outputs, result.buffers, result.taps, held_tensors(recorded, clone.tree)
 
@@ -88,7 +86,6 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
         outputs, buffers, taps, held = nest(0, stacked, names, torch.zeros(()))
     depth = len(plan.axes)
     put_back({place: _first(tensor, depth) for place, tensor in held.items()}, clone.tree)
-    engine.learned(shape["impure"], clone, plan.keep_state)
 
     results = []
     for index in plan.indices():

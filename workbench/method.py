@@ -1,0 +1,100 @@
+"""The protocol of a method: what one wrapper does to a model, in one small class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .engine.plan import Axis, Intervention
+
+if TYPE_CHECKING:
+    from .table import Table
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of a wrapped object in one call.
+
+    Args:
+        training: whether the object is in training mode.
+        return_risk: whether risks are wanted.
+        dealt: whether each row of the batch is answered by one branch of the dealing method only.
+        loss: whether the call computes the training loss.
+    """
+
+    training: bool
+    return_risk: bool
+    dealt: bool = False
+    loss: bool = False
+
+
+class Method:
+    """One method on one wrapped object: settings only, since all tensors are registered in the wrapped modules.
+
+    A subclass names itself, says what it registers (`attach`), along which axis its branches lie (`axis`), what happens inside a branch
+    (`intervention`), and how its axis is reduced to a prediction and variances (`reduce`).
+    """
+
+    name: str  # also the name of its axis, and the mark of its tensors
+    kind: str  # the risk it measures: aleatoric, epistemic or vacuitic
+    order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
+    distribution: Any = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that must be equal for a state_dict to fit."""
+        return {}
+
+    def attach(self, table: Table) -> None:
+        """Check everything, then register tensors and set rules."""
+
+    def extend(self, table: Table, slots: list[str]) -> None:
+        """Another method has registered tensors of its own in these slots after this one was attached."""
+
+    def axis(self, call: Call) -> Axis | None:
+        """The axis along which branches differ in this call, or None."""
+        return None
+
+    def intervention(self, table: Table, call: Call) -> Intervention | None:
+        """What happens inside every branch of this call beside replaced tensors, or None."""
+        return None
+
+    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+        """Remove the method's axis.
+
+        Args:
+            parts: "y" and the variances so far ("aleatoric", "epistemic"), each with the axis at `dim`.
+            dim: where the axis stands.
+
+        Returns:
+            The same without the axis, with the method's own variance added.
+        """
+        return parts
+
+    def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
+        """A term that training adds to the loss, or None."""
+        return None
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{key}={value}" for key, value in self.settings().items() if value is not None)
+        return f"{self.name}({inside})"
+
+
+def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+    """The mean over an axis of equally likely models, and their variance as epistemic (law of total variance).
+
+    Var[y] = E[Var[y | model]] + Var[E[y | model]]: variances that are there already take their mean, the variance of the predictions (of the
+    population, not the unbiased estimate: one model alone has none) is added to the epistemic one.
+    """
+    y = parts["y"]
+    out = {name: value.mean(dim) for name, value in parts.items()}
+    out["epistemic"] = out.get("epistemic", 0) + torch.var(y, dim, correction=0)
+    return out
+
+
+def sqrt(variance: Tensor) -> Tensor:
+    """The square root with a gradient of zero, not NaN, where the variance is zero."""
+    positive = variance > 0
+    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0))

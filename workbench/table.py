@@ -1,0 +1,240 @@
+"""Who owns which tensor of a wrapped module: shared with the given model, or taken over by a method."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine.clone import is_scripted, places, structural_copy
+from .engine.plan import Rule, Shared
+
+if TYPE_CHECKING:
+    from .method import Method
+
+MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
+EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
+
+
+@dataclass
+class Slot:
+    """One parameter or buffer of the model under all its names.
+
+    Args:
+        name: the first of them, `fc.weight`.
+        owners: (path of the module, attribute) of each.
+        buffer: whether it is a buffer.
+    """
+
+    name: str
+    owners: list[tuple[str, str]]
+    buffer: bool
+
+
+@dataclass
+class Record:
+    """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
+
+    slots: dict[str, Slot]
+    order: dict[str, tuple[list[str], list[str]]]  # by module path: names of its parameters and buffers, as first registered
+    methods: list[Method] = field(default_factory=list)
+    rules: dict[str, Rule] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
+    output: str = "values"
+    strategy: str = "auto"
+    verbose: int = 0
+    told: set[str] = field(default_factory=set)  # warnings that were given
+
+    @classmethod
+    def of(cls, root: nn.Module) -> Record:
+        slots: dict[int, Slot] = {}
+        order: dict[str, tuple[list[str], list[str]]] = {}
+        for path, module in root.named_modules():
+            order[path] = (list(module._parameters), list(module._buffers))
+            if is_scripted(module):
+                continue
+            for buffer, held in ((False, module._parameters), (True, module._buffers)):
+                for attribute, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    name = f"{path}.{attribute}" if path else attribute
+                    slots.setdefault(id(tensor), Slot(name, [], buffer)).owners.append((path, attribute))
+        return cls({slot.name: slot for slot in slots.values()}, order)
+
+
+class Table:
+    """Reads and changes the ownership of tensors in a wrapped module.
+
+    Args:
+        root: the wrapped module.
+        record: its record.
+        views: slot -> what stands in its place in the wrapped tree: the first branch's row.
+        originals: slot -> the parameter of the given model, for as long as that lives.
+    """
+
+    def __init__(
+        self, root: nn.Module, record: Record, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]
+    ) -> None:
+        self.root, self.record, self.views, self.originals = root, record, views, originals
+        self._homes: dict[str, tuple[dict[str, Any], str]] = {}
+
+    # ---- looking ---------------------------------------------------------------------------------------------------------------------
+    def module(self, path: str) -> nn.Module:
+        """The sub-module at a path, "" for the root."""
+        return self.root.get_submodule(path) if path else self.root
+
+    def get(self, name: str) -> Tensor:
+        """The registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""
+        home = self._homes.get(name)
+        if home is None or home[1] not in home[0]:
+            path, _, attribute = name.rpartition(".")
+            module = self.module(path)
+            held = module._parameters if attribute in module._parameters else module._buffers
+            if attribute not in held:
+                raise KeyError(f"{name!r} is not registered in {type(self.root).__name__}; was a layer replaced after wrapping?")
+            home = self._homes[name] = (held, attribute)
+        return home[0][home[1]]  # type: ignore[return-value]
+
+    def parameters(self) -> list[str]:
+        """Slots of floating parameters, in the order of registration."""
+        return [
+            name
+            for name, slot in self.record.slots.items()
+            if not slot.buffer and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
+        ]
+
+    def value(self, name: str) -> Tensor:
+        """The present value of a slot: its own, or what stands in its place."""
+        return self.views[name] if name in self.views else self.get(name)
+
+    def layers(self) -> list[str]:
+        """Paths of the modules that own a parameter of two or more dimensions, in the order of registration."""
+        return list(dict.fromkeys(
+            self.record.slots[name].owners[0][0] for name in self.parameters() if self.value(name).dim() >= 2
+        ))
+
+    def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
+        """Slots of the last n layers and of all that is registered between and after them (norms, buffers).
+
+        Args:
+            n: how many; None takes `default`, or as many as there are.
+            argument: what the user calls n, for the message.
+        """
+        layers = self.layers()
+        if n is None:
+            n = min(default or len(layers), len(layers))
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"{argument} must be a whole number of at least 1, not {n!r}")
+        if n > len(layers):
+            raise ValueError(
+                f"{argument}={n}, but {type(self.root).__name__} has {len(layers)} layers with weights "
+                f"({', '.join(path or 'its own' for path in layers)})"
+            )
+        if not layers:
+            return list(self.record.slots)
+        paths = list(self.record.order)
+        chosen = set(paths[paths.index(layers[-n]) :])
+        return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
+
+    def plain_module(self, path: str) -> nn.Module:
+        """A module of its own, equal to the one at `path` but for what wrapping added, with tensors of its own."""
+        new = plain(self.module(path), self.record, path, self.views)
+        for module in new.modules():
+            if is_scripted(module):
+                continue
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        copied = tensor.detach().clone()
+                        is_parameter = held is module._parameters
+                        held[name] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+        return new
+
+    # ---- changing --------------------------------------------------------------------------------------------------------------------
+    def register(self, name: str, tensor: Tensor, like: Tensor | None = None, buffer: bool = False) -> str:
+        """Register a new tensor under a marked name, beside the tensor that it belongs to.
+
+        Args:
+            name: such as `fc.weight@vote`.
+            tensor: its value; it becomes a Parameter unless `buffer`.
+            like: whose `requires_grad` it takes.
+        """
+        path, _, attribute = name.rpartition(".")
+        module = self.module(path)
+        if buffer:
+            module._buffers[attribute] = tensor.detach()
+        else:
+            module._parameters[attribute] = nn.Parameter(tensor.detach(), requires_grad=True if like is None else like.requires_grad)
+        return name
+
+    def drop(self, name: str) -> None:
+        """Forget a registered tensor."""
+        path, _, attribute = name.rpartition(".")
+        module = self.module(path)
+        (module._parameters if attribute in module._parameters else module._buffers).pop(attribute)
+        self._homes.pop(name, None)
+
+    def release(self, name: str) -> None:
+        """Take a slot out of the registered tensors: a method owns it now, under another name."""
+        slot, old = self.record.slots[name], self.get(name)
+        self.record.released.append(name)
+        self.originals[name] = weakref.ref(old)
+        for path, attribute in slot.owners:
+            module = self.module(path)
+            (module._buffers if slot.buffer else module._parameters).pop(attribute, None)
+            module.__dict__[attribute] = old  # `show` puts the view here, and into lists such as an LSTM's flat weights
+        self.views[name] = old
+        self._homes.pop(name, None)
+
+    def show(self) -> None:
+        """Let every released slot show its first branch, so that sub-modules can still be called by themselves."""
+        wanted = {id(view): name for name, view in self.views.items()}
+        found = places(self.root, wanted)
+        bank = _Lookup(self.get)
+        with torch.enable_grad():
+            self.views.update({name: self.record.rules[name].pick(bank, {}) for name in self.record.released})
+        for container, key, name in found:
+            container[key] = self.views[name]
+
+
+class _Lookup:
+    """A bank for single looks: one row, not all."""
+
+    def __init__(self, get: Callable[[str], Tensor]) -> None:
+        self.get = get
+
+    def row(self, name: str, i: int) -> Tensor:
+        return self.get(name)[i]
+
+
+def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]) -> nn.Module:
+    """A structural copy of (a part of) a wrapped module as the user's class had it: nothing that wrapping added, all slots registered.
+
+    Args:
+        module: the module, `path` below the wrapped root.
+        record: the record of the root.
+        views: what stands in the places of released slots.
+    """
+    new = structural_copy(module, keep=lambda name: MARK not in name)
+    for slot in (record.slots[name] for name in record.released):
+        for owner, attribute in slot.owners:
+            if owner != path and path and not owner.startswith(f"{path}."):
+                continue
+            below = owner[len(path) :].lstrip(".") if path else owner
+            at = new.get_submodule(below) if below else new
+            at.__dict__.pop(attribute, None)
+            names = record.order[owner][1 if slot.buffer else 0]
+            held = at._buffers if slot.buffer else at._parameters
+            held[attribute] = views[slot.name]  # type: ignore[assignment]
+            ordered = {name: held[name] for name in names if name in held}
+            ordered.update(held)
+            held.clear()
+            held.update(ordered)
+    return new
+
+
+__all__ = ["EXTRAS", "MARK", "Record", "Rule", "Shared", "Slot", "Table", "plain"]

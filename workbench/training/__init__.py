@@ -1,0 +1,18 @@
+"""Train any wrapped model, each method as its paper does; the result repeats exactly and is in original units.
+
+Example:
+    >>> import torch
+    >>> from workbench import compose, data
+    >>> from workbench.training import fit
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    >>> history = fit(compose()(net), data.load("cubic", n_train=100), epochs=3)
+    >>> len(history.frame)
+    3
+"""
+
+from __future__ import annotations
+
+from workbench.training.fitting import fit
+from workbench.training.history import History
+
+__all__ = ["History", "fit"]

@@ -1,0 +1,78 @@
+"""The state of a training on disk, from which it goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
+
+
+class Checkpoint:
+    """One file that is written whole or not at all, and read only by a training with the same settings and data.
+
+    Args:
+        path: the file; missing folders are made.
+        settings: what must agree for a training to go on, as text by name.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, str]) -> None:
+        self.path = Path(path)
+        self.settings = dict(settings)
+        self._written = float("-inf")
+
+    def read(self) -> dict[str, Any] | None:
+        """The stored state, None if there is no file yet.
+
+        Raises:
+            ValueError: the file is no checkpoint, or one of other settings or data.
+        """
+        if not self.path.exists():
+            return None
+        remedy = "give another path, or delete it to start afresh"
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            stored = state["settings"]
+        except Exception as error:
+            raise ValueError(f"checkpoint: {self.path} is no checkpoint of a training ({error}); {remedy}") from error
+        differing = [
+            f"{name}: there {stored.get(name)}, here {self.settings.get(name)}"
+            for name in sorted(stored.keys() | self.settings.keys())
+            if stored.get(name) != self.settings.get(name)
+        ]
+        if differing:
+            raise ValueError(f"checkpoint: {self.path} is of another training ({'; '.join(differing)}); {remedy}")
+        return state
+
+    def write(self, state: Mapping[str, Any], force: bool = False) -> None:
+        """Store the state, unless the last time was a moment ago and `force` is False."""
+        if not force and time.monotonic() - self._written < EVERY:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(f"{self.path.name}.part")
+        torch.save({**state, "settings": self.settings}, part)
+        os.replace(part, self.path)
+        self._written = time.monotonic()
+
+
+def describe(value: Any) -> str:
+    """A text for a setting that is the same in the next process: no addresses in memory.
+
+    Example:
+        >>> describe(functools.partial(torch.nn.functional.huber_loss, delta=2.0))
+        'huber_loss(delta=2.0)'
+        >>> describe(torch.nn.MSELoss())
+        'MSELoss()'
+    """
+    if isinstance(value, functools.partial):
+        given = [*map(describe, value.args), *(f"{name}={describe(v)}" for name, v in value.keywords.items())]
+        return f"{describe(value.func)}({', '.join(given)})"
+    if callable(value) and not isinstance(value, torch.nn.Module):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return repr(value)

@@ -1,0 +1,366 @@
+"""`fit`: one call that trains any wrapped model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from workbench.engine.tree import tensors
+from workbench.training.checkpoint import Checkpoint, describe
+from workbench.training.history import History
+from workbench.training.loop import Loop, own, own_random
+from workbench.training.rows import Batch, Batches, Rows, Source, checksum, cut, moments, read
+from workbench.wrapped import Wrapped
+
+Criterion = Callable[[Any, Any], Tensor]
+LR = 0.01
+WARM_UP = 0.05  # share of all steps
+
+
+def fit(
+    wrapped: nn.Module,
+    data: Any,
+    *,
+    epochs: int = 100,
+    batch_size: int | None = None,
+    lr: float = LR,
+    weight_decay: float = 0.0,
+    criterion: Criterion | None = None,
+    optimizer: Callable[..., Optimizer] | None = None,
+    validation: Any = 0.1,
+    patience: int | None = None,
+    standardize: bool | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> History:
+    """Train a wrapped model with the loss of its methods; it ends with the best weights, in eval mode.
+
+    The same seed, data and settings give the same weights to the last bit on one machine (on CUDA as far as the
+    model's own operations repeat), and the global random state is left alone. Ctrl-C ends the training early with a
+    usable model.
+
+    Args:
+        wrapped: what a wrapper made of a model; `compose()(model)` is the plain baseline.
+        data: a workbench Data (its training rows), a pair (x, y) of tensors or arrays with x [n, ...] (or a tuple of
+            positional arguments) and y float [n, outputs] or integer class numbers [n], a torch Dataset of pairs
+            (x, y), or a DataLoader, which is used as it is.
+        epochs: passes over the rows.
+        batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
+        lr: peak learning rate of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
+            cosine to zero after it (Loshchilov & Hutter 2017).
+        weight_decay: decoupled from the gradient (Loshchilov & Hutter 2019).
+        criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
+            for class numbers.
+        optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and the schedule.
+        validation: what the best epoch is chosen by, never trained on: a share of the training rows (stratified for
+            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best).
+        patience: epochs without a smaller validation loss after which to stop; None goes on to the end.
+        standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the rows
+            trained on; predictions and risks are in original units all the same. One mean and scale per column, or one
+            for all pixels of images. None: inputs, and float targets unless a criterion of your own is given (but for
+            mean squared and mean absolute error it could change what is asked for); a model that has a
+            standardisation keeps it, and one whose prediction is frozen gets none. Say False for a model that was
+            trained in original units elsewhere.
+        seed: of validation rows, order and random draws.
+        device: where to train; None: where the model is; "auto": CUDA if there is any, else CPU. The model stays there.
+        dtype: floating-point type of model and rows; None: the model's.
+        progress: whether to show a bar, if the training takes more than two seconds.
+        checkpoint: file to keep the state in, every few seconds after an epoch. If it exists, training goes on from
+            there and ends in the weights that it would have had without a break. Rows of a Dataset or DataLoader are
+            only counted, not compared.
+
+    Returns:
+        The course of the training, see `History`.
+
+    Raises:
+        TypeError: wrapped is not wrapped, or data is nothing that can be trained on.
+        ValueError: an argument is out of range, rows hold NaN, shapes do not fit, or checkpoint is of another training.
+        FloatingPointError: the loss became NaN or infinite; the model has the best weights so far.
+
+    Example:
+        >>> from workbench import sculpt
+        >>> x = torch.linspace(0, 1, 64)[:, None]
+        >>> wrapped = sculpt.Wrapper()(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
+        >>> history = fit(wrapped, (x, 1000 * x), epochs=5)
+        >>> y, risk = wrapped(x, return_risk=True)
+    """
+    if not isinstance(wrapped, Wrapped):
+        if isinstance(wrapped, nn.Module):
+            raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+        raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
+    _check_numbers(epochs, batch_size, lr, weight_decay, optimizer, patience, dtype)
+    seed = operator.index(seed)
+    train, valid = _sources(data, validation, batch_size, seed)
+    if patience is not None and valid is None:
+        raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
+    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    with own_random(seed, like.device):
+        first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
+        if first is None:
+            raise ValueError("data: the DataLoader gives no batch")
+        learns = _try(wrapped, first, criterion, [part for part in (train, valid) if isinstance(part, Rows)])
+    scaling = _scaling(wrapped, train, criterion, standardize, learns)
+    place, dtype = _device(device, like.device), dtype or like.dtype
+    size = batch_size or _batch_size(train)
+    batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
+
+    start, former = copy.deepcopy(wrapped.state_dict()), own(wrapped, "scaling")
+    wrapped.to(place, dtype)
+    made, scheduler = _optimizer(wrapped, optimizer, lr, weight_decay, batches, epochs)
+    criterion = criterion or _criterion(wrapped, first.y)
+    settings = {
+        "wrapped": wrapped._get_name(),
+        "epochs": str(epochs),
+        "batch size": str(size),
+        "optimizer": f"{type(made).__name__}{sorted(made.defaults.items())}, schedule {scheduler is not None}",
+        "criterion": describe(criterion),
+        "patience": str(patience),
+        "standardize": str(standardize),
+        "seed": str(seed),
+        "device": place.type,
+        "dtype": str(dtype),
+    }
+    if checkpoint is not None:
+        settings |= {"data": checksum(train), "validation": checksum(valid)}
+
+    def rescale(values: Mapping[str, Tensor | None]) -> None:
+        own(wrapped, "scale")(None)
+        if values:
+            moved = {name: value if value is None else value.to(place, dtype) for name, value in values.items()}
+            own(wrapped, "scale")(**moved)
+
+    def undo() -> None:
+        rescale({} if former is None else {name: getattr(former, name) for name in former.NAMES})
+        wrapped.load_state_dict(start)
+
+    if scaling is not None:
+        rescale(scaling)
+    loop = Loop(
+        wrapped=wrapped,
+        criterion=criterion,
+        optimizer=made,
+        scheduler=scheduler,
+        train=batches,
+        valid=None if valid is None else Batches(valid, 4 * size, place, dtype),
+        epochs=epochs,
+        patience=patience,
+        seed=seed,
+        progress=progress,
+        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
+        undo=undo,
+    )
+    return loop.run()
+
+
+def _check_numbers(
+    epochs: int,
+    batch_size: int | None,
+    lr: float,
+    weight_decay: float,
+    optimizer: Any,
+    patience: int | None,
+    dtype: torch.dtype | None,
+) -> None:
+    for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
+        if value is not None and (isinstance(value, bool) or operator.index(value) < least):
+            raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
+    if not (0 < lr < math.inf):
+        raise ValueError(f"lr must be above 0; found {lr!r}")
+    if not (0 <= weight_decay < math.inf):
+        raise ValueError(f"weight_decay must be 0 or more; found {weight_decay!r}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type such as torch.float64; found {dtype}")
+    if isinstance(optimizer, Optimizer) or (optimizer is not None and not callable(optimizer)):
+        raise TypeError(
+            f"optimizer: found an object of type {type(optimizer).__name__}; give a callable that makes one, such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    if optimizer is not None and (lr != LR or weight_decay):
+        raise ValueError("lr and weight_decay are of the default optimizer; set those of your own where it is made")
+
+
+def _sources(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
+    """Rows to train on and rows to validate on."""
+    train = read(data)
+    share = validation if isinstance(validation, int | float) else None
+    if isinstance(train, DataLoader):
+        if batch_size is not None:
+            raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
+        if share:
+            raise ValueError(
+                "validation: the rows of a DataLoader can't be cut; give validation=0, or validation=another_loader"
+            )
+    elif len(cast(Sized, train)) < 2:
+        raise ValueError(f"data: found {len(cast(Sized, train))} rows; training needs at least 2")
+    if share is None:
+        valid = read(validation, "validation")
+        if isinstance(train, Rows) and isinstance(valid, Rows):
+            shapes = [[tuple(part.shape[1:]) for part in (*rows.args, rows.y)] for rows in (train, valid)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"validation: its rows have shapes {shapes[1]}, those to train on {shapes[0]}")
+        if not isinstance(valid, DataLoader) and not len(cast(Sized, valid)):
+            raise ValueError("validation: there is no row; give validation=0 to do without")
+        return train, valid
+    if isinstance(share, bool) or not 0 <= share < 1:
+        raise ValueError(f"validation must be a share of at least 0 and below 1, or rows; found {validation!r}")
+    return cut(train, float(share), seed) if share and not isinstance(train, DataLoader) else (train, None)
+
+
+def _batch_size(train: Source) -> int:
+    if isinstance(train, DataLoader):
+        return train.batch_size or 32
+    return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
+
+
+def _try(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, known: list[Rows]) -> bool:
+    """Predict one batch, see that the targets fit, and say whether the prediction can be trained."""
+    modes = [(module, module.training) for module in wrapped.modules()]
+    wrapped.eval()
+    try:
+        with torch.enable_grad():
+            prediction = wrapped(*batch.args)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    y = batch.y
+    if isinstance(prediction, Tensor) and isinstance(y, Tensor):
+        if y.is_floating_point():
+            # such pairs give a loss over all pairs of rows without a word
+            silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
+            if prediction.shape != y.shape and (_keeps_meaning(criterion) or silent):
+                hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
+                raise ValueError(
+                    f"y: targets are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; "
+                    f"they must have one shape{hint}"
+                )
+        elif criterion is None:
+            _check_labels(prediction, y, known)
+    elif criterion is None:
+        raise TypeError(
+            f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
+            "give criterion(prediction, target) that makes one loss of them"
+        )
+    return any(leaf.requires_grad for leaf in tensors(prediction))
+
+
+def _check_labels(prediction: Tensor, y: Tensor, known: list[Rows]) -> None:
+    if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
+        raise ValueError(
+            f"y: class numbers are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; cross entropy wants "
+            "class numbers [n] for scores [n, classes]; for values rather than classes give y as float [n, outputs]"
+        )
+    classes = prediction.shape[1]
+    for labels in [rows.y for rows in known] or [y]:
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= classes:
+            raise ValueError(
+                f"y: class numbers go from {least} to {most}, but the model gives {classes} scores, "
+                f"for classes 0 to {classes - 1}"
+            )
+
+
+def _of_rows(tensor: Tensor) -> str:
+    return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
+
+
+def _keeps_meaning(criterion: Criterion | None) -> bool:
+    """Whether a criterion of standardised targets asks for the same as one of targets in their own units."""
+    return criterion in (None, F.mse_loss, F.l1_loss) or type(criterion) in (nn.MSELoss, nn.L1Loss)
+
+
+def _scaling(
+    wrapped: Wrapped, train: Source, criterion: Criterion | None, standardize: bool | None, learns: bool
+) -> dict[str, Tensor] | None:
+    """The standardisation to set, empty to remove the present one, None to leave all as it is."""
+    if standardize is False:
+        return {}
+    if standardize is None and (own(wrapped, "scaling") is not None or not learns or not isinstance(train, Rows)):
+        return None
+    if not isinstance(train, Rows):
+        raise ValueError(
+            f"standardize: it takes tensors or arrays, not a {type(train).__name__}, whose rows can't be seen at once"
+        )
+    values: dict[str, Tensor] = {}
+    if isinstance(train.x, Tensor) and train.x.is_floating_point():
+        values["x_mean"], values["x_scale"] = moments(train.x)
+    if train.y.is_floating_point() and (standardize or (_keeps_meaning(criterion) and _output(wrapped) == "values")):
+        values["y_mean"], values["y_scale"] = moments(train.y, centre=own(wrapped, "location_scale"))
+    return values
+
+
+def _output(wrapped: Any) -> str:
+    return wrapped._workbench.output
+
+
+def _criterion(wrapped: Wrapped, y: Any) -> Criterion:
+    if y.is_floating_point():
+        return F.mse_loss
+    return cross_entropy_of_probs if _output(wrapped) == "probs" else F.cross_entropy
+
+
+def cross_entropy_of_probs(probs: Tensor, y: Tensor) -> Tensor:
+    """Mean of -log p over the rows, for probabilities [n, classes] and class numbers [n]."""
+    return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), y)
+
+
+def _device(device: str | torch.device | None, present: torch.device) -> torch.device:
+    if device is None:
+        return present
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.empty(0, device=device).device  # with its index, and an error here if there is no such device
+
+
+def _optimizer(
+    wrapped: Wrapped,
+    optimizer: Callable[..., Optimizer] | None,
+    lr: float,
+    weight_decay: float,
+    batches: Batches,
+    epochs: int,
+) -> tuple[Optimizer, LambdaLR | None]:
+    parameters = [p for p in wrapped.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("wrapped: no parameter requires a gradient, so there is nothing to train")
+    if optimizer is not None:
+        made = optimizer(parameters)
+        if not isinstance(made, Optimizer):
+            raise TypeError(f"optimizer: the callable gave {type(made).__name__}; it must give a torch Optimizer")
+        return made, None
+    try:
+        steps = epochs * len(batches)
+    except TypeError as error:
+        raise TypeError(
+            "data: the DataLoader has no length, which the learning rate's schedule needs; give optimizer=..., "
+            "which goes without"
+        ) from error
+    adam = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
+    return adam, LambdaLR(adam, functools.partial(one_cycle, steps=steps))
+
+
+def one_cycle(step: int, steps: int) -> float:
+    """The share of the peak learning rate at a step, counted from 0: up in a line, down in half a cosine.
+
+    Example:
+        >>> [round(one_cycle(step, steps=40), 2) for step in (0, 1, 2, 20, 40)]
+        [0.5, 1.0, 1.0, 0.54, 0.0]
+    """
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))

@@ -1,0 +1,252 @@
+"""The training loop: epochs, validation, best weights, resumption."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from workbench.engine.tree import tensors
+from workbench.errors import WorkbenchWarning
+from workbench.training.checkpoint import Checkpoint
+from workbench.training.history import History
+from workbench.training.rows import Batch, Batches, Inputs, bad_rows
+from workbench.wrapped import Wrapped
+
+
+@contextmanager
+def own_random(seed: int, device: torch.device) -> Iterator[None]:
+    """Random draws on the CPU and this device start at the seed; afterwards the global state is as it was before."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the devices that are not forked
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def own(wrapped: Wrapped, name: str) -> Any:
+    """What `Wrapped` has by this name; the user's model may have an attribute or method of the same name."""
+    return inspect.getattr_static(Wrapped, name).__get__(wrapped)
+
+
+@dataclass
+class Loop:
+    """One training of one model; `run` is all there is to it.
+
+    Args:
+        wrapped: the model, on the device and in the dtype of the batches.
+        criterion: criterion(prediction, target) -> scalar.
+        optimizer: of its parameters.
+        scheduler: stepped after each batch; None for a constant learning rate.
+        train: batches to train on, in a new order each epoch.
+        valid: batches to choose the best epoch by; None chooses the last.
+        epochs: how many at most.
+        patience: epochs without a better validation loss after which to stop; None never stops.
+        seed: of all random draws.
+        progress: whether to show a bar.
+        checkpoint: where to keep the state; None keeps none.
+        undo: puts the model back to what it was before the training.
+    """
+
+    wrapped: Wrapped
+    criterion: Callable[[Any, Any], Tensor]
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    train: Batches
+    valid: Batches | None
+    epochs: int
+    patience: int | None
+    seed: int
+    progress: bool
+    checkpoint: Checkpoint | None
+    undo: Callable[[], None]
+    records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    best_epoch: int = 0
+    best_loss: float = math.inf
+    lr: float = math.nan  # of the last step
+
+    def run(self) -> History:
+        """Train; the model ends with the best weights, in eval mode."""
+        interrupted = False
+        with own_random(self.seed, self.train.device):
+            try:
+                self._resume()
+                self._epochs()
+                if self.checkpoint is not None:
+                    self.checkpoint.write(self._state(), force=True)
+            except KeyboardInterrupt:
+                interrupted = True
+            except BaseException:
+                if self.best is None:
+                    self.undo()
+                self._finish()
+                raise
+            self._finish()
+            if own(self.wrapped, "needs_fit"):
+                own(self.wrapped, "fit")(Inputs(self.train))  # in random order: it may look at the first rows only
+        if interrupted:
+            done = len(self.records)
+            kept = (
+                f"the weights of epoch {self.best_epoch} are kept"
+                if self.best_epoch
+                else "the weights stay as they are"
+            )
+            message = (
+                f"training was interrupted after {done} of {self.epochs} epochs; {kept}, and the model can be used"
+            )
+            warnings.warn(message, WorkbenchWarning, stacklevel=3)
+        return History(self.records, self.best_epoch, interrupted)
+
+    def _finish(self) -> None:
+        if self.best is not None:
+            self.wrapped.load_state_dict(self.best)
+        self.wrapped.eval()
+
+    def _epochs(self) -> None:
+        from tqdm.auto import tqdm
+
+        # a bar that would be gone at once is noise: nothing is shown in the first two seconds
+        bar = tqdm(
+            total=self.epochs,
+            initial=len(self.records),
+            desc="training",
+            unit="epoch",
+            delay=2,
+            disable=not self.progress,
+        )
+        with bar:
+            for epoch in range(len(self.records) + 1, self.epochs + 1):
+                if self.patience is not None and epoch - 1 - self.best_epoch >= self.patience:
+                    break
+                start = time.perf_counter()
+                loss = self._train(epoch)
+                validation = math.nan if self.valid is None else self._validate(epoch, self.valid)
+                if self.valid is None or validation < self.best_loss:
+                    best = copy.deepcopy(self.wrapped.state_dict())
+                    self.best, self.best_epoch, self.best_loss = best, epoch, validation
+                self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
+                if self.checkpoint is not None:
+                    self.checkpoint.write(self._state())
+                shown = {"loss": loss} if self.valid is None else {"loss": loss, "validation_loss": validation}
+                bar.set_postfix(shown, refresh=False)
+                bar.update()
+
+    def _train(self, epoch: int) -> float:
+        self.wrapped.train()
+        total, rows = 0.0, 0
+        for step, batch in enumerate(self.train, 1):
+            self.optimizer.zero_grad()
+            loss = self._loss(batch)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise FloatingPointError(self._not_finite(value, f"epoch {epoch}, step {step}", batch))
+            if not loss.requires_grad:
+                raise ValueError(
+                    "the loss depends on no parameter that can be trained; is the model or the criterion detached?"
+                )
+            loss.backward()
+            self.lr = self.optimizer.param_groups[0]["lr"]
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            total, rows = total + value * len(batch), rows + len(batch)
+        if not rows:
+            raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
+        return total / rows
+
+    @torch.no_grad()
+    def _validate(self, epoch: int, batches: Batches) -> float:
+        self.wrapped.eval()
+        total, rows = 0.0, 0
+        # the same draws in every epoch, so that losses of two epochs differ by their weights only
+        with own_random(self.seed, batches.device):
+            for batch in batches:
+                value = self._loss(batch).item()
+                if not math.isfinite(value):
+                    raise FloatingPointError(self._not_finite(value, f"the validation of epoch {epoch}", batch))
+                total, rows = total + value * len(batch), rows + len(batch)
+        if not rows:
+            raise ValueError("validation: there was no batch; can the loader be gone through only once?")
+        return total / rows
+
+    def _loss(self, batch: Batch) -> Tensor:
+        loss = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
+        if not isinstance(loss, Tensor) or loss.dim():
+            found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"criterion: its loss must be one number, found {found}; average over the rows")
+        return loss
+
+    def _not_finite(self, value: float, place: str, batch: Batch) -> str:
+        found = []
+        for name, part in (("x", batch.x), ("y", batch.y)):
+            bad = sorted({int(row) for leaf in tensors(part) for row in bad_rows(leaf)})
+            if bad:
+                kind = "rows" if batch.numbers is not None else "rows of the batch"
+                numbers = bad if batch.numbers is None else [int(batch.numbers[row]) for row in bad]
+                found.append(f"{name} holds NaN or infinite numbers in {kind} {', '.join(map(str, numbers[:5]))}")
+        weights = [name for name, p in self.wrapped.named_parameters() if not p.isfinite().all()]
+        if weights:
+            found.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")
+        lr = self.optimizer.param_groups[0]["lr"]
+        kept = f"of epoch {self.best_epoch}" if self.best_epoch else "it had before"
+        return (
+            f"the loss is {value} at {place} (learning rate {lr:.3g}): "
+            f"{'; '.join(found) or 'inputs, targets and weights are finite'}. Try a smaller lr, standardize=True, and "
+            f"look at these rows. The model has the weights {kept}"
+        )
+
+    def _state(self) -> dict[str, Any]:
+        cuda = self.train.device.type == "cuda"
+        generators = {"cpu": torch.get_rng_state()}
+        if cuda:
+            generators["cuda"] = torch.cuda.get_rng_state(self.train.device)
+        for name, generator in self._generators().items():
+            generators[name] = generator.get_state()
+        return {
+            "model": self.wrapped.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "generators": generators,
+            "records": self.records,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "best_loss": self.best_loss,
+        }
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        of_loader = getattr(self.train.source, "generator", None)
+        given = {"order": self.train.generator, "loader": of_loader}
+        return {name: generator for name, generator in given.items() if generator is not None}
+
+    def _resume(self) -> None:
+        state = None if self.checkpoint is None else self.checkpoint.read()
+        if self.checkpoint is None or state is None:
+            return
+        try:
+            self.wrapped.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise ValueError(f"checkpoint: {self.checkpoint.path} is of another model; {error}") from error
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["generators"]["cpu"])
+        if "cuda" in state["generators"]:
+            torch.cuda.set_rng_state(state["generators"]["cuda"], self.train.device)
+        for name, generator in self._generators().items():
+            generator.set_state(state["generators"][name])
+        self.records = list(state["records"])
+        self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]

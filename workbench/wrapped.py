@@ -1,0 +1,382 @@
+"""What wrapping gives: an object of the user's own class that can say how far to trust it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import calling
+from .engine.clone import structural_copy
+from .engine.run import Engine
+from .engine.tree import tensors
+from .scaling import Scaling
+from .table import EXTRAS, MARK, Record, Table, plain
+
+SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Wrapped(nn.Module):
+    """Mixed into the class of the model that is wrapped; see `Wrapper`.
+
+    Call it as the model itself for the prediction, with `return_risk=True` for the pair of prediction and risk. All attributes, methods,
+    sub-modules and the `state_dict` keys of shared parameters are the model's own. Where the model has a name of its own that is also
+    one of those below, the model's wins; `Wrapped.loss(model, ...)` reaches ours.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """The user's class may ask for arguments here that only its own subclasses know."""
+
+    def forward(self, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any) -> Any:
+        """The prediction of the model, and with `return_risk=True` its risk beside it.
+
+        Args:
+            args, kwargs: as for the model.
+            return_risk: whether to return (prediction, risk). One wrapper: the risk has the structure and shapes of the prediction; several,
+                or class outputs: a `Risk`.
+            tile_and_reduce: for vote: True answers with the mean of all voters also in training mode, False deals the rows of the batch out
+                to the voters, None (default) deals in training mode and averages in evaluation mode.
+        """
+        if "_workbench" not in self.__dict__:  # a branch, or an object that is still being built
+            return super().forward(*args, **kwargs)
+        return calling.predict(self, args, kwargs, return_risk, tile_and_reduce)
+
+    # ---- training --------------------------------------------------------------------------------------------------------------------
+    def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
+        """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
+
+        Args:
+            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`.
+            x: the input, or a tuple of positional inputs.
+            y: the target.
+
+        Returns:
+            A scalar. With a scaling set it is computed in standardised units.
+        """
+        return calling.loss(self, criterion, x if isinstance(x, tuple) else (x,), y)
+
+    def fit(self, inputs: Any) -> Any:
+        """Fit what is learned in closed form (neo's signature) to the training inputs.
+
+        Args:
+            inputs: a tensor [rows, ...], or an iterable of input batches; of (input, target) pairs the input is taken.
+
+        Returns:
+            The object itself.
+        """
+        own = getattr(super(), "fit", None)
+        if own is not None and not Wrapped.needs_fit.fget(self):  # type: ignore[attr-defined]
+            return own(inputs)
+        calling.fit(self, inputs)
+        return self
+
+    @property
+    def needs_fit(self) -> bool:
+        """Whether `fit` has something to learn in closed form."""
+        return any(method.name == "neo" for method in self._workbench.methods)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in canonical order."""
+        return tuple(method.name for method in self._workbench.methods)
+
+    # ---- units -----------------------------------------------------------------------------------------------------------------------
+    @property
+    def scaling(self) -> Scaling | None:
+        """The standardisation between the user's units and the model's, if there is one."""
+        extras = self._modules.get(EXTRAS)
+        return None if extras is None else extras._modules.get("scaling")  # type: ignore[return-value]
+
+    def scale(self, *args: None, **values: Tensor | None) -> None:
+        """Standardise the first input, and give predictions and risks in original units.
+
+        Args:
+            values: x_mean, x_scale, y_mean, y_scale; see `Scaling`. `scale(None)` removes it.
+        """
+        if args:
+            if EXTRAS in self._modules:
+                self._modules[EXTRAS]._modules.pop("scaling", None)  # type: ignore[union-attr]
+            return
+        like = next((p for p in self.parameters() if p.is_floating_point()), None)
+        _extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
+
+    @property
+    def location_scale(self) -> bool:
+        """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
+        return all(getattr(method.distribution, "location_scale", True) for method in self._workbench.methods if method.name == "sculpt")
+
+    # ---- parts -----------------------------------------------------------------------------------------------------------------------
+    def voters(self) -> list[nn.Module]:
+        """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
+        return calling.voters(self)
+
+    def unwrap(self) -> nn.Module:
+        """The plain model, over the parameters as they are now; see `unwrap`."""
+        return unwrap(self)
+
+    def risk_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that wrapping added or took over, by name."""
+        return {name: p for name, p in self.named_parameters() if MARK in name}
+
+    def base_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters shared with the model that was given, by name."""
+        return {name: p for name, p in self.named_parameters() if MARK not in name}
+
+    def set_risk_parameters(self, values: dict[str, Tensor]) -> None:
+        """Set the values of `risk_parameters`, such as those of another object wrapped alike.
+
+        Raises:
+            ValueError: if a name or a shape does not fit; nothing is changed then.
+        """
+        own = self.risk_parameters()
+        wrong = sorted(own.keys() ^ values.keys()) or [n for n in own if own[n].shape != values[n].shape and own[n].numel()]
+        if wrong:
+            raise ValueError(f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                if parameter.shape == values[name].shape:
+                    parameter.copy_(values[name])
+                else:  # not materialised yet
+                    parameter.data = values[name].detach().clone().to(parameter)
+
+    def explain(self) -> str:
+        """How the last calls were run, and why: one line for each kind of call."""
+        lines = [f"{self._get_name()}: {', '.join(repr(method) for method in self._workbench.methods) or 'no methods'}"]
+        added = sum(p.numel() for p in self.risk_parameters().values())
+        shared = sum(p.numel() for p in self.base_parameters().values())
+        lines.append(f"  parameters: {added:,} of the methods, {shared:,} shared with the given model")
+        for key, (rung, reason) in _engine(self).decisions.items():
+            axes = " x ".join(f"{axis.size} {axis.name}" for axis in key[3]) or "1 branch"
+            mode = "training" if key[1] else "evaluation"
+            lines.append(f"  {mode}, {'with' if key[2] else 'without'} gradients, {axes}: {rung}, because {reason}")
+        return "\n".join(lines)
+
+    # ---- state -----------------------------------------------------------------------------------------------------------------------
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._apply(*args, **kwargs)
+        if "_workbench" in self.__dict__:
+            _restore(self)
+        return result
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if "_workbench" in self.__dict__:
+            text = json.dumps(_settings(self), sort_keys=True).encode()
+            destination[prefix + SETTINGS] = torch.tensor(list(text), dtype=torch.uint8)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "_workbench" in self.__dict__:
+            calling.prepare_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __copy__(self) -> Any:
+        return _restore(_portable(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        source = _portable(self)
+        new = object.__new__(type(self))
+        memo[id(self)] = memo[id(source)] = new
+        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in source.__dict__.items()})
+        return _restore(new)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if "_workbench" not in self.__dict__:
+            return super().__reduce_ex__(protocol)
+        if "_portable" not in self.__dict__:
+            return _same, (_portable(self),)
+        return _blank, (type(self)._plain_class, type(self)._decorated), self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_workbench" not in state:
+            super().__setstate__(state)
+            return
+        self.__dict__.update(state)
+        _restore(self)
+
+    def _get_name(self) -> str:
+        if "_workbench" not in self.__dict__:
+            return super()._get_name()
+        names = ", ".join(repr(method) for method in self._workbench.methods)
+        return f"{type(self)._plain_class.__name__}[{names}]"
+
+
+PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
+
+
+# ---- building ------------------------------------------------------------------------------------------------------------------------
+@functools.cache
+def wrapped_class(cls: type[nn.Module], decorated: bool = False) -> type[Wrapped]:
+    """The subclass of the user's class that its wrapped objects have."""
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_plain_class": cls,
+        "_decorated": decorated,
+    }
+
+    @functools.wraps(cls.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Wrapped.forward(self, *args, **kwargs)
+
+    namespace["forward"] = forward
+    for name in PUBLIC:
+        if inspect.getattr_static(cls, name, None) is not None and name != "fit":
+            namespace[name] = inspect.getattr_static(cls, name)
+    if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
+        namespace["__len__"] = lambda self: len(_contained(self))
+        namespace["__iter__"] = lambda self: iter(_contained(self))
+        namespace["__getitem__"] = lambda self, key: _contained(self)[key]
+    return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))  # type: ignore[return-value]
+
+
+def _contained(container: Any) -> Any:
+    view = object.__new__(type(container)._plain_class)
+    modules = {name: module for name, module in container._modules.items() if MARK not in name}
+    view.__dict__.update({**container.__dict__, "_modules": modules})
+    view.__dict__.pop("_workbench", None)
+    return view
+
+
+def begin(model: nn.Module) -> Wrapped:
+    """A structural copy of a plain model, of the wrapped class, with no methods yet; of a wrapped one, a copy that methods can be added to."""
+    if isinstance(model, Wrapped) and "_workbench" in model.__dict__:
+        source = model.__copy__()
+        return source
+    new = structural_copy(model)
+    return adopt(new, wrapped_class(type(new)))
+
+
+def adopt(module: nn.Module, cls: type[Wrapped]) -> Any:
+    """Make a module that nobody else uses a wrapped one without methods."""
+    record = Record.of(module)
+    module.__class__ = cls
+    if "forward" in module.__dict__:  # set on the object: it would hide ours
+        module.__dict__[f"forward{MARK}"] = module.__dict__.pop("forward")
+    for name in PUBLIC:
+        for held in (module._modules, module._parameters, module._buffers):
+            if name in held:
+                module.__dict__[name] = held[name]
+    module.__dict__["_workbench"] = record
+    module.__dict__["_engine"] = _State(module, {})
+    return module
+
+
+class _State:
+    """What a wrapped object needs to run and can make anew: its table of tensors and its engine."""
+
+    def __init__(self, root: Any, views: dict[str, Tensor]) -> None:
+        self.table = Table(root, root._workbench, views, {})
+        self.engine = Engine(root, functools.partial(_build, root), self._originals)
+
+    def _originals(self) -> dict[int, str]:
+        return {id(tensor): name for name, ref in self.table.originals.items() if (tensor := ref()) is not None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+
+def table_of(wrapped: Any) -> Table:
+    """The table of tensors of a wrapped object."""
+    return wrapped.__dict__["_engine"].table
+
+
+def _engine(wrapped: Any) -> Engine:
+    return wrapped.__dict__["_engine"].engine
+
+
+def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:
+    """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
+    record, table = root._workbench, table_of(root)
+    new = plain(root, record, "", table.views)
+    del new.__dict__["_workbench"]
+    cls = type(root)
+    new.__class__ = cls if cls._decorated else cls._plain_class
+    if f"forward{MARK}" in new.__dict__:
+        new.__dict__["forward"] = new.__dict__.pop(f"forward{MARK}")
+    slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
+    return new, slots, {name for name, slot in record.slots.items() if slot.buffer}
+
+
+def _extras(wrapped: Any) -> nn.Module:
+    if EXTRAS not in wrapped._modules:
+        wrapped._modules[EXTRAS] = nn.Module()
+    return wrapped._modules[EXTRAS]
+
+
+def _portable(wrapped: Any) -> Any:
+    """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
+    views = table_of(wrapped).views
+    new = structural_copy(wrapped)
+    stand_ins = {name: torch.empty(0) for name in views}
+    from .engine.clone import places
+
+    for container, key, name in places(new, {id(view): name for name, view in views.items()}):
+        container[key] = stand_ins[name]
+    new.__dict__["_portable"] = stand_ins
+    return new
+
+
+def _restore(wrapped: Any) -> Any:
+    """Make engine and views anew, after copying, unpickling or moving."""
+    old = wrapped.__dict__.get("_engine")
+    views = wrapped.__dict__.pop("_portable", None) or (old.table.views if old is not None else {})
+    state = _State(wrapped, dict(views))
+    if old is not None:
+        state.table.originals = old.table.originals
+    wrapped.__dict__["_engine"] = state
+    state.table.show()
+    return wrapped
+
+
+def _same(wrapped: Any) -> Any:
+    return wrapped
+
+
+def _blank(cls: type[nn.Module], decorated: bool) -> Any:
+    return object.__new__(cls if decorated else wrapped_class(cls))
+
+
+def _settings(wrapped: Any) -> dict[str, Any]:
+    return {method.name: method.settings() for method in wrapped._workbench.methods}
+
+
+def unwrap(wrapped: Any) -> nn.Module:
+    """The plain model inside a wrapped one.
+
+    It shares the parameters that no method took over; of those that vote took over it has the first voter's, as tensors of its own
+    (`wrapped.voters()` gives them all). If a scaling is set, the result keeps it, or its units would silently change: it is then a
+    wrapped object without methods.
+
+    Args:
+        wrapped: a wrapped object.
+
+    Returns:
+        A module of the class that was wrapped.
+    """
+    return calling.branch_model(wrapped, {}, own=False)
+
+
+def is_wrapped(model: object) -> bool:
+    """Whether a model is a wrapped one."""
+    return isinstance(model, Wrapped) and "_workbench" in model.__dict__
+
+
+def inputs_of(batches: Any) -> Iterator[tuple[Any, ...]]:
+    """Positional inputs of every batch: of a tensor, of a loader of inputs, or of a loader of (input, target) pairs."""
+    if isinstance(batches, Tensor):
+        yield from ((rows,) for rows in batches.split(1024))
+        return
+    for batch in batches:
+        yield (batch[0],) if isinstance(batch, list | tuple) and tensors(batch) else (batch,)
+
+

@@ -1,0 +1,107 @@
+"""Noise for sample: how values are disturbed, and how much of it can be learned."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Noise(ABC):
+    """A way to disturb a tensor; the amount is fixed, or a learned unconstrained number."""
+
+    @abstractmethod
+    def raw(self) -> float:
+        """The unconstrained number that stands for the amount given."""
+
+    @abstractmethod
+    def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
+        """The disturbed value.
+
+        Args:
+            value: floating tensor of any shape.
+            raw: the learned amount (0-dim), or None for the fixed one.
+            generator: where random numbers come from; None is torch's global generator.
+            additive: whether the value is an input, whose zeros must be disturbed as well.
+        """
+
+    @abstractmethod
+    def divergence(self, raw: Tensor) -> Tensor:
+        """What a learned amount costs for each disturbed value, in nats."""
+
+
+def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.rand_like(value)
+    return torch.rand(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+
+
+class Bernoulli(Noise):
+    """Values are zeroed with probability p, and the others divided by 1 - p (Srivastava et al. 2014, dropout).
+
+    Args:
+        p: in [0, 1).
+    """
+
+    def __init__(self, p: float = 0.1) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"p must lie in [0, 1), not {p!r}")
+        self.p = float(p)
+
+    def __repr__(self) -> str:
+        return f"Bernoulli({self.p:g})"
+
+    def raw(self) -> float:
+        p = min(max(self.p, 1e-4), 1 - 1e-4)
+        return math.log(p / (1 - p))
+
+    def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
+        if raw is None:
+            if value.is_complex() or generator is not None:
+                real = value.real if value.is_complex() else value
+                return value * ((_uniform(real, generator) >= self.p) / (1 - self.p)).to(real.dtype)
+            return F.dropout(value, self.p, training=True)
+        # a relaxed mask lets gradients reach the probability (Maddison et al. 2017; Gal et al. 2017, temperature 0.1)
+        real = value.real if value.is_complex() else value
+        u = _uniform(real, generator).clamp(1e-6, 1 - 1e-6)
+        dropped = torch.sigmoid((raw.to(real.dtype) + u.logit()) / 0.1)
+        return value * (1 - dropped) / (1 - torch.sigmoid(raw).to(real.dtype))
+
+    def divergence(self, raw: Tensor) -> Tensor:
+        p = torch.sigmoid(raw)
+        return -(torch.special.entr(p) + torch.special.entr(1 - p))
+
+
+class Normal(Noise):
+    """Values are multiplied by N(1, scale^2) (Kingma et al. 2015); to inputs N(0, scale^2) is added.
+
+    Args:
+        scale: standard deviation, not negative.
+    """
+
+    def __init__(self, scale: float = 0.1) -> None:
+        if not scale >= 0:
+            raise ValueError(f"scale must not be negative, not {scale!r}")
+        self.scale = float(scale)
+
+    def __repr__(self) -> str:
+        return f"Normal({self.scale:g})"
+
+    def raw(self) -> float:
+        return math.log(max(self.scale, 1e-4))
+
+    def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
+        if generator is None:
+            noise = torch.randn_like(value)
+        else:
+            noise = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+        scale = self.scale if raw is None else raw.exp().to(value.dtype)
+        return value + scale * noise if additive else value * (1 + scale * noise)
+
+    def divergence(self, raw: Tensor) -> Tensor:
+        # from a log-uniform prior, in the approximation of Molchanov et al. 2017, eq. 14
+        log_alpha = 2 * raw
+        return -(0.63576 * torch.sigmoid(1.8732 + 1.48695 * log_alpha) - 0.5 * F.softplus(-log_alpha) - 0.63576)
