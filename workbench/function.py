@@ -49,11 +49,17 @@ def _found(function: types.FunctionType, seen: set[int]) -> Iterator[tuple[str, 
             yield from ((f"{name}_{i}", item) for i, item in enumerate(value) if isinstance(item, nn.Module))
         elif isinstance(value, dict):
             yield from ((f"{name}_{key}", item) for key, item in value.items() if isinstance(item, nn.Module))
-        elif isinstance(value, types.FunctionType) and id(value) not in seen and value.__globals__ is function.__globals__:
+        elif (
+            isinstance(value, types.FunctionType)
+            and id(value) not in seen
+            and value.__globals__ is function.__globals__
+        ):
             yield from _found(value, seen)
 
 
-def _rebound(function: types.FunctionType, swap: dict[int, nn.Module], done: dict[int, types.FunctionType]) -> types.FunctionType:
+def _rebound(
+    function: types.FunctionType, swap: dict[int, nn.Module], done: dict[int, types.FunctionType]
+) -> types.FunctionType:
     """The function with every module in `swap` (id -> replacement) replaced, in its helpers as well."""
     if id(function) in done:
         return done[id(function)]
@@ -119,10 +125,11 @@ class Function(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        swap = {original: self._modules[name] for name, original in self._originals.items()}
-        core: Any = self._function.func if isinstance(self._function, functools.partial) else self._function
-        if isinstance(self._function, functools.partial):
-            args, kwargs = (*self._function.args, *args), {**self._function.keywords, **kwargs}
+        swap = {original: self.get_submodule(name) for name, original in self._originals.items()}
+        core: Any = self._function
+        if isinstance(core, functools.partial):
+            args, kwargs = (*core.args, *args), {**core.keywords, **kwargs}
+            core = core.func
         if isinstance(core, types.MethodType):
             import copy
 
@@ -130,7 +137,7 @@ class Function(nn.Module):
             vars(owner).update({k: swap[id(v)] for k, v in vars(owner).items() if id(v) in swap})
             return _rebound(core.__func__, swap, {})(owner, *args, **kwargs)
         done: dict[int, types.FunctionType] = {}
-        bound = _rebound(core, swap, done)  # type: ignore[arg-type]
+        bound = _rebound(core, swap, done)
         try:
             return bound(*args, **kwargs)
         finally:
@@ -144,5 +151,3 @@ def _stored(code: types.CodeType) -> set[str]:
     import dis
 
     return {str(i.argval) for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
-
-

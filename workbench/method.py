@@ -97,4 +97,6 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
 def sqrt(variance: Tensor) -> Tensor:
     """The square root with a gradient of zero, not NaN, where the variance is zero."""
     positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0))
+    return torch.where(
+        positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0)
+    )

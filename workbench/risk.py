@@ -35,9 +35,12 @@ class Risk:
 
     def map(self, function: Callable[[Any], Any]) -> Risk:
         """Apply a function to every tensor of every risk, such as `lambda t: t.detach().cpu()`."""
-        return Risk(**{
-            name: tree_map(lambda leaf: leaf if leaf is None else function(leaf), getattr(self, name)) for name in self.names()
-        })
+        return Risk(
+            **{
+                name: tree_map(lambda leaf: leaf if leaf is None else function(leaf), getattr(self, name))
+                for name in self.names()
+            }
+        )
 
     def __getitem__(self, name: str) -> Any:
         if name not in (known := [field.name for field in fields(self)]):

@@ -35,7 +35,9 @@ class Scaling(nn.Module):
             if (getattr(self, f"{kind}_mean") is None) != (scale is None):
                 raise ValueError(f"{kind}_mean and {kind}_scale go together: give both or neither")
             if scale is not None and not bool((scale > 0).all()):
-                raise ValueError(f"{kind}_scale must be positive everywhere, its smallest value is {scale.min().item():g}")
+                raise ValueError(
+                    f"{kind}_scale must be positive everywhere, its smallest value is {scale.min().item():g}"
+                )
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The positional inputs in standardised units."""
@@ -45,7 +47,9 @@ class Scaling(nn.Module):
 
     def targets(self, y: Any) -> Any:
         """Targets in standardised units."""
-        return y if self.y_mean is None else tree_map(lambda t: (t - self.y_mean) / self.y_scale if is_float(t) else t, y)
+        return (
+            y if self.y_mean is None else tree_map(lambda t: (t - self.y_mean) / self.y_scale if is_float(t) else t, y)
+        )
 
     def prediction(self, y: Any) -> Any:
         """Predictions in original units."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
-from .engine.plan import Rule, Shared
+from .engine.plan import Bank, Rule, Shared
 
 if TYPE_CHECKING:
     from .method import Method
@@ -40,13 +39,16 @@ class Record:
     """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
 
     slots: dict[str, Slot]
-    order: dict[str, tuple[list[str], list[str]]]  # by module path: names of its parameters and buffers, as first registered
+    order: dict[
+        str, tuple[list[str], list[str]]
+    ]  # by module path: names of its parameters and buffers, as first registered
     methods: list[Method] = field(default_factory=list)
     rules: dict[str, Rule] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
     output: str = "values"
     strategy: str = "auto"
     verbose: int = 0
+    rows: int | None = None  # number of training rows, which the regularising terms need
     told: set[str] = field(default_factory=set)  # warnings that were given
 
     @classmethod
@@ -82,7 +84,7 @@ class Table:
         self.root, self.record, self.views, self.originals = root, record, views, originals
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------------
+    # ---- looking
     def module(self, path: str) -> nn.Module:
         """The sub-module at a path, "" for the root."""
         return self.root.get_submodule(path) if path else self.root
@@ -95,7 +97,9 @@ class Table:
             module = self.module(path)
             held = module._parameters if attribute in module._parameters else module._buffers
             if attribute not in held:
-                raise KeyError(f"{name!r} is not registered in {type(self.root).__name__}; was a layer replaced after wrapping?")
+                raise KeyError(
+                    f"{name!r} is not registered in {type(self.root).__name__}; was a layer replaced after wrapping?"
+                )
             home = self._homes[name] = (held, attribute)
         return home[0][home[1]]  # type: ignore[return-value]
 
@@ -104,7 +108,8 @@ class Table:
         return [
             name
             for name, slot in self.record.slots.items()
-            if not slot.buffer and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
+            if not slot.buffer
+            and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
         ]
 
     def value(self, name: str) -> Tensor:
@@ -113,9 +118,11 @@ class Table:
 
     def layers(self) -> list[str]:
         """Paths of the modules that own a parameter of two or more dimensions, in the order of registration."""
-        return list(dict.fromkeys(
-            self.record.slots[name].owners[0][0] for name in self.parameters() if self.value(name).dim() >= 2
-        ))
+        return list(
+            dict.fromkeys(
+                self.record.slots[name].owners[0][0] for name in self.parameters() if self.value(name).dim() >= 2
+            )
+        )
 
     def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
         """Slots of the last n layers and of all that is registered between and after them (norms, buffers).
@@ -146,15 +153,15 @@ class Table:
         for module in new.modules():
             if is_scripted(module):
                 continue
-            for held in (module._parameters, module._buffers):
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        copied = tensor.detach().clone()
-                        is_parameter = held is module._parameters
-                        held[name] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.detach().clone()
         return new
 
-    # ---- changing --------------------------------------------------------------------------------------------------------------------
+    # ---- changing
     def register(self, name: str, tensor: Tensor, like: Tensor | None = None, buffer: bool = False) -> str:
         """Register a new tensor under a marked name, beside the tensor that it belongs to.
 
@@ -168,7 +175,9 @@ class Table:
         if buffer:
             module._buffers[attribute] = tensor.detach()
         else:
-            module._parameters[attribute] = nn.Parameter(tensor.detach(), requires_grad=True if like is None else like.requires_grad)
+            module._parameters[attribute] = nn.Parameter(
+                tensor.detach(), requires_grad=True if like is None else like.requires_grad
+            )
         return name
 
     def drop(self, name: str) -> None:
@@ -201,11 +210,8 @@ class Table:
             container[key] = self.views[name]
 
 
-class _Lookup:
+class _Lookup(Bank):
     """A bank for single looks: one row, not all."""
-
-    def __init__(self, get: Callable[[str], Tensor]) -> None:
-        self.get = get
 
     def row(self, name: str, i: int) -> Tensor:
         return self.get(name)[i]
@@ -228,8 +234,8 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
             at = new.get_submodule(below) if below else new
             at.__dict__.pop(attribute, None)
             names = record.order[owner][1 if slot.buffer else 0]
-            held = at._buffers if slot.buffer else at._parameters
-            held[attribute] = views[slot.name]  # type: ignore[assignment]
+            held: dict[str, Any] = at._buffers if slot.buffer else at._parameters
+            held[attribute] = views[slot.name]
             ordered = {name: held[name] for name in names if name in held}
             ordered.update(held)
             held.clear()

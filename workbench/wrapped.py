@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,13 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from . import calling
-from .engine.clone import structural_copy
+from .engine.clone import places, structural_copy
 from .engine.run import Engine
-from .engine.tree import tensors
 from .scaling import Scaling
+from .state import SETTINGS, extract, prepare
 from .table import EXTRAS, MARK, Record, Table, plain
 
-SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -30,6 +40,9 @@ class Wrapped(nn.Module):
     sub-modules and the `state_dict` keys of shared parameters are the model's own. Where the model has a name of its own that is also
     one of those below, the model's wins; `Wrapped.loss(model, ...)` reaches ours.
     """
+
+    _workbench: Record
+    _plain_class: type[nn.Module]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """The user's class may ask for arguments here that only its own subclasses know."""
@@ -48,7 +61,7 @@ class Wrapped(nn.Module):
             return super().forward(*args, **kwargs)
         return calling.predict(self, args, kwargs, return_risk, tile_and_reduce)
 
-    # ---- training --------------------------------------------------------------------------------------------------------------------
+    # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
         """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
 
@@ -71,9 +84,6 @@ class Wrapped(nn.Module):
         Returns:
             The object itself.
         """
-        own = getattr(super(), "fit", None)
-        if own is not None and not Wrapped.needs_fit.fget(self):  # type: ignore[attr-defined]
-            return own(inputs)
         calling.fit(self, inputs)
         return self
 
@@ -87,12 +97,12 @@ class Wrapped(nn.Module):
         """Names of the methods, in canonical order."""
         return tuple(method.name for method in self._workbench.methods)
 
-    # ---- units -----------------------------------------------------------------------------------------------------------------------
+    # ---- units
     @property
     def scaling(self) -> Scaling | None:
         """The standardisation between the user's units and the model's, if there is one."""
-        extras = self._modules.get(EXTRAS)
-        return None if extras is None else extras._modules.get("scaling")  # type: ignore[return-value]
+        extras: Any = self._modules.get(EXTRAS)
+        return None if extras is None else extras._modules.get("scaling")
 
     def scale(self, *args: None, **values: Tensor | None) -> None:
         """Standardise the first input, and give predictions and risks in original units.
@@ -102,7 +112,7 @@ class Wrapped(nn.Module):
         """
         if args:
             if EXTRAS in self._modules:
-                self._modules[EXTRAS]._modules.pop("scaling", None)  # type: ignore[union-attr]
+                _extras(self)._modules.pop("scaling", None)
             return
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         _extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
@@ -110,12 +120,17 @@ class Wrapped(nn.Module):
     @property
     def location_scale(self) -> bool:
         """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
-        return all(getattr(method.distribution, "location_scale", True) for method in self._workbench.methods if method.name == "sculpt")
+        return all(
+            getattr(method.distribution, "location_scale", True)
+            for method in self._workbench.methods
+            if method.name == "sculpt"
+        )
 
-    # ---- parts -----------------------------------------------------------------------------------------------------------------------
+    # ---- parts
     def voters(self) -> list[nn.Module]:
         """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
-        return calling.voters(self)
+        vote: Any = next((method for method in self._workbench.methods if method.name == "vote"), None)
+        return [_branch(self, {"vote": i}, own=True) for i in range(vote.n_voters if vote is not None else 1)]
 
     def unwrap(self) -> nn.Module:
         """The plain model, over the parameters as they are now; see `unwrap`."""
@@ -136,9 +151,13 @@ class Wrapped(nn.Module):
             ValueError: if a name or a shape does not fit; nothing is changed then.
         """
         own = self.risk_parameters()
-        wrong = sorted(own.keys() ^ values.keys()) or [n for n in own if own[n].shape != values[n].shape and own[n].numel()]
+        wrong = sorted(own.keys() ^ values.keys()) or [
+            n for n in own if own[n].shape != values[n].shape and own[n].numel()
+        ]
         if wrong:
-            raise ValueError(f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings")
+            raise ValueError(
+                f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings"
+            )
         with torch.no_grad():
             for name, parameter in own.items():
                 if parameter.shape == values[name].shape:
@@ -158,7 +177,7 @@ class Wrapped(nn.Module):
             lines.append(f"  {mode}, {'with' if key[2] else 'without'} gradients, {axes}: {rung}, because {reason}")
         return "\n".join(lines)
 
-    # ---- state -----------------------------------------------------------------------------------------------------------------------
+    # ---- state
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._apply(*args, **kwargs)
         if "_workbench" in self.__dict__:
@@ -173,19 +192,21 @@ class Wrapped(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
-            calling.prepare_state(self, state_dict, prefix)
+            prepare(self, table_of(self), _settings(self), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
         return _restore(_portable(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
-        source = _portable(self)
-        new = object.__new__(type(self))
-        memo[id(self)] = memo[id(source)] = new
-        new.__dict__.update({name: copy.deepcopy(value, memo) for name, value in source.__dict__.items()})
+        if "_workbench" not in self.__dict__:
+            raise TypeError("a model that is still being built cannot be copied")
+        memo[id(self)] = new = _portable(self)
+        stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
+        for container, key, _ in places(new):
+            tensor = container[key]
+            if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
+                container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
         return _restore(new)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -193,7 +214,7 @@ class Wrapped(nn.Module):
             return super().__reduce_ex__(protocol)
         if "_portable" not in self.__dict__:
             return _same, (_portable(self),)
-        return _blank, (type(self)._plain_class, type(self)._decorated), self.__dict__
+        return _blank, (type(self)._plain_class,), self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_workbench" not in state:
@@ -212,16 +233,23 @@ class Wrapped(nn.Module):
 PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
 
 
-# ---- building ------------------------------------------------------------------------------------------------------------------------
-@functools.cache
-def wrapped_class(cls: type[nn.Module], decorated: bool = False) -> type[Wrapped]:
+# ---- building
+_CLASSES: dict[type, type[Wrapped]] = {}
+
+
+def wrapped_class(cls: type[nn.Module]) -> type[Wrapped]:
     """The subclass of the user's class that its wrapped objects have."""
+    if cls not in _CLASSES:
+        _CLASSES[cls] = _wrapped_class(cls)
+    return _CLASSES[cls]
+
+
+def _wrapped_class(cls: type[nn.Module]) -> type[Wrapped]:
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_plain_class": cls,
-        "_decorated": decorated,
     }
 
     @functools.wraps(cls.forward)
@@ -230,13 +258,13 @@ def wrapped_class(cls: type[nn.Module], decorated: bool = False) -> type[Wrapped
 
     namespace["forward"] = forward
     for name in PUBLIC:
-        if inspect.getattr_static(cls, name, None) is not None and name != "fit":
+        if inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
         namespace["__len__"] = lambda self: len(_contained(self))
         namespace["__iter__"] = lambda self: iter(_contained(self))
         namespace["__getitem__"] = lambda self, key: _contained(self)[key]
-    return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))  # type: ignore[return-value]
+    return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))
 
 
 def _contained(container: Any) -> Any:
@@ -262,6 +290,12 @@ def adopt(module: nn.Module, cls: type[Wrapped]) -> Any:
     module.__class__ = cls
     if "forward" in module.__dict__:  # set on the object: it would hide ours
         module.__dict__[f"forward{MARK}"] = module.__dict__.pop("forward")
+    for key in (
+        _HOOKS
+    ):  # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
+        if module.__dict__.get(key):
+            module.__dict__[key + MARK] = module.__dict__[key]
+            module.__dict__[key] = OrderedDict()
     for name in PUBLIC:
         for held in (module._modules, module._parameters, module._buffers):
             if name in held:
@@ -299,8 +333,9 @@ def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:
     record, table = root._workbench, table_of(root)
     new = plain(root, record, "", table.views)
     del new.__dict__["_workbench"]
-    cls = type(root)
-    new.__class__ = cls if cls._decorated else cls._plain_class
+    new.__class__ = type(root)._plain_class
+    for key in _HOOKS:
+        new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
     if f"forward{MARK}" in new.__dict__:
         new.__dict__["forward"] = new.__dict__.pop(f"forward{MARK}")
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
@@ -318,8 +353,6 @@ def _portable(wrapped: Any) -> Any:
     views = table_of(wrapped).views
     new = structural_copy(wrapped)
     stand_ins = {name: torch.empty(0) for name in views}
-    from .engine.clone import places
-
     for container, key, name in places(new, {id(view): name for name, view in views.items()}):
         container[key] = stand_ins[name]
     new.__dict__["_portable"] = stand_ins
@@ -342,8 +375,8 @@ def _same(wrapped: Any) -> Any:
     return wrapped
 
 
-def _blank(cls: type[nn.Module], decorated: bool) -> Any:
-    return object.__new__(cls if decorated else wrapped_class(cls))
+def _blank(cls: type[nn.Module]) -> Any:
+    return object.__new__(wrapped_class(cls))
 
 
 def _settings(wrapped: Any) -> dict[str, Any]:
@@ -363,7 +396,21 @@ def unwrap(wrapped: Any) -> nn.Module:
     Returns:
         A module of the class that was wrapped.
     """
-    return calling.branch_model(wrapped, {}, own=False)
+    if not is_wrapped(wrapped):
+        raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}")
+    return _branch(wrapped, {}, own=False)
+
+
+def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
+    new = _build(wrapped)[0]
+    new.__class__ = type(wrapped)._plain_class
+    extract(new, table_of(wrapped), index, own)
+    scaling = wrapped.scaling
+    if scaling is None:
+        return new
+    kept = adopt(new, wrapped_class(type(new)))
+    Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
+    return kept
 
 
 def is_wrapped(model: object) -> bool:
@@ -371,12 +418,19 @@ def is_wrapped(model: object) -> bool:
     return isinstance(model, Wrapped) and "_workbench" in model.__dict__
 
 
-def inputs_of(batches: Any) -> Iterator[tuple[Any, ...]]:
-    """Positional inputs of every batch: of a tensor, of a loader of inputs, or of a loader of (input, target) pairs."""
+def inputs_of(batches: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Positional and keyword inputs of every batch.
+
+    Args:
+        batches: a tensor; or an iterable of inputs or of (input, target) pairs, where an input is a tensor, a tuple of positional inputs, or
+            a dict of keyword inputs.
+    """
     if isinstance(batches, Tensor):
-        yield from ((rows,) for rows in batches.split(1024))
+        yield from (((rows,), {}) for rows in batches.split(1024))
         return
     for batch in batches:
-        yield (batch[0],) if isinstance(batch, list | tuple) and tensors(batch) else (batch,)
-
-
+        given = batch[0] if isinstance(batch, list | tuple) else batch
+        if isinstance(given, dict):
+            yield (), given
+        else:
+            yield (tuple(given) if isinstance(given, list | tuple) else (given,)), {}

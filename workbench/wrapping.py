@@ -32,7 +32,9 @@ class Wrapper:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         target = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(target, nn.Module | types.FunctionType) or (isinstance(target, type) and issubclass(target, nn.Module)):
+        if isinstance(target, nn.Module | types.FunctionType) or (
+            isinstance(target, type) and issubclass(target, nn.Module)
+        ):
             return cls()(target)  # used as a decorator without parentheses
         return super().__new__(cls)
 
@@ -45,7 +47,9 @@ class Wrapper:
 
     def make(self) -> list[Method]:
         """The methods that this wrapper puts on a model, new ones at each call."""
-        raise TypeError(f"{type(self).__name__} is no wrapper by itself; use vote.Wrapper, sample.Wrapper, sculpt.Wrapper or neo.Wrapper")
+        raise TypeError(
+            f"{type(self).__name__} is no wrapper by itself; use vote.Wrapper, sample.Wrapper, sculpt.Wrapper or neo.Wrapper"
+        )
 
     def __call__(self, target: T) -> T:
         """Wrap a model, a function of tensors, or a class of models.
@@ -65,18 +69,23 @@ class Wrapper:
             return _decorated(target, self)  # type: ignore[return-value]
         if isinstance(target, types.FunctionType | types.MethodType | functools.partial):
             wrapped = self._on(Function(target))
-            return wrapped  # type: ignore[return-value]
+            return wrapped
         if not isinstance(target, nn.Module):
-            what = f"the class {target.__name__}" if isinstance(target, type) else f"{type(target).__name__} {target!r:.60}"
-            raise TypeError(
-                f"{type(self).__module__.rpartition('.')[2]}.Wrapper wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
+            what = (
+                f"the class {target.__name__}"
+                if isinstance(target, type)
+                else f"{type(target).__name__} {target!r:.60}"
             )
-        return self._on(target)  # type: ignore[return-value]
+            raise TypeError(
+                f"{type(self).__module__.rpartition('.')[2]}.Wrapper wraps an nn.Module, a subclass of it, or a function that "
+                f"uses one; not {what}"
+            )
+        return self._on(target)
 
     def _on(self, model: nn.Module) -> Any:
         self._check(model)
         wrapped: Any = begin(model)
-        _attach(wrapped, self)
+        attach(wrapped, self)
         if self.example is not None:
             inputs = self.example if isinstance(self.example, tuple) else (self.example,)
             training = wrapped.training
@@ -103,7 +112,7 @@ class Wrapper:
             )
         if not any(p.is_floating_point() or p.is_complex() for p in model.parameters()) and self.make():
             raise ValueError(f"{type(model).__name__} has no floating-point parameters, so there is nothing to wrap")
-        present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr,operator]
+        present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
         for method in self.make():
             if method.name in present:
                 raise ValueError(
@@ -155,17 +164,24 @@ def compose(*wrappers: Wrapper) -> Wrapper:
     return _Composed(tuple(part for w in wrappers for part in (w.wrappers if isinstance(w, _Composed) else (w,))))
 
 
-def _attach(wrapped: Any, wrapper: Wrapper) -> None:
+def attach(wrapped: Any, wrapper: Wrapper) -> None:
+    """Put the methods of a wrapper on a wrapped object, in place."""
     record, table = wrapped._workbench, table_of(wrapped)
     if wrapper.output != "values":
         if record.output not in ("values", wrapper.output):
-            raise ValueError(f'the model was wrapped with output="{record.output}", this wrapper asks for "{wrapper.output}"')
+            raise ValueError(
+                f'the model was wrapped with output="{record.output}", this wrapper asks for "{wrapper.output}"'
+            )
         record.output = wrapper.output
     if wrapper.strategy != "auto":
         record.strategy = wrapper.strategy
     devices = sorted({p.device.index or 0 for p in wrapped.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        for method in sorted(wrapper.make(), key=lambda method: -method.order):  # heads first, so that voters get a risk head each
+        # a stream of its own, that does not repeat in what the user draws next
+        torch.manual_seed(int(torch.randint(2**62, ()).item()))
+        for method in sorted(
+            wrapper.make(), key=lambda method: -method.order
+        ):  # heads first, so that voters get a risk head each
             before = set(record.rules)
             method.attach(table)
             record.methods.append(method)
@@ -178,16 +194,15 @@ def _attach(wrapped: Any, wrapper: Wrapper) -> None:
 
 
 def _decorated(cls: type[nn.Module], wrapper: Wrapper) -> type[nn.Module]:
-    """The class whose instances wrap themselves once they are built; subclasses of it do so, too."""
-    base = wrapped_class(cls, decorated=True)
+    """The class whose instances, and those of its subclasses, wrap themselves once they are built."""
+    meta: Any = type(cls)
 
-    class Built(type(base)):  # type: ignore[misc]
+    class Built(meta):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             instance = super().__call__(*args, **kwargs)
-            if "_workbench" not in instance.__dict__:
-                wrapper._check(instance)
-                adopt(instance, self)
-                _attach(instance, wrapper)
+            wrapper._check(instance)
+            adopt(instance, wrapped_class(type(instance)))
+            attach(instance, wrapper)
             return instance
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -201,13 +216,14 @@ def _decorated(cls: type[nn.Module], wrapper: Wrapper) -> type[nn.Module]:
         finally:
             self.__dict__.pop("_building", None)
 
-    namespace = dict(vars(base))
-    for name in ("__dict__", "__weakref__"):
-        namespace.pop(name, None)
-    namespace["__init__"] = functools.wraps(cls.__init__)(init)
-    middle = type(base)("_Building", (Wrapped,), {"__init__": init})
-    namespace.pop("__init__")
-    return Built(cls.__name__, (middle, cls), namespace)
+    def untouched(cls: type, **kwargs: Any) -> None:
+        """The user's class may ask for arguments here that only its own subclasses know."""
+
+    between = type(
+        "Building", (), {"__init__": functools.wraps(cls.__init__)(init), "__init_subclass__": classmethod(untouched)}
+    )
+    facts = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return Built(cls.__name__, (between, cls), facts)
 
 
 __all__ = ["Wrapper", "compose", "unwrap"]

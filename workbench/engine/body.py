@@ -64,7 +64,9 @@ def call(clone: Clone, plan: Plan, index: Index, args: tuple, kwargs: dict[str, 
     return passed(clone, plan, values, index, args, kwargs)
 
 
-def passed(clone: Clone, plan: Plan, values: dict[str, Tensor], index: Index, args: tuple, kwargs: dict[str, Any]) -> Result:
+def passed(
+    clone: Clone, plan: Plan, values: dict[str, Tensor], index: Index, args: tuple, kwargs: dict[str, Any]
+) -> Result:
     """Run the clone's forward with the given tensors; buffers among them must be the branch's own."""
     for intervention in plan.interventions:
         values = intervention.tensors(values, index)
@@ -79,7 +81,9 @@ def passed(clone: Clone, plan: Plan, values: dict[str, Tensor], index: Index, ar
                 context = intervention.active(parameters, state, inputs)
                 if context is not None:
                     stack.enter_context(context)
-        output = clone.root.forward(*args, **kwargs)
+        output = nn.Module._call_impl(
+            clone.root, *args, **kwargs
+        )  # with the model's own hooks, but past a __call__ of its class
     new: dict[str, Tensor] = {}
     for slot in clone.buffers:
         container, key = clone.home[slot]

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type, types.ModuleType)
+_ATOMS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    type,
+    types.ModuleType,
+)
 
 
 def is_scripted(module: nn.Module) -> bool:
@@ -112,8 +127,11 @@ def _share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             _share(item, memo, seen)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         for item in value:
+            _share(item, memo, seen)
+    elif isinstance(value, functools.partial):
+        for item in (value.func, value.args, value.keywords):
             _share(item, memo, seen)
     elif isinstance(value, types.MethodType):
         _share(value.__self__, memo, seen)
@@ -139,18 +157,20 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
         cells.append(cell if new is content else types.CellType(new))
     if all(new is old for new, old in zip(cells, function.__closure__, strict=True)):
         return function
-    copied = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__dict__.update(function.__dict__)
     return copied
 
 
-def places(root: nn.Module, wanted: dict[int, str]) -> list[tuple[Any, Any, str]]:
+def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:
     """Every dict entry or list item below `root` that holds one of the wanted tensors.
 
     Args:
         root: where to look: parameters, buffers and (nested) containers in attributes, such as the flat weights of an LSTM.
-        wanted: id of a tensor -> its name.
+        wanted: id of a tensor -> its name; None wants every tensor, without a name.
 
     Returns:
         Triples (container, key, name), ready for `container[key] = other`.
@@ -164,8 +184,8 @@ def places(root: nn.Module, wanted: dict[int, str]) -> list[tuple[Any, Any, str]
         seen.add(id(container))
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, Tensor):
-                if id(value) in wanted and not isinstance(container, tuple):
-                    found.append((container, key, wanted[id(value)]))
+                if (wanted is None or id(value) in wanted) and not isinstance(container, tuple):
+                    found.append((container, key, "" if wanted is None else wanted[id(value)]))
             elif isinstance(value, dict | list | tuple) and key != "_modules":
                 look(value, depth + 1)
 

@@ -22,11 +22,13 @@ class Axis:
         name: the method that owns it.
         size: number of branches along it.
         randomness: what the model's own random calls do along it, as in `torch.func.vmap`: "different", "same" or "error".
+        own_first: position 0 is the model itself, and the others only stand beside it: of whole numbers and whatever is no tensor its are taken.
     """
 
     name: str
     size: int
     randomness: str = "different"
+    own_first: bool = False
 
 
 class Bank:
@@ -54,9 +56,9 @@ class Shared:
     def axes(self) -> tuple[str, ...]:
         return ()
 
-    def names(self) -> list[str]:
-        """The registered tensors that the rule reads."""
-        return [self.name]
+    def names(self, index: Index) -> list[str]:
+        """The registered tensors that a branch reads by this rule, without those that all branches share."""
+        return []
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
         return bank.get(self.name)
@@ -79,7 +81,7 @@ class Stacked:
     def axes(self) -> tuple[str, ...]:
         return (self.axis,)
 
-    def names(self) -> list[str]:
+    def names(self, index: Index) -> list[str]:
         return [self.name]
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
@@ -107,7 +109,7 @@ class RankOne:
     def axes(self) -> tuple[str, ...]:
         return (self.axis,)
 
-    def names(self) -> list[str]:
+    def names(self, index: Index) -> list[str]:
         return [self.left, self.right] if self.right else [self.left]
 
     def _scaled(self, bank: Bank, left: Tensor, right: Tensor | None) -> Tensor:
@@ -136,8 +138,10 @@ class Split:
     axis: str
     options: tuple[Rule, ...]
 
-    def names(self) -> list[str]:
-        return [name for option in self.options for name in option.names()]
+    def names(self, index: Index) -> list[str]:
+        at = index.get(self.axis, 0)
+        option = self.options[at]
+        return [option.name] if at and isinstance(option, Shared) else option.names(index)
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis, *dict.fromkeys(name for option in self.options for name in option.axes()))
@@ -169,7 +173,9 @@ class Intervention:
         """The inputs that the branch is to see."""
         return args, kwargs
 
-    def active(self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]) -> AbstractContextManager[Any] | None:
+    def active(
+        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
         """A context for the branch's forward pass, or None.
 
         Args:

@@ -26,6 +26,10 @@ class NonTensorOutputError(TypeError):
     """A part of the output that is no tensor differs between the branches, so there is no one value to return."""
 
 
+class NotDealableError(RuntimeError):
+    """The rows of the output do not answer the rows of the input one by one."""
+
+
 class UnreachedParametersError(RuntimeError):
     """The branches would not differ where they should: the model uses other tensors than those that a wrapper has taken over."""
 
@@ -68,7 +72,7 @@ class Engine:
         self._tree: dict[str, nn.Module] = {}
         self._checked = False
 
-    # ---- clones ----------------------------------------------------------------------------------------------------------------------
+    # ---- clones
     def mode(self) -> bool:
         return self.root.training
 
@@ -112,8 +116,10 @@ class Engine:
         if self._clones:
             state.transfer(self.impure.get(self.mode(), frozenset()), self._clones[0].tree, self._tree)
 
-    # ---- running ---------------------------------------------------------------------------------------------------------------------
-    def run(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto") -> tuple[Branched, list[Result]]:
+    # ---- running
+    def run(
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
+    ) -> tuple[Branched, list[Result]]:
         """Run all branches of a plan.
 
         Args:
@@ -127,6 +133,9 @@ class Engine:
         with self.lock:
             self._refresh()
             results = self._execute(plan, args, kwargs, strategy)
+            branched = combined(
+                plan, results
+            )  # before anything is kept: it may find that the branches do not fit together
             if plan.keep_state:
                 buffers = state.Buffers()
                 for index, result in zip(plan.indices(), results, strict=True):
@@ -138,7 +147,7 @@ class Engine:
                 self._refresh_keys()
             if not self._checked and torch.is_grad_enabled():
                 self._check_reach(plan, results)
-        return combined(plan, results, args, kwargs), results
+        return branched, results
 
     def _refresh_keys(self) -> None:
         """File the clones under what the wrapped object looks like after the call, or its own changes would throw them away."""
@@ -162,7 +171,9 @@ class Engine:
             return vmapped.run(self, plan, args, kwargs)
         return loop.run(self, plan, args, kwargs)
 
-    def _first_rung(self, plan: Plan, strategy: str, device: str, autocast: bool, leaves: list[Tensor]) -> tuple[str, str]:
+    def _first_rung(
+        self, plan: Plan, strategy: str, device: str, autocast: bool, leaves: list[Tensor]
+    ) -> tuple[str, str]:
         if plan.size == 1:
             return "loop", "there is one branch"
         if strategy != "auto":
@@ -218,11 +229,13 @@ class Engine:
         stale = sorted(name for key, name in self._originals().items() if key in found)
         if stale:
             raise UnreachedParametersError(
-                f"the model uses {', '.join(stale[:3])} of the model that was given, by a reference that does not move along (a lambda, a partial "
-                "function, an object that holds the tensor): its branches would not differ there. Reach it through the module (self.layer.weight)"
+                f"the model uses {', '.join(stale[:3])} of the model that was given, by a reference that does not move "
+                "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
+                "the module, as self.layer.weight"
             )
-        owned = {id(plan.bank.get(name)) for rule in rules.values() for name in rule.names()}
-        if not owned & found:
+        index = list(plan.indices())[-1]
+        owned = {id(plan.bank.get(name)) for rule in rules.values() for name in rule.names(index)}
+        if owned and not owned & found:
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
@@ -233,28 +246,36 @@ def _where(error: Exception) -> str:
     """The message of an error in one line, with the innermost line outside torch and this package."""
     message = str(error).strip().split("\n")[0][:160]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/torch/" not in frame.filename and "/workbench/" not in frame.filename and not frame.filename.startswith("<"):
+        if (
+            "/torch/" not in frame.filename
+            and "/workbench/" not in frame.filename
+            and not frame.filename.startswith("<")
+        ):
             return f"{message}; at {frame.filename}:{frame.lineno}"
     return message
 
 
-def combined(plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> Branched:
+def combined(plan: Plan, results: list[Result]) -> Branched:
     """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places."""
     axes = plan.axes
     trees = [flatten(result.output) for result in results]
     rebuild = trees[0][1]
     if len({len(leaves) for leaves, _ in trees}) > 1:
-        raise NonTensorOutputError(f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch")
+        raise NonTensorOutputError(
+            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
+        )
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
     sizes = [axis.size for axis in axes]
     order = None
     if plan.dealt:
         order = torch.argsort(torch.cat(plan.rows))
+    beside = [axis.name for axis in axes if axis.own_first]
+    equals = [k for k, index in enumerate(plan.indices()) if not any(index[name] for name in beside)]
     columns: list[Any] = []
     for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
         if not isinstance(items[0], Tensor):
-            columns.append(_agreed(items, results[0].output, i))
+            columns.append(_agreed([items[k] for k in equals], results[0].output, i))
         elif order is None:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
@@ -264,11 +285,13 @@ def combined(plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, A
 
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
     if len(items) == 1:
-        return items[0].reshape(*sizes, *items[0].shape)
+        return items[0].reshape((*sizes, *items[0].shape))
     shapes = {tuple(item.shape) for item in items}
     if len(shapes) > 1:
-        raise NonTensorOutputError(f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape")
-    return torch.stack(items).reshape(*sizes, *items[0].shape)
+        raise NonTensorOutputError(
+            f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape"
+        )
+    return torch.stack(items).reshape((*sizes, *items[0].shape))
 
 
 def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
@@ -276,13 +299,17 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
     position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
     grouped: dict[tuple, list[Tensor]] = {}
     for index, item in zip(plan.indices(), items, strict=True):
+        if not item.dim() or item.shape[0] != len(plan.rows[index[plan.dealt]]):
+            raise NotDealableError
         key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)
         grouped.setdefault(key, []).append(item)
+    if len({tuple(item.shape[1:]) for item in items}) > 1:
+        raise NotDealableError
     stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device)) for parts in grouped.values()])
-    return stacked.reshape(*sizes, *stacked.shape[1:])
+    return stacked.reshape((*sizes, *stacked.shape[1:]))
 
 
-def _agreed(items: tuple[Any, ...], output: Any, i: int) -> Any:
+def _agreed(items: list[Any], output: Any, i: int) -> Any:
     first = items[0]
     for item in items[1:]:
         same = item is first

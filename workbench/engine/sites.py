@@ -18,13 +18,64 @@ from .tree import flatten, is_float
 
 # By name, since one operation has many spellings (F.linear, Tensor.matmul, @, torch.mm ...).
 CONTRACTIONS = frozenset(
-    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul __matmul__ __rmatmul__ mm bmm mv addmm "
-    "addmv addbmm baddbmm einsum tensordot inner lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "_native_multi_head_attention _transformer_encoder_layer_fwd".split()
+    [
+        "linear",
+        "bilinear",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "mm",
+        "bmm",
+        "mv",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "baddbmm",
+        "einsum",
+        "tensordot",
+        "inner",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+        "_native_multi_head_attention",
+        "_transformer_encoder_layer_fwd",
+    ]
 )
 _LOOKING = frozenset(  # they read facts about a tensor, not its values
-    "__get__ __set__ __len__ __repr__ __format__ __hash__ size dim numel stride element_size data_ptr storage_offset untyped_storage "
-    "is_floating_point is_complex is_contiguous requires_grad_ get_device backward register_hook".split()
+    [
+        "__get__",
+        "__set__",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "__hash__",
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "element_size",
+        "data_ptr",
+        "storage_offset",
+        "untyped_storage",
+        "is_floating_point",
+        "is_complex",
+        "is_contiguous",
+        "requires_grad_",
+        "get_device",
+        "backward",
+        "register_hook",
+    ]
 )
 
 
@@ -35,9 +86,15 @@ class CheckpointedSite(RuntimeError):
 @functools.cache
 def transparent(function: types.FunctionType) -> types.FunctionType:
     """The function without its own torch-function dispatch, so that a mode sees the calls inside it."""
-    blind = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False)
+    blind = dict.fromkeys(
+        ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False
+    )
     copied = types.FunctionType(
-        function.__code__, {**function.__globals__, **blind}, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        {**function.__globals__, **blind},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
@@ -89,7 +146,9 @@ class Sites(TorchFunctionMode):
         if name in CONTRACTIONS:
             self._refuse_checkpoint()
             data = [
-                i for i, leaf in enumerate(leaves) if is_float(leaf) and id(leaf) not in self._names and id(leaf) not in self._state
+                i
+                for i, leaf in enumerate(leaves)
+                if is_float(leaf) and id(leaf) not in self._names and id(leaf) not in self._state
             ]
             names = frozenset().union(*(self._names[id(leaf)] for leaf in known))
             live = [i for i in data if id(leaves[i]) not in self._raw]

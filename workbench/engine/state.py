@@ -56,7 +56,11 @@ def structure(tree: dict[str, nn.Module], ignore: frozenset[Attribute] = frozens
     for path, module in tree.items():
         held = module.__dict__
         if path in ignored:
-            facts.append(tuple((name, id(value)) for name, value in held.items() if name not in ignored[path] and name != "_engine"))
+            facts.append(
+                tuple(
+                    (name, id(value)) for name, value in held.items() if name not in ignored[path] and name != "_engine"
+                )
+            )
         else:
             facts.append(tuple(map(id, held.values())))
         facts.append(tuple(map(id, held["_parameters"].values())))
@@ -68,7 +72,9 @@ def structure(tree: dict[str, nn.Module], ignore: frozenset[Attribute] = frozens
 
 def changed(before: dict[Attribute, Any], after: dict[Attribute, Any]) -> frozenset[Attribute]:
     """The attributes that differ, appeared or went away between two fingerprints."""
-    return frozenset(key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING))
+    return frozenset(
+        key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING)
+    )
 
 
 def transfer(attributes: frozenset[Attribute], source: dict[str, nn.Module], target: dict[str, nn.Module]) -> None:

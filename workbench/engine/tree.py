@@ -31,7 +31,9 @@ def _like(node: Any, values: list[Any]) -> Any:
     if isinstance(node, Mapping):
         if type(node) is dict:
             return dict(zip(node, values, strict=True))
-        if dataclasses.is_dataclass(node):  # an output class that is a mapping and a dataclass: the constructor keeps both alike
+        if dataclasses.is_dataclass(
+            node
+        ):  # an output class that is a mapping and a dataclass: the constructor keeps both alike
             return type(node)(**dict(zip(node, values, strict=True)))
         new = copy.copy(node)
         for key, value in zip(node, values, strict=True):

@@ -32,10 +32,14 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
     stacked: list[Tensor] = []
     names: list[tuple[str, ...]] = []
     active = {axis.name for axis in plan.axes}
-    noisy = tuple(axis.name for axis in plan.axes if axis.name not in {n for rule in plan.rules.values() for n in rule.axes()})
+    noisy = tuple(
+        axis.name for axis in plan.axes if axis.name not in {n for rule in plan.rules.values() for n in rule.axes()}
+    )
     for slot, rule in plan.rules.items():
         tensor, axes = rule.dense(plan.bank)
-        for position in reversed(range(len(axes))):  # an axis that is not active in this run stands at its fixed position
+        for position in reversed(
+            range(len(axes))
+        ):  # an axis that is not active in this run stands at its fixed position
             if axes[position] not in active:
                 tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
         slots.append(slot)
@@ -47,13 +51,12 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
             at = slots.index(slot)
             stacked[at] = stacked[at].clone()
             continue
-        tensor, axes = plan.bank.get(slot).clone(), ()
-        if training and noisy:  # noise reaches the statistics, so each branch needs its own
-            sizes = [axis.size for axis in plan.axes if axis.name in noisy]
-            tensor, axes = tensor.expand(*sizes, *tensor.shape).contiguous(), noisy
+        own = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
+        sizes = [axis.size for axis in plan.axes if axis.name in own]
+        tensor = plan.bank.get(slot)
         slots.append(slot)
-        stacked.append(tensor)
-        names.append(axes)
+        stacked.append(tensor.expand(*sizes, *tensor.shape).clone())
+        names.append(own)
 
     shape: dict[str, Any] = {}
 

@@ -25,10 +25,11 @@ MAX_POINTS = 5000  # more points than this only make a blot, and a file that no 
 def array(value: Values, name: str) -> Array:
     """A float64 array of any tensor, array or list; empty input is refused."""
     try:
-        if isinstance(value, torch.Tensor):
-            result = value.detach().cpu().double().numpy()
-        else:
-            result = np.asarray(value, dtype=np.float64)
+        result = (
+            value.detach().cpu().double().numpy()
+            if isinstance(value, torch.Tensor)
+            else np.asarray(value, dtype=np.float64)
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name}: expected a tensor or an array of numbers, found {type(value).__name__} ({error}); "

@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from typing import Any, cast
 
 import torch
@@ -76,7 +76,7 @@ def fit(
             mean squared and mean absolute error it could change what is asked for); a model that has a
             standardisation keeps it, and one whose prediction is frozen gets none. Say False for a model that was
             trained in original units elsewhere.
-        seed: of validation rows, order and random draws.
+        seed: of the choice of validation rows, of the order of rows, and of all random draws of torch.
         device: where to train; None: where the model is; "auto": CUDA if there is any, else CPU. The model stays there.
         dtype: floating-point type of model and rows; None: the model's.
         progress: whether to show a bar, if the training takes more than two seconds.
@@ -119,7 +119,6 @@ def fit(
     size = batch_size or _batch_size(train)
     batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
 
-    start, former = copy.deepcopy(wrapped.state_dict()), own(wrapped, "scaling")
     wrapped.to(place, dtype)
     made, scheduler = _optimizer(wrapped, optimizer, lr, weight_decay, batches, epochs)
     criterion = criterion or _criterion(wrapped, first.y)
@@ -138,18 +137,11 @@ def fit(
     if checkpoint is not None:
         settings |= {"data": checksum(train), "validation": checksum(valid)}
 
-    def rescale(values: Mapping[str, Tensor | None]) -> None:
-        own(wrapped, "scale")(None)
-        if values:
-            moved = {name: value if value is None else value.to(place, dtype) for name, value in values.items()}
-            own(wrapped, "scale")(**moved)
-
-    def undo() -> None:
-        rescale({} if former is None else {name: getattr(former, name) for name in former.NAMES})
-        wrapped.load_state_dict(start)
-
+    start = copy.deepcopy(wrapped.state_dict())
     if scaling is not None:
-        rescale(scaling)
+        own(wrapped, "scale")(None)
+    if scaling:
+        own(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
     loop = Loop(
         wrapped=wrapped,
         criterion=criterion,
@@ -162,7 +154,7 @@ def fit(
         seed=seed,
         progress=progress,
         checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
-        undo=undo,
+        best=start,
     )
     return loop.run()
 

@@ -58,7 +58,7 @@ class Loop:
         seed: of all random draws.
         progress: whether to show a bar.
         checkpoint: where to keep the state; None keeps none.
-        undo: puts the model back to what it was before the training.
+        best: the state to go back to, as long as no epoch is finished that of before the training.
     """
 
     wrapped: Wrapped
@@ -72,9 +72,8 @@ class Loop:
     seed: int
     progress: bool
     checkpoint: Checkpoint | None
-    undo: Callable[[], None]
+    best: dict[str, Any]
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
     best_epoch: int = 0
     best_loss: float = math.inf
     lr: float = math.nan  # of the last step
@@ -91,11 +90,10 @@ class Loop:
             except KeyboardInterrupt:
                 interrupted = True
             except BaseException:
-                if self.best is None:
-                    self.undo()
                 self._finish()
                 raise
-            self._finish()
+            # half an epoch is better than none
+            self._finish(go_back=self.best_epoch > 0)
             if own(self.wrapped, "needs_fit"):
                 own(self.wrapped, "fit")(Inputs(self.train))  # in random order: it may look at the first rows only
         if interrupted:
@@ -111,8 +109,8 @@ class Loop:
             warnings.warn(message, WorkbenchWarning, stacklevel=3)
         return History(self.records, self.best_epoch, interrupted)
 
-    def _finish(self) -> None:
-        if self.best is not None:
+    def _finish(self, go_back: bool = True) -> None:
+        if go_back:
             self.wrapped.load_state_dict(self.best)
         self.wrapped.eval()
 
@@ -150,7 +148,7 @@ class Loop:
         total, rows = 0.0, 0
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
-            loss = self._loss(batch)
+            loss = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
             value = loss.item()
             if not math.isfinite(value):
                 raise FloatingPointError(self._not_finite(value, f"epoch {epoch}, step {step}", batch))
@@ -175,20 +173,13 @@ class Loop:
         # the same draws in every epoch, so that losses of two epochs differ by their weights only
         with own_random(self.seed, batches.device):
             for batch in batches:
-                value = self._loss(batch).item()
+                value = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y).item()
                 if not math.isfinite(value):
                     raise FloatingPointError(self._not_finite(value, f"the validation of epoch {epoch}", batch))
                 total, rows = total + value * len(batch), rows + len(batch)
         if not rows:
             raise ValueError("validation: there was no batch; can the loader be gone through only once?")
         return total / rows
-
-    def _loss(self, batch: Batch) -> Tensor:
-        loss = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
-        if not isinstance(loss, Tensor) or loss.dim():
-            found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"criterion: its loss must be one number, found {found}; average over the rows")
-        return loss
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
         found = []
@@ -240,6 +231,7 @@ class Loop:
             self.wrapped.load_state_dict(state["model"])
         except RuntimeError as error:
             raise ValueError(f"checkpoint: {self.checkpoint.path} is of another model; {error}") from error
+        self.wrapped.to(self.train.device)  # the file's standardisation has taken the place of ours, on the CPU
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,7 +40,8 @@ class Rows:
 Source = Rows | Dataset | DataLoader
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Batch:
     """One batch: numbers of its rows (None where a DataLoader made it), inputs and targets."""
 
     numbers: Tensor | None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.plan import Bank, Intervention, Plan
 from ..engine.sites import Sites
-from ..engine.tree import tensors
+from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
 from ..method import Method
 from ..table import EXTRAS
@@ -83,7 +83,9 @@ class Neo(Method):
                 import difflib
 
                 near = difflib.get_close_matches(layer, sorted(paths), 3)
-                raise ValueError(f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}")
+                raise ValueError(
+                    f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}"
+                )
         import copy
 
         from ..wrapped import _extras
@@ -119,13 +121,15 @@ class Neo(Method):
 
         collected: list[list[Tensor]] = []
         rows = 0
+        like = next(wrapped.parameters())
         with torch.no_grad():
-            for args in tqdm(inputs_of(inputs), desc="signature", delay=2, leave=False):
-                like = next(wrapped.parameters())
-                args = tuple(a.to(like.device) if isinstance(a, Tensor) else a for a in args)
+            for args, kwargs in tqdm(inputs_of(inputs), desc="signature", delay=2, leave=False):
+                args, kwargs = tree_map(
+                    lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+                )
                 if wrapped.scaling is not None:
                     args = wrapped.scaling.inputs(args)
-                collected.append(self._features(wrapped, args, {})[1])
+                collected.append(self._features(wrapped, args, kwargs)[1])
                 rows += collected[-1][0].shape[0]
                 if rows >= MOST_ROWS:
                     break
@@ -146,12 +150,16 @@ class Neo(Method):
         rows = next((t.shape[0] for t in tensors(results[0].output) if t.dim()), None)
         if rows is None:
             raise ValueError("neo gives one risk a row, but the model's output has no rows (a single number)")
-        features = {name: pooled for name, f in results[0].taps.items() if (pooled := _pooled(f, rows, table, name)) is not None}
+        features = {
+            name: pooled for name, f in results[0].taps.items() if (pooled := _pooled(f, rows, table, name)) is not None
+        }
         if self._sites is None:
             self._sites = self._choose(list(features))
         missing = [name for name in self._sites if name not in features]
         if missing:
-            raise RuntimeError(f"neo: {missing[0]} gave no feature of {rows} rows in this call, as it did in the first; choose layers= that always run")
+            raise RuntimeError(
+                f"neo: {missing[0]} gave no feature of {rows} rows in this call, as it did in the first; choose layers= that always run"
+            )
         return results[0].output, [features[name] for name in self._sites]
 
     def _choose(self, names: list[str]) -> list[str]:
@@ -168,12 +176,16 @@ class _Tap(Intervention):
     def __init__(self, method: Neo, table: Table) -> None:
         self.method, self.table, self.taps = method, table, {}
 
-    def active(self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]) -> AbstractContextManager[Any] | None:
+    def active(
+        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             weights = sorted(names, key=lambda name: (not name.endswith("weight"), name))
             for i in sorted([*live, *raw])[:1]:
                 feature = leaves[i].detach()
-                self.taps.setdefault(weights[0], torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature)
+                self.taps.setdefault(
+                    weights[0], torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
+                )
             return leaves
 
         return Sites(parameters, state, inputs, at_site)

@@ -66,7 +66,13 @@ class Wrapper(_Wrapper):
             raise ValueError(f"where must be one of {', '.join(PLACES)}, not {where!r}")
         if randomness not in ("different", "same", "error"):
             raise ValueError(f'randomness must be "different", "same" or "error", not {randomness!r}')
-        self._settings = dict(n_samples=n_samples, distribution=chosen, where=where, trainable=trainable, randomness=randomness)
+        self._settings: dict[str, Any] = {
+            "n_samples": n_samples,
+            "distribution": chosen,
+            "where": where,
+            "trainable": trainable,
+            "randomness": randomness,
+        }
 
     def make(self) -> list[Method]:
         return [Sample(**self._settings)]
@@ -84,7 +90,12 @@ class Sample(Method):
         self._only_layer = False
 
     def settings(self) -> dict[str, Any]:
-        return {"n_samples": self.n_samples, "distribution": repr(self.noise), "where": self.where, "trainable": self.trainable}
+        return {
+            "n_samples": self.n_samples,
+            "distribution": repr(self.noise),
+            "where": self.where,
+            "trainable": self.trainable,
+        }
 
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
@@ -96,7 +107,9 @@ class Sample(Method):
     def attach(self, table: Table) -> None:
         self._weights = [name for name in table.parameters() if table.value(name).dim() >= 2]
         if self.where == "weights" and not self._weights:
-            raise ValueError('the model has no weights of two or more dimensions for where="weights"; use where="inputs"')
+            raise ValueError(
+                'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
+            )
         self._only_layer = len(table.layers()) <= 1
         if self.where == "weights":
             for name in self._weights:
@@ -117,7 +130,9 @@ class Sample(Method):
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
         if not self.trainable or not rows or self.where == "inputs":
             return None
-        terms = [self.noise.divergence(table.get(f"{n}@sample")) * self._units(table.value(n)) / rows for n in self._weights]
+        terms = [
+            self.noise.divergence(table.get(f"{n}@sample")) * self._units(table.value(n)) / rows for n in self._weights
+        ]
         return torch.stack(terms).sum()
 
     def _units(self, weight: Tensor) -> int:
@@ -132,7 +147,9 @@ class _Noisy(Intervention):
         self.sites = 0
         if method.randomness != "different":
             # the model's own stream is repeated or watched, so the noise needs a stream of its own
-            self.loop_only = f'randomness="{method.randomness}" keeps the noise apart from the model\'s own random calls'
+            self.loop_only = (
+                f'randomness="{method.randomness}" keeps the noise apart from the model\'s own random calls'
+            )
             self.seed = int(torch.randint(2**62, ()).item())
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
@@ -157,7 +174,9 @@ class _Noisy(Intervention):
         raw = self.method.raw(self.table, "inputs")
         return tree_map(lambda leaf: self._noisy(leaf, raw, additive=True) if is_float(leaf) else leaf, (args, kwargs))
 
-    def active(self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]) -> AbstractContextManager[Any] | None:
+    def active(
+        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
         if self.method.where != "activations":
             return None
 
@@ -189,8 +208,8 @@ class _Counted:
         self.sites.__exit__(kind, error, trace)
         if error is None and not self.noisy.sites:
             raise RuntimeError(
-                "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so its passes would "
-                'all be equal; use where="weights" or where="inputs"'
+                "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so all "
+                'its passes would be equal; use where="weights" or where="inputs"'
             )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from ..distributions import Cauchy, Laplace, LogitNormal, LogNormal, Normal, StudentT
 from ..distributions.base import Distribution
 from ..engine.plan import Axis, Shared, Split
+from ..initial import Draws
 from ..method import Call, Method
 from ..wrapping import Wrapper as _Wrapper
-from .vote import _Draws
 
 if TYPE_CHECKING:
     from ..table import Table
@@ -38,10 +38,15 @@ class Wrapper(_Wrapper):
 
     def __init__(self, distribution: Any = Normal, n_layers: int | None = None, **common: Any) -> None:
         super().__init__(**common)
-        chosen = distribution() if isinstance(distribution, type) and issubclass(distribution, Distribution) else distribution
+        chosen = (
+            distribution()
+            if isinstance(distribution, type) and issubclass(distribution, Distribution)
+            else distribution
+        )
         if not isinstance(chosen, Distribution):
             raise TypeError(
-                f"distribution must be Normal, Laplace, StudentT, Cauchy, LogNormal or LogitNormal (a class or an instance), not {distribution!r}"
+                "distribution must be Normal, Laplace, StudentT, Cauchy, LogNormal or LogitNormal (a class or an instance), "
+                f"not {distribution!r}"
             )
         if n_layers is not None and (isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1):
             raise ValueError(f"n_layers must be a whole number of at least 1, not {n_layers!r}")
@@ -64,14 +69,14 @@ class Sculpt(Method):
 
     def axis(self, call: Call) -> Axis | None:
         # both heads must see the same noise, or they would be heads of different trunks
-        return Axis(self.name, 2, "same") if call.return_risk else None
+        return Axis(self.name, 2, "same", own_first=True) if call.return_risk else None
 
     def attach(self, table: Table) -> None:
         slots = table.tail(self.n_layers, "n_layers", default=3)
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("the last layers hold no floating-point parameters for a risk head")
         last = table.layers()[-1] if table.layers() else ""
-        draws = _Draws(table, 1, fresh=True)
+        draws = Draws(table, 1, fresh=True)
         for name in slots:
             slot, value = table.record.slots[name], table.value(name).detach()
             if not slot.buffer and slot.owners[0][0] == last:
@@ -90,9 +95,8 @@ class Sculpt(Method):
         """Class probabilities under noise of the logits."""
         probs = getattr(self.distribution, "probs", None)
         if probs is None:
-            raise ValueError(f'class outputs need sculpt.Wrapper(LogitNormal), not {type(self.distribution).__name__}')
+            raise ValueError(f"class outputs need sculpt.Wrapper(LogitNormal), not {type(self.distribution).__name__}")
         return probs(logits, risk)
-
 
 
 __all__ = ["Cauchy", "Laplace", "LogNormal", "LogitNormal", "Normal", "Sculpt", "StudentT", "Wrapper"]

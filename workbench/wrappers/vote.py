@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
+from ..initial import Draws
 from ..method import Call, Method, spread
 from ..wrapping import Wrapper as _Wrapper
 
 if TYPE_CHECKING:
     from ..engine.plan import Rule
     from ..table import Table
-
-_RESETS = ("reset_parameters", "_reset_parameters")
 
 
 class Wrapper(_Wrapper):
@@ -50,7 +49,7 @@ class Wrapper(_Wrapper):
         use_bias: bool = True,
         independent: bool = True,
         finetune: bool = False,
-        share: None | str | int = None,
+        share: str | int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -60,9 +59,14 @@ class Wrapper(_Wrapper):
             raise ValueError(f"alpha must not be negative, not {alpha!r}")
         if share not in (None, "rank1") and (isinstance(share, bool) or not isinstance(share, int) or share < 1):
             raise ValueError(f'share must be None, "rank1" or the number of last layers that vote, not {share!r}')
-        self._method = dict(
-            n_voters=n_voters, alpha=float(alpha), use_bias=use_bias, independent=independent, finetune=finetune, share=share
-        )
+        self._method: dict[str, Any] = {
+            "n_voters": n_voters,
+            "alpha": float(alpha),
+            "use_bias": use_bias,
+            "independent": independent,
+            "finetune": finetune,
+            "share": share,
+        }
 
     def make(self) -> list[Method]:
         return [Vote(**self._method)]
@@ -73,7 +77,9 @@ class Vote(Method):
 
     name, kind, order = "vote", "epistemic", 10
 
-    def __init__(self, n_voters: int, alpha: float, use_bias: bool, independent: bool, finetune: bool, share: None | str | int) -> None:
+    def __init__(
+        self, n_voters: int, alpha: float, use_bias: bool, independent: bool, finetune: bool, share: str | int | None
+    ) -> None:
         self.n_voters, self.alpha, self.use_bias = n_voters, alpha, use_bias
         self.independent, self.finetune, self.share = independent, finetune, share
         self._slots: list[str] = []
@@ -100,15 +106,17 @@ class Vote(Method):
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
         self._slots = parameters + buffers
-        draws = _Draws(table, self.n_voters, fresh=not self.finetune)
-        rules = {name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots}
+        draws = Draws(table, self.n_voters, fresh=not self.finetune)
+        rules = {
+            name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
+        }
         table.record.rules.update(rules)
         for name in self._slots:
             if name in rules and not (isinstance(self.share, str) and self._factored(table, name)):
                 table.release(name)
 
     def extend(self, table: Table, slots: list[str]) -> None:
-        draws = _Draws(table, self.n_voters, fresh=not self.finetune)
+        draws = Draws(table, self.n_voters, fresh=not self.finetune)
         for name in slots:
             rule = table.record.rules[name]
             if name in self._slots and isinstance(rule, Split):
@@ -119,14 +127,18 @@ class Vote(Method):
         """Statistics that training moves; constants (masks, positions) are shared."""
         path, attribute = table.record.slots[name].owners[0]
         module = table.module(path)
-        return attribute not in module._non_persistent_buffers_set and (self.share is None or path in owners or attribute.startswith("running_")
-                                                                        or attribute == "num_batches_tracked")
+        return attribute not in module._non_persistent_buffers_set and (
+            self.share is None
+            or path in owners
+            or attribute.startswith("running_")
+            or attribute == "num_batches_tracked"
+        )
 
     def _factored(self, table: Table, name: str) -> bool:
         slot = table.record.slots[name]
         return not slot.buffer and name.rpartition(".")[2].rpartition("_")[2] != "bias"
 
-    def _over(self, table: Table, slot: str, rule: Rule, draws: _Draws) -> Rule:
+    def _over(self, table: Table, slot: str, rule: Rule, draws: Draws) -> Rule:
         """The rule with every shared tensor of it given to the voters."""
         if isinstance(rule, Split):
             return Split(rule.axis, tuple(self._over(table, slot, option, draws) for option in rule.options))
@@ -135,15 +147,19 @@ class Vote(Method):
         current = table.get(rule.name)
         buffer = table.record.slots[slot].buffer
         if self.share == "rank1" and self._factored(table, slot):
-            left = table.register(f"{rule.name}@vote_out", self._factor(current, current.shape[:1] if current.dim() > 1 else current.shape))
+            left = table.register(
+                f"{rule.name}@vote_out",
+                self._factor(current, current.shape[:1] if current.dim() > 1 else current.shape),
+            )
             right = None
             if current.dim() > 1:
                 right = table.register(f"{rule.name}@vote_in", self._factor(current, current.shape[1:2]))
             return RankOne(self.name, rule.name, left, right)
-        if buffer:
-            stacked = torch.stack([current.detach().clone()] * self.n_voters)
-        else:
-            stacked = draws.stacked(slot, current, self.alpha)
+        stacked = (
+            torch.stack([current.detach().clone()] * self.n_voters)
+            if buffer
+            else draws.stacked(slot, current, self.alpha)
+        )
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)
         if rule.name != slot:
             table.drop(rule.name)
@@ -152,58 +168,6 @@ class Vote(Method):
     def _factor(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         ones = torch.ones(self.n_voters, *shape, dtype=like.dtype, device=like.device)
         return ones if self.finetune else ones + self.alpha * torch.randn_like(ones)
-
-
-class _Draws:
-    """Start values for the voters: each layer's own initialisation, drawn anew for each voter.
-
-    Args:
-        table: the tensors of the model.
-        n: number of voters.
-        fresh: False gives every voter the value that is there.
-    """
-
-    def __init__(self, table: Table, n: int, fresh: bool) -> None:
-        self._table, self._n, self._fresh = table, n, fresh
-        self._modules: dict[str, list[nn.Module] | None] = {}
-
-    def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
-        """[n, *shape] start values for a slot."""
-        current = current.detach()
-        if not self._fresh:
-            return torch.stack([current] * self._n)
-        path, attribute = self._table.record.slots[slot].owners[0]
-        if path not in self._modules:
-            self._modules[path] = self._reset(path)
-        modules = self._modules[path]
-        if modules is not None:
-            rows = [module._parameters[attribute] for module in modules]
-            if all(row is not None and row.shape == current.shape for row in rows):
-                stacked = torch.stack([row.detach() for row in rows if row is not None]).to(current)
-                if self._n == 1 or current.numel() == 0 or any(not torch.equal(row, stacked[0]) for row in stacked[1:]):
-                    return stacked
-                return self._jittered(stacked, alpha)
-        return self._jittered(torch.stack([current] * self._n), alpha)
-
-    def _jittered(self, stacked: Tensor, alpha: float) -> Tensor:
-        """A layer whose initialisation is constant, or that has none: noise of a tenth of its size, or of 0.01 around zero."""
-        if self._n == 1 or stacked.is_meta:
-            return stacked
-        size = stacked[0].abs().square().mean().sqrt()
-        return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
-
-    def _reset(self, path: str) -> list[nn.Module] | None:
-        module = self._table.module(path)
-        name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
-        if name is None:
-            return None
-        copies = [self._table.plain_module(path) for _ in range(self._n)]
-        try:
-            for copied in copies:
-                getattr(copied, name)()
-        except Exception:  # an initialisation that wants arguments or other state: noise around the values serves instead
-            return None
-        return copies
 
 
 __all__ = ["Vote", "Wrapper"]

@@ -1,0 +1,390 @@
+"""What bad input gets: a clear error or a documented behaviour, with nothing changed or lost."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import NotFittedError, WorkbenchWarning, compose, is_wrapped, neo, sample, sculpt, vote
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "vote": lambda: vote.Wrapper(3),
+    "sample": lambda: sample.Wrapper(3),
+    "sculpt": lambda: sculpt.Wrapper(n_layers=1),
+    "neo": lambda: neo.Wrapper(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def mlp(outputs: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def facts(model: nn.Module) -> tuple[Any, ...]:
+    """Class, attributes by identity and values of tensors: all that a refused call could have changed."""
+    held = [
+        (path, type(m), sorted(m.__dict__), [(n, id(p)) for n, p in m._parameters.items()], sorted(m._modules))
+        for path, m in model.named_modules()
+    ]
+    return held, {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+# ---- what can be wrapped ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("target", [None, 3, "model", [nn.Linear(1, 1)], torch.zeros(2), dict, int])
+def test_what_is_no_module_is_refused(name: str, target: Any) -> None:
+    with pytest.raises(TypeError, match=r"wraps an nn\.Module"):
+        MAKERS[name]()(target)
+
+
+def no_modules(x: Tensor) -> Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_function_that_uses_no_module_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=r"no_modules uses no nn\.Module.*wrap the module itself"):
+        MAKERS[name]()(no_modules)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_lazy_parameters_are_refused(name: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with pytest.raises(ValueError, match=r"0\.weight.*call the model once"):
+        MAKERS[name]()(model)
+    y = model(torch.zeros(2, 3))
+    assert y.shape == (2, 1)
+    assert MAKERS[name]()(model)(torch.zeros(6, 3)).shape == (6, 1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_scripted_model_is_refused(name: str) -> None:
+    model = torch.jit.trace(mlp(), torch.zeros(1, 3))
+    with pytest.raises(TypeError, match="before scripting"):
+        MAKERS[name]()(model)
+    assert model(torch.zeros(2, 3)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_model_without_parameters_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        MAKERS[name]()(nn.Sequential(nn.ReLU()))
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: vote.Wrapper(0), "n_voters.*at least 1.*0"),
+        (lambda: vote.Wrapper(-2), "n_voters.*at least 1.*-2"),
+        (lambda: vote.Wrapper(2.5), "n_voters.*2.5"),  # type: ignore[arg-type]
+        (lambda: vote.Wrapper(True), "n_voters.*True"),
+        (lambda: vote.Wrapper(3, share="rank2"), "share.*rank1.*'rank2'"),
+        (lambda: vote.Wrapper(3, share=0), "share.*0"),
+        (lambda: vote.Wrapper(3, alpha=-1), "alpha.*-1"),
+        (lambda: sample.Wrapper(0), "n_samples.*at least 1.*0"),
+        (lambda: sample.Wrapper(1.0), "n_samples.*1.0"),  # type: ignore[arg-type]
+        (lambda: sample.Wrapper(where="outputs"), "where.*activations, weights, inputs.*'outputs'"),
+        (lambda: sample.Wrapper(randomness="equal"), "randomness.*different.*'equal'"),
+        (lambda: sample.Bernoulli(1.0), r"p must lie in \[0, 1\).*1.0"),
+        (lambda: sample.Bernoulli(-0.1), r"p must lie in \[0, 1\).*-0.1"),
+        (lambda: sample.Bernoulli(float("nan")), r"p must lie in \[0, 1\).*nan"),
+        (lambda: sample.Normal(-1.0), "scale.*-1.0"),
+        (lambda: sample.Normal(float("nan")), "scale.*nan"),
+        (lambda: sculpt.Wrapper(n_layers=0), "n_layers.*at least 1.*0"),
+        (lambda: sculpt.Wrapper(n_layers=1.5), "n_layers.*1.5"),  # type: ignore[arg-type]
+        (lambda: neo.Wrapper(density="gausian"), "density.*gaussian.*'gausian'"),
+        (lambda: vote.Wrapper(output="classes"), "output.*values, logits, probs.*'classes'"),
+        (lambda: vote.Wrapper(strategy="fast"), "strategy.*auto, loop, vmap.*'fast'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build()
+
+
+@pytest.mark.parametrize("wrong", ["Normal", 3, int, nn.Linear, torch.distributions.Normal])
+def test_an_unknown_distribution_is_refused_with_the_known_ones(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="distribution must be Normal, Laplace"):
+        sculpt.Wrapper(wrong)
+    with pytest.raises(TypeError, match=r"distribution must be sample\.Bernoulli"):
+        sample.Wrapper(3, wrong)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: sculpt.Wrapper(n_layers=3), "n_layers=3.*has 2 layers"),
+        (lambda: vote.Wrapper(3, share=3), "share=3.*has 2 layers"),
+        (lambda: neo.Wrapper(layers="trunk"), "no module 'trunk'"),
+        (lambda: neo.Wrapper(layers=["0", "7"]), "no module '7'"),
+    ],
+)
+def test_more_layers_than_the_model_has_are_refused(build: Callable[[], Any], says: str) -> None:
+    model = mlp()
+    before = facts(model)
+    with pytest.raises(ValueError, match=says):
+        build()(model)
+    assert facts(model) == before
+
+
+def test_by_default_sculpt_takes_as_many_layers_as_there_are() -> None:
+    for model in (nn.Linear(3, 1), mlp()):
+        risk = sculpt.Wrapper()(model)(torch.randn(4, 3), return_risk=True)[1]
+        assert risk.shape == (4, 1)
+
+
+def test_compose_takes_wrappers_only_and_settings_that_agree() -> None:
+    with pytest.raises(TypeError, match="compose takes wrappers"):
+        compose(vote.Wrapper(3), mlp())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="different output"):
+        compose(vote.Wrapper(3, output="logits"), sculpt.Wrapper(sculpt.LogitNormal, output="probs"))
+    with pytest.raises(ValueError, match="different strategy"):
+        compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="vmap"))
+
+
+# ---- twice the same --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_method_twice_is_refused_and_the_wrapped_object_kept(name: str) -> None:
+    wrapped = MAKERS[name]()(mlp())
+    before = facts(wrapped)
+    with pytest.raises(ValueError, match=rf"carries {name} already.*unwrap"):
+        MAKERS[name]()(wrapped)
+    with pytest.raises(ValueError, match=rf"carries {name} already"):
+        compose(MAKERS[name](), MAKERS[name]())(mlp())
+    assert facts(wrapped) == before
+    assert wrapped.methods == (name,)
+    if name == "neo":
+        wrapped.fit(torch.randn(50, 3))
+    y, risk = wrapped(torch.randn(6, 3), return_risk=True)
+    assert bool(torch.isfinite(risk).all())
+    again = MAKERS[name]()(wrapped.unwrap())
+    assert again.methods == (name,)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_adding_another_method_leaves_the_wrapped_object_alone(name: str) -> None:
+    wrapped = MAKERS[name]()(mlp())
+    before = facts(wrapped)
+    other = next(n for n in MAKERS if n != name)
+    both = MAKERS[other]()(wrapped)
+    assert set(both.methods) == {name, other}
+    assert wrapped.methods == (name,)
+    assert facts(wrapped) == before
+
+
+# ---- outputs and inputs ----------------------------------------------------------------------------------------------
+
+
+class Decided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"top": self.fc(x).argmax(-1)}
+
+
+@pytest.mark.parametrize("name", ["vote", "sample", "sculpt"])
+def test_an_output_without_floating_numbers_is_refused(name: str) -> None:
+    wrapped = MAKERS[name]()(Decided()).eval()
+    with pytest.raises(TypeError, match=r"output\['top'\].*int64.*outside the wrapped model"):
+        wrapped(torch.randn(6, 3), return_risk=True)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap"])
+@pytest.mark.parametrize("output", ["values", "logits"])
+@pytest.mark.parametrize("name", [*MAKERS, "vote of sculpt"])
+def test_rows_with_nan_get_nan_risk_one_warning_and_others_are_untouched(name: str, output: str, strategy: str) -> None:
+    common = {"output": output, "strategy": strategy}
+    head = {"distribution": sculpt.LogitNormal} if output == "logits" else {}
+    wrappers = {
+        "vote": lambda: vote.Wrapper(3, **common),
+        "sample": lambda: sample.Wrapper(3, where="weights", **common),
+        "sculpt": lambda: sculpt.Wrapper(n_layers=1, **head, **common),
+        "neo": lambda: neo.Wrapper(**common),
+        "vote of sculpt": lambda: compose(vote.Wrapper(3, **common), sculpt.Wrapper(n_layers=1, **head)),
+    }
+    wrapped: Any = wrappers[name]()(mlp(4)).eval()
+    if name == "neo":
+        wrapped.fit(torch.randn(50, 3))
+    x = torch.randn(6, 3)
+    broken = x.clone()
+    broken[2, 1] = float("nan")
+    torch.manual_seed(1)
+    y, risk = wrapped(x, return_risk=True)
+    torch.manual_seed(1)
+    with pytest.warns(WorkbenchWarning, match="NaN") as caught:
+        y_broken, risk_broken = wrapped(broken, return_risk=True)
+    assert len(caught) == 1
+    rest = [0, 1, 3, 4, 5]
+    assert bool(y_broken[2].isnan().all())
+    assert torch.allclose(y_broken[rest], y[rest], atol=1e-6)
+    names = risk.names() if hasattr(risk, "names") and not isinstance(risk, Tensor) else [None]
+    for part in names:
+        good, bad = (risk, risk_broken) if part is None else (risk[part], risk_broken[part])
+        assert bool(bad[2].isnan().all()), part
+        assert torch.allclose(bad[rest], good[rest], atol=1e-5), part
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped(broken, return_risk=True)
+
+
+def test_a_wrong_input_is_an_error_of_the_model_and_the_next_call_is_right() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    wrapped = vote.Wrapper(3)(model)
+    before = facts(wrapped)
+    for kwargs in ({}, {"return_risk": True}):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            wrapped(torch.randn(8, 5), **kwargs)
+    assert facts(wrapped) == before
+    assert wrapped.eval()(torch.randn(6, 3)).shape == (6, 1)
+
+
+def test_an_example_that_does_not_fit_shows_at_once() -> None:
+    model = mlp()
+    before = facts(model)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        vote.Wrapper(3, example=torch.zeros(2, 5))(model)
+    assert facts(model) == before
+    wrapped: Any = vote.Wrapper(3, example=torch.zeros(2, 3))(model)
+    assert wrapped.training
+    with pytest.raises(TypeError, match="no floating-point tensor"):
+        sculpt.Wrapper(example=torch.zeros(2, 3))(Decided())
+
+
+def test_class_scores_that_are_none_are_refused() -> None:
+    x = torch.randn(6, 3)
+    with pytest.raises(ValueError, match=r"outside \[0, 1\].*logits"):
+        vote.Wrapper(3, output="probs")(mlp(4)).eval()(10 * x, return_risk=True)
+    with pytest.raises(ValueError, match="LogitNormal"):
+        sculpt.Wrapper(sculpt.Normal, n_layers=1, output="logits")(mlp(4)).eval()(x, return_risk=True)
+
+
+class Escaping(nn.Module):
+    """Holds a function that reaches its layer past the module tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+        weights = {"weight": self.fc.weight}
+        self.apply_weight = lambda x: x @ weights["weight"].T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.apply_weight(x)
+
+
+def test_a_parameter_that_is_reached_past_the_module_is_refused() -> None:
+    model = Escaping()
+    wrapped = vote.Wrapper(3)(model).eval()
+    with pytest.raises(RuntimeError, match=r"fc\.weight.*self\.layer\.weight"):
+        wrapped(torch.randn(4, 3), return_risk=True)
+    assert model(torch.randn(4, 3)).shape == (4, 1)
+
+
+def test_voters_without_gradients_are_not_wrong_in_silence() -> None:
+    wrapped = vote.Wrapper(3)(Escaping()).eval()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"fc\.weight"):
+        wrapped(torch.randn(4, 3), return_risk=True)
+
+
+# ---- small batches, neo, states --------------------------------------------------------------------------------------
+
+
+def test_a_batch_smaller_than_the_voters_trains_all_on_it_with_one_warning() -> None:
+    wrapped = vote.Wrapper(5)(mlp())
+    x = torch.randn(4, 3)
+    with pytest.warns(WorkbenchWarning, match=r"batch of 4 rows.*5 voters.*larger batches") as caught:
+        y = wrapped(x)
+    assert len(caught) == 1
+    assert torch.allclose(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0), atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped(x)
+        wrapped(x, tile_and_reduce=True)
+
+
+def test_neo_before_fitting_is_refused_and_still_predicts() -> None:
+    model = mlp()
+    wrapped = neo.Wrapper()(model).eval()
+    x = torch.randn(6, 3)
+    with pytest.raises(NotFittedError, match=r"wrapped\.fit\(loader\)"):
+        wrapped(x, return_risk=True)
+    assert torch.equal(wrapped(x), model(x))
+    both = compose(neo.Wrapper(), vote.Wrapper(3))(model).eval()
+    with pytest.raises(NotFittedError, match=r"wrapped\.fit\(loader\)"):
+        both(x, return_risk=True)
+    wrapped.fit(x.repeat(8, 1) + torch.randn(48, 3))
+    assert wrapped(x, return_risk=True)[1].shape == (6,)
+
+
+def test_fit_without_inputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="no inputs"):
+        neo.Wrapper()(mlp()).fit([])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (lambda: vote.Wrapper(3), lambda: vote.Wrapper(4), "n_voters.*3.*n_voters.*4"),
+        (lambda: vote.Wrapper(3), lambda: vote.Wrapper(3, share="rank1"), "share.*rank1"),
+        (lambda: vote.Wrapper(3), lambda: sculpt.Wrapper(), "vote.*no such method|no such method.*vote"),
+        (lambda: sculpt.Wrapper(sculpt.Laplace), lambda: sculpt.Wrapper(), "Laplace.*Normal"),
+        (lambda: sculpt.Wrapper(n_layers=1), lambda: sculpt.Wrapper(n_layers=2), "n_layers"),
+        (lambda: sample.Wrapper(3), lambda: sample.Wrapper(3, sample.Bernoulli(0.3)), r"Bernoulli\(0.3\)"),
+        (lambda: neo.Wrapper(density="flow"), lambda: neo.Wrapper(), "flow.*gaussian"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_by_name(first: Any, second: Any, says: str) -> None:
+    state = first()(mlp()).state_dict()
+    kept = copy.deepcopy(state)
+    other = second()(mlp())
+    before = facts(other)
+    with pytest.raises(ValueError, match=says):
+        other.load_state_dict(state)
+    assert facts(other) == before
+    assert state.keys() == kept.keys()
+    assert all(torch.equal(state[name], kept[name]) for name in kept)
+
+
+def test_risk_parameters_that_do_not_fit_change_nothing() -> None:
+    wrapped = vote.Wrapper(3)(mlp())
+    before = facts(wrapped)
+    values = {name: torch.zeros_like(p) for name, p in wrapped.risk_parameters().items()}
+    first = next(iter(values))
+    with pytest.raises(ValueError, match=first):
+        wrapped.set_risk_parameters({name: value for name, value in values.items() if name != first})
+    with pytest.raises(ValueError, match=first):
+        wrapped.set_risk_parameters({**values, first: torch.zeros(2, 2)})
+    assert facts(wrapped) == before
+
+
+def test_the_global_random_stream_and_dtype_are_left_alone() -> None:
+    model = mlp()
+    before, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    for name in ("sculpt", "neo"):
+        wrapped = MAKERS[name]()(model).eval()
+        if name == "neo":
+            wrapped.fit(torch.linspace(-1, 1, 90).reshape(30, 3))
+        wrapped(torch.ones(4, 3), return_risk=True)
+        assert torch.equal(torch.get_rng_state(), before), name
+    assert torch.get_default_dtype() == dtype
+    assert not is_wrapped(model)

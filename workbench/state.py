@@ -1,0 +1,133 @@
+"""Plain models out of a wrapped one, and states into it: those of its kind, and those of the plain model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch import Tensor, nn
+
+from .engine.clone import places
+from .engine.plan import Bank, Rule, Split
+from .scaling import Scaling
+from .table import EXTRAS, MARK, Record, Slot, Table
+
+SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+
+
+def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) -> nn.Module:
+    """Give a plain clone the tensors of one branch.
+
+    Args:
+        model: a structural copy of the wrapped object without what wrapping added.
+        table: the tensors of the wrapped object.
+        index: axis -> position of the branch.
+        own: whether all its tensors are its own; else those that no method took over are shared.
+    """
+    record, bank = table.record, Bank(table.get)
+    for slot in record.slots.values():
+        rule = record.rules.get(slot.name)
+        if not own and slot.name not in record.released:
+            continue  # the clone holds the shared tensor already
+        value = (table.get(slot.name) if rule is None else rule.pick(bank, index)).detach().clone()
+        if not slot.buffer:
+            source = table.get(slot.name) if rule is None or slot.name not in record.released else None
+            learns = (
+                source.requires_grad if source is not None else any(table.get(n).requires_grad for n in _leaves(rule))
+            )
+            value = nn.Parameter(value, requires_grad=learns)
+        _place(model, slot, value)
+    return model
+
+
+def _place(model: nn.Module, slot: Slot, value: Tensor) -> None:
+    path, attribute = slot.owners[0]
+    owner = model.get_submodule(path) if path else model
+    old = (owner._buffers if slot.buffer else owner._parameters)[attribute]
+    for container, key, _ in places(model, {id(old): slot.name}):
+        container[key] = value
+
+
+def _leaves(rule: Rule | None) -> list[str]:
+    """Every registered tensor behind a rule."""
+    if rule is None:
+        return []
+    if isinstance(rule, Split):
+        return [name for option in rule.options for name in _leaves(option)]
+    return [name for name in (rule.name, getattr(rule, "left", None), getattr(rule, "right", None)) if name]
+
+
+def prepare(wrapped: Any, table: Table, settings: dict[str, Any], state: dict[str, Any], prefix: str) -> None:
+    """Before a state is loaded: compare the settings, then translate what is not of this object's form, in place.
+
+    Args:
+        wrapped: the object that loads.
+        table: its tensors.
+        settings: of its methods, by name.
+        state: the state_dict, whose keys of this object begin with `prefix`.
+
+    Raises:
+        ValueError: if the state was saved with other settings; nothing has been loaded then.
+    """
+    stored = state.pop(prefix + SETTINGS, None)
+    if stored is not None:
+        _compare(json.loads(bytes(stored.cpu().tolist()).decode()), json.loads(json.dumps(settings)))
+    for key in [key for key in state if key.startswith(prefix) and "_orig_mod." in key]:
+        state[key.replace("_orig_mod.", "")] = state.pop(key)  # of a compiled model
+    _scaling(wrapped, state, prefix)
+    if (
+        table.record.rules
+        and any(key in state for name in table.record.released for key in _keys(table.record.slots[name], prefix))
+    ) or (stored is None and not any(MARK in key for key in state if key.startswith(prefix))):
+        _spread(table, state, prefix)
+    if stored is None or not json.loads(bytes(stored.cpu().tolist()).decode()):
+        for key, value in nn.Module.state_dict(wrapped).items():
+            if MARK in key and key != SETTINGS:  # a plain state says nothing about what is learned beside the model
+                state.setdefault(prefix + key, value)
+
+
+def _compare(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    differing = [
+        f"{name}: the state has {theirs.get(name, 'no such method')}, this object {ours.get(name, 'no such method')}"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name)
+    ]
+    if theirs and differing:
+        raise ValueError(
+            f"the state was saved with other wrapper settings; wrap the model alike before loading it. {'; '.join(differing)}"
+        )
+
+
+def _scaling(wrapped: Any, state: dict[str, Any], prefix: str) -> None:
+    """The units travel with the weights that were trained in them."""
+    stem = f"{prefix}{EXTRAS}.scaling."
+    stored = {key[len(stem) :]: value for key, value in state.items() if key.startswith(stem)}
+    if stored:
+        extras = wrapped._modules.setdefault(EXTRAS, nn.Module())
+        extras._modules["scaling"] = Scaling(**stored)
+        for name in stored:
+            state[stem + name] = stored[name]
+    elif EXTRAS in wrapped._modules:
+        wrapped._modules[EXTRAS]._modules.pop("scaling", None)
+
+
+def _keys(slot: Slot, prefix: str) -> list[str]:
+    return [f"{prefix}{path}.{attribute}" if path else prefix + attribute for path, attribute in slot.owners]
+
+
+def _spread(table: Table, state: dict[str, Any], prefix: str) -> None:
+    """A plain model's tensors for every branch that has a tensor of its own; risk heads and factors stay as they are."""
+    record: Record = table.record
+    for name, rule in record.rules.items():
+        slot = record.slots[name]
+        source = next((state[key] for key in _keys(slot, prefix) if key in state), None)
+        target = f"{name}{MARK}vote"
+        for leaf in _leaves(rule):
+            current = table.get(leaf)
+            if leaf == target and source is not None and source.shape == current.shape[1:]:
+                state.setdefault(prefix + leaf, source.expand(current.shape).clone())
+            elif leaf != name:
+                state.setdefault(prefix + leaf, current.detach().clone())
+        if name in record.released:
+            for key in _keys(slot, prefix):
+                state.pop(key, None)
