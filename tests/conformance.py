@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
+import io
 import itertools
 import pickle
 import random
@@ -29,7 +31,7 @@ import zoo
 from torch import Tensor, nn
 from zoo import Case, leaves
 
-from workbench import Risk, WorkbenchWarning, Wrapped, compose, neo, sample, sculpt, vote
+from workbench import Risk, WorkbenchWarning, Wrapped, compose, is_wrapped, neo, sample, sculpt, vote
 from workbench.engine.tree import flatten, tree_map
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
@@ -372,7 +374,7 @@ def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -
 
 
 def assert_answers(
-    case: Case, reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any], tolerance: float = 1e-9
+    reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any], tolerance: float = 1e-9
 ) -> None:
     """Assert that prediction and risks are those of the branches."""
     prediction, expected = reference.reduced(branches)
@@ -387,47 +389,318 @@ def assert_answers(
 # ---- the checks -----------------------------------------------------------------------------------------------------
 
 
-def fitted(case: Case, wrapped: Any, wrapping: Wrapping, dtype: torch.dtype = torch.float64) -> Any:
-    """The wrapped model, its signature learned in closed form if it has one."""
+def call(model: Any, given: Any, seed: int = 0) -> Any:
+    """The answer of a plain or a wrapped model, without gradients."""
+    args, kwargs = given
+    with seeded(seed), torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def exactly(output: Any) -> Tree:
+    """What `assert_tree` is to find: this output."""
+    return {path: leaf if is_float(leaf) else [leaf] for path, leaf in leaves(output)}
+
+
+def fit(wrapped: Any, wrapping: Wrapping, given: Any) -> Any:
+    """Learn the signature, if there is one, in closed form, and go to evaluation mode."""
+    wrapped.eval()
     if "vacuitic" in wrapping.kinds:
-        training = wrapped.training
-        args, kwargs = inputs(case, dtype, rows=40, seed=3)
-        fit = functools.partial(Wrapped.fit, wrapped.eval())
-        fit([(args, None)] if not kwargs else [((args, kwargs), None)])
-        wrapped.train(training)
+        args, kwargs = given
+        batch = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments if kwargs else args
+        Wrapped.fit(wrapped, [(dict(batch, **batch.pop("kwargs", {})) if kwargs else batch, None)])
     return wrapped
 
 
 def check_wrapping(case: Case, wrapping: Wrapping) -> None:
     """The given model stays as it was and usable, the global random state as well; the wrapped one is of its class."""
-    model = build(case)
-    before = copy.deepcopy(state(model))
-    expected = dict(leaves(call(model, inputs(case))))
+    model, plain = build(case, training=True), build(case)
+    expected = copy.deepcopy(dict(state(model)))
     states = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()  # noqa: NPY002
     wrapped = wrapping.make("auto", NOISE)(model)
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (repr(np.random.get_state()), random.getstate())  # noqa: NPY002
     if isinstance(model, nn.Module):
         assert isinstance(wrapped, type(parts(model)[""]))
-        assert wrapped.training == model.training
+    assert wrapped.training
+    assert all(module.training for module in zoo.modules(model))
     with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "@" in name:
-                parameter.zero_()
+        for name, tensor in [*wrapped.named_parameters(), *wrapped.named_buffers()]:
+            if "@" in name and tensor.is_floating_point():
+                tensor.zero_()
     after = state(model)
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    if "mutates_attribute" not in case.tags:
-        assert_tree(call(model, inputs(case)), call(model, inputs(case)), alike(expected), "the given model")
+    assert list(after) == list(expected)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+    for module in zoo.modules(model):
+        module.eval()
+    assert_tree(call(model, inputs(case)), plain_output := call(plain, inputs(case)), exactly(plain_output), "given")
 
 
-def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "loop") -> None:
+def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
     """In evaluation mode, prediction and risks are those of plain models with the branches' tensors."""
     wrapped = wrapping.wrap(build(case), strategy)
     reference = Reference(case, wrapping, wrapped)
     branches = reference.run()
+    fit(wrapped, wrapping, inputs(case, rows=40, seed=3))
     with torch.no_grad():
-        if "vacuitic" in wrapping.kinds:
-            fitted(case, wrapped, wrapping)
+        y, risks = ask(wrapped, inputs(case), wrapping)
+    assert_answers(reference, branches, y, risks)
+    assert set(risks) == {*wrapping.variances, *wrapping.kinds}
+    if "vacuitic" in risks:
+        rows = max(leaf.shape[0] for _, leaf in zoo.float_leaves(y))
+        assert risks["vacuitic"].shape == (rows,)
+        assert risks["vacuitic"].isfinite().all()
+    if not {"captures_self", "mutates_attribute"} & case.tags:
+        prediction, _ = reference.reduced(branches)
+        assert_tree(call(wrapped, inputs(case)), branches[0].output, prediction, "without risk")
+
+
+def check_parts(case: Case, wrapping: Wrapping) -> None:
+    """`voters()` and `unwrap()` give plain models with the branches' tensors."""
+    wrapped = wrapping.wrap(build(case)).eval()
+    branches = [b for b in Reference(case, wrapping, wrapped).run() if b.place.sample == b.place.head == 0]
+    voters, plain = Wrapped.voters(wrapped), Wrapped.unwrap(wrapped)
+    assert len(voters) == wrapping.voters
+    for model, branch in zip([*voters, plain], [*branches, branches[0]], strict=True):
+        assert not is_wrapped(model)
+        assert_tree(call(model, inputs(case)), branch.output, exactly(branch.output), f"voter {branch.place.voter}")
+
+
+def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
+    """In training mode, one call with risks gives the gradients, buffers, attributes and inputs of the plain models."""
+    stochastic = "stochastic_train" in case.tags
+    noise = NOISE if wrapping.where in ("weights", "inputs") and strategy == "loop" else 0.0
+    wrapped = wrapping.wrap(build(case, training=True), strategy, noise)
+    reference = Reference(case, wrapping, wrapped)
+    zoo.LAST_HIDDEN = None
+    branches = reference.run(training=True, noise=noise)
+    given = inputs(case)
+    y, risks = ask(wrapped, given, wrapping)
+    if stochastic:
+        prediction, _ = reference.reduced(branches)
+        for path, leaf in zoo.float_leaves(y):
+            assert leaf.shape == prediction[path].shape
+            assert leaf.isfinite().all()
+    else:
+        assert_answers(reference, branches, y, risks)
+        found = total(y, *(risk for name, risk in risks.items() if name != "vacuitic"))
+        expected = reference.gradients(branches, total(reference.reduced(branches)))
+        found.backward()
+        for name, parameter in wrapped.named_parameters():
+            if name in expected:
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                like = torch.zeros_like(parameter) if expected[name] is None else expected[name]
+                close(grad, like, f"gradient of {name}", 1e-7)
+        moved = reference.moved(branches)
+        after = wrapped.state_dict()
+        for name, value in moved.items():
+            close(after[name], value, f"buffer {name}")
+    first = branches[0]
+    untouched = inputs(case) if wrapping.where == "inputs" else first.given  # noise makes copies, which the model writes into
+    for leaf, expected_leaf in zip(flatten(given)[0], flatten(untouched)[0], strict=True):
+        if isinstance(leaf, Tensor):
+            close(leaf, expected_leaf, "input")
+    assert_attributes(case, wrapped, first.model)
+    if "writes_global" in case.tags:
+        (x,), _ = inputs(case)
+        hidden = [branch.model.trunk(x) for branch in branches]
+        assert any(torch.allclose(zoo.LAST_HIDDEN, h) for h in hidden), "the global holds no branch's value"
+
+
+def total(*trees: Any) -> Tensor:
+    """The sum of all floating leaves."""
+    found = [leaf for tree in trees for leaf in flatten(tree)[0] if is_float(leaf)]
+    return torch.stack([leaf.sum() for leaf in found]).sum()
+
+
+def assert_attributes(case: Case, wrapped: Any, called: Any) -> None:
+    """Assert that attributes which a plain call changes are those of a model that was called once."""
+    if not isinstance(called, nn.Module):
+        return
+    fresh = build(case, training=True)
+    for name, value in vars(called).items():
+        if name.startswith("_") or repr(value) == repr(getattr(fresh, name)):
+            continue
+        if isinstance(value, Tensor):
+            close(getattr(wrapped, name), value, name)
         else:
-            assert_answers(case, reference, branches, *ask(wrapped, inputs(case), wrapping))
+            assert getattr(wrapped, name) == value, name
+
+
+def check_dealing(case: Case, wrapping: Wrapping) -> None:
+    """In training mode without risks each row is answered by one voter, as many by each; or by all, with one warning."""
+    wrapped = wrapping.wrap(build(case, training=True))
+    reference = Reference(case, wrapping, wrapped)
+    args, kwargs = inputs(case)
+    with warnings.catch_warnings(record=True) as caught, seeded():
+        warnings.simplefilter("always")
+        y = wrapped(*args, **kwargs)
+    told = [w for w in caught if issubclass(w.category, WorkbenchWarning)]
+    assert len(told) == ("not_dealable" in case.tags), [str(w.message) for w in told]
+    if told:
+        prediction, _ = reference.reduced(reference.run(training=True))
+        assert_tree(y, reference.run()[0].output, prediction, "prediction")
+        return
+    for path, leaf in zoo.float_leaves(y):
+        assert leaf.shape == dict(zoo.float_leaves(build(case)(*inputs(case)[0], **inputs(case)[1])))[path].shape
+        assert leaf.isfinite().all()
+    if case.tags & {"batch_mixing", "batch_mixing_train", "stochastic_train", "buffers", "mutates_attribute"}:
+        return  # what a voter answers depends on the rows that it was dealt
+    answers = [b for b in reference.run(training=True) if b.place.head == 0]
+    for path, leaf in zoo.float_leaves(y):
+        stack = torch.stack([dict(leaves(b.output))[path] for b in answers])
+        same = torch.isclose(stack, leaf, rtol=1e-9, atol=1e-9).flatten(2).all(2)
+        assert same.any(0).all(), f"{path}: a row is no voter's"
+        if not torch.isclose(stack[0], stack[1]).flatten(1).all(1).any():
+            assert same.sum(1).tolist() == [ROWS // VOTERS] * VOTERS, f"{path}: dealt {same.int().tolist()}"
+
+
+def check_state(case: Case, wrapping: Wrapping) -> None:
+    """States and copies: what is saved, copied or pickled predicts the same, and stands alone."""
+    wrapped = fit(wrapping.wrap(build(case)), wrapping, inputs(case, rows=40, seed=3))
+    twin = wrapping.wrap(build(case), seed=2).eval()
+    file = io.BytesIO()
+    torch.save(wrapped.state_dict(), file)
+    file.seek(0)
+    copies = {"copy.copy": copy.copy(wrapped), "load_state_dict": twin}
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    plain = build(case)
+    if copied(lambda: copy.deepcopy(plain), case):
+        copies["deepcopy"] = copy.deepcopy(wrapped)
+    if isinstance(plain, nn.Module) and copied(lambda: pickle.loads(pickle.dumps(plain)), case):
+        copies["pickle"] = pickle.loads(pickle.dumps(wrapped))
+    with torch.no_grad():
+        expected, risks = ask(wrapped, inputs(case), wrapping)
+        for name, other in copies.items():
+            assert type(other) is type(wrapped), name
+            y, found = ask(other, inputs(case), wrapping)
+            if "mutates_attribute" in case.tags:
+                continue  # a copy made before the call has not seen it
+            for tree, like in zip([y, *found.values()], [expected, *risks.values()], strict=True):
+                assert_tree(tree, like, exactly(like), name, 1e-12)
+        for name in copies.keys() & {"deepcopy", "pickle", "load_state_dict"}:
+            for parameter in copies[name].parameters():
+                parameter.zero_()
+    alone = wrapping.wrap(build(case), seed=1)
+    for name, tensor in alone.state_dict().items():
+        if "extras@workbench" not in name:
+            assert torch.equal(tensor, wrapped.state_dict()[name]), f"{name} belongs to a copy as well"
+
+
+def copied(make: Callable[[], Any], case: Case) -> bool:
+    """Whether a copy of the plain model can be made and runs."""
+    try:
+        with torch.no_grad():
+            call(make(), inputs(case))
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError, RuntimeError):
+        return False
+    return True
+
+
+def check_plain_state(case: Case, wrapping: Wrapping) -> None:
+    """The state of the plain model loads into the wrapped one, whose prediction is the plain model's then."""
+    plain, wrapped = build(case), wrapping.wrap(build(case)).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(parameters(plain).values()):
+            parameter.mul_(1 + 0.1 * number)
+    wrapped.load_state_dict(state(plain))
+    reference = Reference(case, wrapping, wrapped)
+    for name, tensor in {**parameters(plain), **buffers(plain)}.items():
+        for voter in range(wrapping.voters):
+            key, row = reference.home(name, Place(voter, 0, 0))
+            value = wrapped.state_dict()[key]
+            assert torch.equal(value if row is None else value[row], tensor), name
+    if wrapping.name != "vote_rank1":  # its factors stay
+        expected = call(plain, inputs(case))
+        assert_tree(call(wrapped, inputs(case)), expected, exactly(expected), "prediction")
+
+
+def check_dtypes(case: Case, wrapping: Wrapping) -> None:
+    """Other precisions: `.double()` computes in float64, bfloat16 runs wherever the plain model does."""
+    wrapped = wrapping.wrap(build(case, torch.float32)).double()
+    reference = Reference(case, wrapping, wrapped)
+    fit(wrapped, wrapping, inputs(case, rows=40, seed=3))
+    with torch.no_grad():
+        assert_answers(reference, reference.run(), *ask(wrapped, inputs(case), wrapping))
+        half = build(case, torch.bfloat16)
+        if not copied(lambda: half, case):
+            return
+        model = wrapping.wrap(build(case, torch.float32)).bfloat16()
+        fit(model, wrapping, inputs(case, torch.bfloat16, rows=40, seed=3))
+        y, risks = ask(model, inputs(case, torch.bfloat16), wrapping)
+    assert {leaf.dtype for _, leaf in zoo.float_leaves(y)} == {torch.bfloat16}
+    for tree in (y, *risks.values()):
+        assert all(leaf.isfinite().all() for _, leaf in zoo.float_leaves(tree))
+
+
+def check_noise(case: Case, wrapping: Wrapping) -> None:
+    """Samples are passes under noise: exactly those of the plain model where the noise can be drawn again."""
+    wrapped = wrapping.wrap(build(case), "loop", NOISE).eval()
+    before = {name: buffer.clone() for name, buffer in wrapped.named_buffers()}
+    reference = Reference(case, wrapping, wrapped)
+    with torch.no_grad():
+        y, risks = ask(wrapped, inputs(case), wrapping)
+    found = [leaf for _, leaf in zoo.float_leaves(risks["epistemic"])]
+    assert all(leaf.isfinite().all() for leaf in found)
+    if any(is_float(leaf) for leaf in flatten(inputs(case))[0]) or wrapping.where != "inputs":
+        assert any((leaf > 0).any() for leaf in found), "all samples are alike"
+    if wrapping.where != "activations":
+        assert_answers(reference, reference.run(noise=NOISE), y, risks)
+    if "total" in risks:
+        trees = (dict(zoo.float_leaves(risks[name])) for name in ("total", "aleatoric", "epistemic"))
+        whole, aleatoric, epistemic = trees
+        for path, leaf in whole.items():
+            close(leaf.square(), aleatoric[path].square() + epistemic[path].square(), f"total {path}")
+    for name, buffer in wrapped.named_buffers():
+        assert torch.equal(buffer, before[name]), f"noise reached {name}"
+
+
+def check_signature(case: Case, wrapping: Wrapping) -> None:
+    """Neo: standardised on its training data, nothing else moves, and the signature can be trained by gradients."""
+    wrapped = wrapping.wrap(build(case, training=True))
+    before = {name: t.clone() for name, t in wrapped.state_dict().items() if "extras@" not in name}
+    _, risks = ask(wrapped, inputs(case), wrapping)
+    if wrapping.name == "neo":
+        risks["vacuitic"].mean().backward()
+        trained = [name for name, p in wrapped.named_parameters() if p.grad is not None]
+        assert all("extras@workbench" in name for name in trained), trained
+        assert all(torch.equal(t, before[n]) for n, t in wrapped.state_dict().items() if n in before)
+    given = lambda: inputs(case, rows=40, seed=3)  # noqa: E731
+    fit(wrapped, wrapping, given())
+    with torch.no_grad():
+        _, risks = ask(wrapped, given(), wrapping)
+    risk = risks["vacuitic"]
+    assert abs(float(risk.mean())) < 1e-3
+    assert abs(float(risk.std(correction=0)) - 1) < 0.05
+
+
+CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
+    "wrapping": check_wrapping,
+    "prediction": check_prediction,
+    "parts": check_parts,
+    "training": functools.partial(check_training, strategy="loop"),
+    "training_auto": check_training,
+    "dealing": check_dealing,
+    "state": check_state,
+    "plain_state": check_plain_state,
+    "dtypes": check_dtypes,
+    "noise": check_noise,
+    "signature": check_signature,
+}
+
+
+def applies(check: str, wrapping: Wrapping) -> bool:
+    """Whether a check says anything about a wrapper."""
+    return {
+        "training": wrapping.name != "neo",
+        "training_auto": wrapping.name in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # auto is not loop there
+        "dealing": wrapping.voters > 1,
+        "noise": bool(wrapping.where),
+        "signature": "vacuitic" in wrapping.kinds,
+    }.get(check, True)
+
+
+def check_wrapper(case: Case, wrapping: Wrapping) -> None:
+    """All that applies to one model and one wrapper."""
+    for name, check in CHECKS.items():
+        if applies(name, wrapping):
+            check(case, wrapping)

@@ -138,7 +138,19 @@ def test_neo_is_fitted_on_the_rows_trained_on() -> None:
     assert risk[300:].min() > risk[:300].max()
 
 
-def test_a_model_whose_prediction_is_frozen_keeps_its_units() -> None:
+def test_a_model_whose_prediction_is_frozen_keeps_it_while_its_risk_is_trained() -> None:
+    wrapped: Any = sculpt.Wrapper(n_layers=1)(net())
+    for parameter in wrapped.base_parameters().values():
+        parameter.requires_grad_(False)
+    x, y = plane(100)
+    expected, before = wrapped.eval()(x, return_risk=True)
+    quiet(wrapped, (x, y), epochs=20)
+    found, after = wrapped(x, return_risk=True)
+    assert torch.equal(found, expected)
+    assert not torch.equal(after, before)
+
+
+def test_a_model_with_nothing_to_train_keeps_its_units() -> None:
     model = net().requires_grad_(False)
     x, y = plane()
     expected = model(x)

@@ -15,7 +15,7 @@ from .engine.tree import is_float, paths, tensors
 from .errors import WorkbenchWarning
 from .method import Call, sqrt
 from .risk import Risk
-from .table import EXTRAS
+from .table import extra
 
 if TYPE_CHECKING:
     pass
@@ -93,7 +93,7 @@ def _run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple
 # ---- prediction
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
     """See `Wrapped.forward`."""
-    record, scaling = wrapped._workbench, wrapped.scaling if EXTRAS in wrapped._modules else None
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     given = args
     if scaling is not None:
         args = scaling.inputs(args)
@@ -249,7 +249,7 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
 # ---- training
 def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: Any) -> Tensor:
     """See `Wrapped.loss`."""
-    record, scaling = wrapped._workbench, wrapped.scaling if EXTRAS in wrapped._modules else None
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
         args, y = scaling.inputs(args), scaling.targets(y)
     branched, _ = _run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, {})

@@ -19,6 +19,19 @@ MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no n
 EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
 
 
+def extra(root: nn.Module, name: str) -> Any:
+    """What wrapping holds beside the layers under a name ("scaling", "density"), None if there is none."""
+    held: Any = root._modules.get(EXTRAS)
+    return None if held is None else held._modules.get(name)
+
+
+def extras(root: nn.Module) -> nn.Module:
+    """The sub-module that holds what belongs to no single layer; made when it is first asked for."""
+    if root._modules.get(EXTRAS) is None:
+        root._modules[EXTRAS] = nn.Module()
+    return root._modules[EXTRAS]  # type: ignore[return-value]
+
+
 @dataclass
 class Slot:
     """One parameter or buffer of the model under all its names.

@@ -19,7 +19,7 @@ from .engine.clone import places, structural_copy
 from .engine.run import Engine
 from .scaling import Scaling
 from .state import SETTINGS, extract, prepare
-from .table import EXTRAS, MARK, Record, Table, plain
+from .table import MARK, Record, Table, extra, extras, plain
 
 _HOOKS = (
     "_forward_hooks",
@@ -43,6 +43,7 @@ class Wrapped(nn.Module):
 
     _workbench: Record
     _plain_class: type[nn.Module]
+    _theirs: frozenset[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """The user's class may ask for arguments here that only its own subclasses know."""
@@ -101,8 +102,7 @@ class Wrapped(nn.Module):
     @property
     def scaling(self) -> Scaling | None:
         """The standardisation between the user's units and the model's, if there is one."""
-        extras: Any = self._modules.get(EXTRAS)
-        return None if extras is None else extras._modules.get("scaling")
+        return extra(self, "scaling")
 
     def scale(self, *args: None, **values: Tensor | None) -> None:
         """Standardise the first input, and give predictions and risks in original units.
@@ -111,11 +111,10 @@ class Wrapped(nn.Module):
             values: x_mean, x_scale, y_mean, y_scale; see `Scaling`. `scale(None)` removes it.
         """
         if args:
-            if EXTRAS in self._modules:
-                _extras(self)._modules.pop("scaling", None)
+            extras(self)._modules.pop("scaling", None)
             return
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
-        _extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
+        extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
 
     @property
     def location_scale(self) -> bool:
@@ -214,7 +213,7 @@ class Wrapped(nn.Module):
             return super().__reduce_ex__(protocol)
         if "_portable" not in self.__dict__:
             return _same, (_portable(self),)
-        return _blank, (type(self)._plain_class,), self.__dict__
+        return _blank, (type(self)._plain_class, type(self)._theirs), self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_workbench" not in state:
@@ -234,22 +233,39 @@ PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and na
 
 
 # ---- building
-_CLASSES: dict[type, type[Wrapped]] = {}
+_CLASSES: dict[tuple[type, frozenset[str]], type[Wrapped]] = {}
 
 
-def wrapped_class(cls: type[nn.Module]) -> type[Wrapped]:
-    """The subclass of the user's class that its wrapped objects have."""
-    if cls not in _CLASSES:
-        _CLASSES[cls] = _wrapped_class(cls)
-    return _CLASSES[cls]
+class _Theirs:
+    """Gives way to what the user's object holds under a name of ours."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else nn.Module.__getattr__(instance, self.name)
 
 
-def _wrapped_class(cls: type[nn.Module]) -> type[Wrapped]:
+def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset()) -> type[Wrapped]:
+    """The subclass of the user's class that its wrapped objects have.
+
+    Args:
+        cls: the user's class.
+        theirs: names of ours that the object to be wrapped holds itself.
+    """
+    if (cls, theirs) not in _CLASSES:
+        _CLASSES[cls, theirs] = _wrapped_class(cls, theirs)
+    return _CLASSES[cls, theirs]
+
+
+def _wrapped_class(cls: Any, theirs: frozenset[str]) -> Any:
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_plain_class": cls,
+        "_theirs": theirs,
+        **{name: _Theirs(name) for name in theirs},
     }
 
     @functools.wraps(cls.forward)
@@ -258,7 +274,7 @@ def _wrapped_class(cls: type[nn.Module]) -> type[Wrapped]:
 
     namespace["forward"] = forward
     for name in PUBLIC:
-        if inspect.getattr_static(cls, name, None) is not None:
+        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
         namespace["__len__"] = lambda self: len(_contained(self))
@@ -281,13 +297,14 @@ def begin(model: nn.Module) -> Wrapped:
         source = model.__copy__()
         return source
     new = structural_copy(model)
-    return adopt(new, wrapped_class(type(new)))
+    return adopt(new)
 
 
-def adopt(module: nn.Module, cls: type[Wrapped]) -> Any:
+def adopt(module: nn.Module) -> Any:
     """Make a module that nobody else uses a wrapped one without methods."""
     record = Record.of(module)
-    module.__class__ = cls
+    held = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
+    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in held))
     if "forward" in module.__dict__:  # set on the object: it would hide ours
         module.__dict__[f"forward{MARK}"] = module.__dict__.pop("forward")
     for key in (
@@ -296,10 +313,6 @@ def adopt(module: nn.Module, cls: type[Wrapped]) -> Any:
         if module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
-    for name in PUBLIC:
-        for held in (module._modules, module._parameters, module._buffers):
-            if name in held:
-                module.__dict__[name] = held[name]
     module.__dict__["_workbench"] = record
     module.__dict__["_engine"] = _State(module, {})
     return module
@@ -342,12 +355,6 @@ def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:
     return new, slots, {name for name, slot in record.slots.items() if slot.buffer}
 
 
-def _extras(wrapped: Any) -> nn.Module:
-    if EXTRAS not in wrapped._modules:
-        wrapped._modules[EXTRAS] = nn.Module()
-    return wrapped._modules[EXTRAS]
-
-
 def _portable(wrapped: Any) -> Any:
     """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
     views = table_of(wrapped).views
@@ -375,8 +382,8 @@ def _same(wrapped: Any) -> Any:
     return wrapped
 
 
-def _blank(cls: type[nn.Module]) -> Any:
-    return object.__new__(wrapped_class(cls))
+def _blank(cls: type[nn.Module], theirs: frozenset[str]) -> Any:
+    return object.__new__(wrapped_class(cls, theirs))
 
 
 def _settings(wrapped: Any) -> dict[str, Any]:
@@ -405,10 +412,10 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     new = _build(wrapped)[0]
     new.__class__ = type(wrapped)._plain_class
     extract(new, table_of(wrapped), index, own)
-    scaling = wrapped.scaling
+    scaling = extra(wrapped, "scaling")
     if scaling is None:
         return new
-    kept = adopt(new, wrapped_class(type(new)))
+    kept = adopt(new)
     Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
     return kept
 

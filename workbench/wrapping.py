@@ -14,7 +14,7 @@ from .engine.clone import is_scripted
 from .engine.run import STRATEGIES
 from .function import Function
 from .method import Method
-from .wrapped import Wrapped, adopt, begin, is_wrapped, table_of, unwrap, wrapped_class
+from .wrapped import Wrapped, adopt, begin, is_wrapped, table_of, unwrap
 
 T = TypeVar("T")
 OUTPUTS = ("values", "logits", "probs")
@@ -68,8 +68,7 @@ class Wrapper:
         if isinstance(target, type) and issubclass(target, nn.Module):
             return _decorated(target, self)  # type: ignore[return-value]
         if isinstance(target, types.FunctionType | types.MethodType | functools.partial):
-            wrapped = self._on(Function(target))
-            return wrapped
+            return self._on(Function(target))
         if not isinstance(target, nn.Module):
             what = (
                 f"the class {target.__name__}"
@@ -201,7 +200,7 @@ def _decorated(cls: type[nn.Module], wrapper: Wrapper) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             instance = super().__call__(*args, **kwargs)
             wrapper._check(instance)
-            adopt(instance, wrapped_class(type(instance)))
+            adopt(instance)
             attach(instance, wrapper)
             return instance
 

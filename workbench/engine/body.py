@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .clone import places
 from .plan import Index, Plan
 from .state import modules
-from .tree import tensors
+from .tree import tensors, version
 
 
 class Clone:
@@ -59,8 +60,9 @@ class Result:
 def call(clone: Clone, plan: Plan, index: Index, args: tuple, kwargs: dict[str, Any]) -> Result:
     """Run one branch on a clone."""
     values = {slot: rule.pick(plan.bank, index) for slot, rule in plan.rules.items()}
-    for slot in clone.buffers:
-        values[slot] = (values[slot] if slot in values else plan.bank.get(slot)).clone()
+    with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
+        for slot in clone.buffers:
+            values[slot] = (values[slot] if slot in values else plan.bank.get(slot)).clone()
     return passed(clone, plan, values, index, args, kwargs)
 
 
@@ -72,7 +74,7 @@ def passed(
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
     clone.install(values)
-    versions = {slot: values[slot]._version for slot in clone.buffers}
+    versions = {slot: version(values[slot]) for slot in clone.buffers}
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
@@ -88,7 +90,7 @@ def passed(
     for slot in clone.buffers:
         container, key = clone.home[slot]
         value = container[key]
-        if value is not values[slot] or value._version != versions[slot]:
+        if value is not values[slot] or version(value) != versions[slot]:
             new[slot] = value
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
     return Result(output, new, taps)

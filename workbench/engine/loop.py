@@ -13,7 +13,7 @@ from torch import Tensor
 from .body import Result, call
 from .plan import Plan
 from .random import Streams
-from .tree import flatten
+from .tree import flatten, version
 
 if TYPE_CHECKING:
     from .run import Engine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def versions(leaves: list[Any]) -> list[int]:
     """How often each tensor among the leaves was written in place."""
-    return [leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0 for leaf in leaves]
+    return [version(leaf) for leaf in leaves]
 
 
 def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list[Result]:

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -145,8 +146,8 @@ class Engine:
                 buffers.merge(plan.bank)
                 self.keep_attributes()
                 self._refresh_keys()
-            if not self._checked and torch.is_grad_enabled():
-                self._check_reach(plan, results)
+            if not self._checked:
+                self._check_reach(plan, results, args, kwargs)
         return branched, results
 
     def _refresh_keys(self) -> None:
@@ -218,11 +219,17 @@ class Engine:
             log.info("%s; running %d passes in a loop instead. strategy='loop' silences this.", reason, plan.size)
         return loop.run(self, plan, args, kwargs)
 
-    def _check_reach(self, plan: Plan, results: list[Result]) -> None:
+    def _check_reach(self, plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
-        outputs = [leaf for leaf in tensors(results[-1].output) if leaf.requires_grad]
         rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
-        if not outputs or not rules or plan.size == 1:
+        index = list(plan.indices())[-1]
+        if not rules or not any(index.values()):
+            return
+        last = results[-1]
+        if not torch.is_grad_enabled():
+            last = self._with_gradients(replace(plan, axes=(), fixed=index, dealt=""), args, kwargs)
+        outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
+        if not outputs:
             return
         self._checked = True
         found = reached(outputs)
@@ -233,13 +240,24 @@ class Engine:
                 "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
                 "the module, as self.layer.weight"
             )
-        index = list(plan.indices())[-1]
         owned = {id(plan.bank.get(name)) for rule in rules.values() for name in rule.names(index)}
         if owned and not owned & found:
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
             )
+
+    def _with_gradients(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Result:
+        """One branch once more, with gradients, for looking only."""
+        leaves, rebuild = flatten((args, kwargs))
+        devices = random.devices(leaves)
+        before = random.state(devices)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                copies = rebuild([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+                return loop.run(self, plan, *copies)[0]
+        finally:
+            random.restore(before, devices)
 
 
 def _where(error: Exception) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import WorkbenchWarning
 from .clone import is_scripted
 from .plan import Bank
+from .tree import version
 
 _OWN = frozenset({"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training"})
 _MISSING = object()
@@ -27,7 +28,7 @@ def modules(root: nn.Module) -> dict[str, nn.Module]:
 def _print(value: Any, depth: int = 2) -> Any:
     """A value that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for containers."""
     if isinstance(value, Tensor):
-        return "tensor", id(value), 0 if value.is_inference() else value._version
+        return "tensor", id(value), version(value)
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if depth and isinstance(value, list | tuple | set | frozenset):

@@ -84,6 +84,11 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
+def version(leaf: Any) -> int:
+    """How often a tensor was written in place; tensors of inference mode don't count it."""
+    return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
 def is_float(leaf: Any) -> bool:
     """Whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())

@@ -46,17 +46,18 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
         stacked.append(tensor)
         names.append(tuple(name for name in axes if name in active))
     training = any(module.training for module in clone.tree.values())
-    for slot in clone.buffers:
-        if slot in slots:
-            at = slots.index(slot)
-            stacked[at] = stacked[at].clone()
-            continue
-        own = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
-        sizes = [axis.size for axis in plan.axes if axis.name in own]
-        tensor = plan.bank.get(slot)
-        slots.append(slot)
-        stacked.append(tensor.expand(*sizes, *tensor.shape).clone())
-        names.append(own)
+    with torch.inference_mode(False):
+        for slot in clone.buffers:
+            if slot in slots:
+                at = slots.index(slot)
+                stacked[at] = stacked[at].clone()
+                continue
+            own = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
+            sizes = [axis.size for axis in plan.axes if axis.name in own]
+            tensor = plan.bank.get(slot)
+            slots.append(slot)
+            stacked.append(tensor.expand(*sizes, *tensor.shape).clone())
+            names.append(own)
 
     shape: dict[str, Any] = {}
 
@@ -92,14 +93,14 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
 
     results = []
     for index in plan.indices():
-        at = tuple(index[axis.name] for axis in plan.axes)
+        place = tuple(index[axis.name] for axis in plan.axes)
         tensors = iter(outputs)
-        leaves = [next(tensors)[at] if static is None else static[0] for static in shape["static"]]
+        leaves = [next(tensors)[place] if static is None else static[0] for static in shape["static"]]
         results.append(
             Result(
                 shape["rebuild"](leaves),
-                {slot: tensor[at] for slot, tensor in buffers.items()},
-                {name: tensor[at] for name, tensor in taps.items()},
+                {slot: tensor[place] for slot, tensor in buffers.items()},
+                {name: tensor[place] for name, tensor in taps.items()},
             )
         )
     return results

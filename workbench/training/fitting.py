@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from workbench.engine.tree import tensors
 from workbench.training.checkpoint import Checkpoint, describe
 from workbench.training.history import History
-from workbench.training.loop import Loop, own, own_random
+from workbench.training.loop import FROZEN, Loop, own, own_random
 from workbench.training.rows import Batch, Batches, Rows, Source, checksum, cut, moments, read
 from workbench.wrapped import Wrapped
 
@@ -328,7 +328,7 @@ def _optimizer(
 ) -> tuple[Optimizer, LambdaLR | None]:
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError("wrapped: no parameter requires a gradient, so there is nothing to train")
+        raise ValueError(f"wrapped: no parameter requires a gradient, so there is nothing to train{FROZEN}")
     if optimizer is not None:
         made = optimizer(parameters)
         if not isinstance(made, Optimizer):

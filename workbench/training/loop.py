@@ -24,6 +24,8 @@ from workbench.training.history import History
 from workbench.training.rows import Batch, Batches, Inputs, bad_rows
 from workbench.wrapped import Wrapped
 
+FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
+
 
 @contextmanager
 def own_random(seed: int, device: torch.device) -> Iterator[None]:
@@ -154,7 +156,7 @@ class Loop:
                 raise FloatingPointError(self._not_finite(value, f"epoch {epoch}, step {step}", batch))
             if not loss.requires_grad:
                 raise ValueError(
-                    "the loss depends on no parameter that can be trained; is the model or the criterion detached?"
+                    f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
                 )
             loss.backward()
             self.lr = self.optimizer.param_groups[0]["lr"]

@@ -14,7 +14,7 @@ from ..engine.sites import Sites
 from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
 from ..method import Method
-from ..table import EXTRAS
+from ..table import extra, extras
 from ..wrapping import Wrapper as _Wrapper
 from .densities import Density, Flow, Gaussian, pool
 
@@ -88,17 +88,15 @@ class Neo(Method):
                 )
         import copy
 
-        from ..wrapped import _extras
-
         density = DENSITIES[self.density]() if isinstance(self.density, str) else copy.deepcopy(self.density)
         like = next((p for p in table.root.parameters()), None)
-        _extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
+        extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
         if not isinstance(self.density, str):
             self.density = type(self.density).__name__.lower()
 
     def model(self, wrapped: Any) -> Density:
         """The density, a sub-module of the wrapped object."""
-        return wrapped._modules[EXTRAS]._modules["density"]
+        return extra(wrapped, "density")
 
     def check_ready(self, wrapped: Any) -> None:
         """Raise before anything runs if there is no signature yet."""
@@ -127,8 +125,8 @@ class Neo(Method):
                 args, kwargs = tree_map(
                     lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
                 )
-                if wrapped.scaling is not None:
-                    args = wrapped.scaling.inputs(args)
+                if (scaling := extra(wrapped, "scaling")) is not None:
+                    args = scaling.inputs(args)
                 collected.append(self._features(wrapped, args, kwargs)[1])
                 rows += collected[-1][0].shape[0]
                 if rows >= MOST_ROWS:

@@ -31,8 +31,8 @@ class Density(Growing, ABC):
 
     Two ways to learn it, and both give a state that `state_dict` keeps:
 
-    - `fit(features)`: closed form (and a short training loop where there is more to learn). Centre and scale are mean
-      and standard deviation of the nll of 20 % held-out rows (with fewer than 50 rows: of all rows, each held out once
+    - `fit(features)`: closed form (and a short training loop where there is more to learn). Centre and scale are what mean
+      and standard deviation of the nll are expected to be on new rows, from 20 % held-out rows (with fewer than 50 rows: of all rows, each held out once
       in five folds), for training rows look more usual than they are when features are many. Values further than ten
       robust standard deviations (1.4826 MAD) from the median are first clipped to there: a few wild rows would
       otherwise inflate the scale until the risk says nothing, and of normal data nearly nothing is clipped.
@@ -104,13 +104,22 @@ class Density(Growing, ABC):
         """
         layers, reduced = self._check(features)
         layers = self._training_rows(layers)
-        held_out = []
+        held_out, optimism = [], []
         for kept, held in deal(layers, generator or torch.Generator().manual_seed(seed)):
             trial = copy.deepcopy(self)  # an error leaves the density as it was
             trial._start_from(kept, reduced)
             held_out.append(trial.nll(held if reduced else held[0]).detach())
+            own = trial.nll(kept if reduced else kept[0]).detach()
+            optimism.append(robust_moments(held_out[-1])[0] - robust_moments(own)[0])
         self._start_from(layers, reduced)
-        self._standardise(torch.cat(held_out))
+        # the densities of parts and of all rows differ in level where features are degenerate, so the level is that of
+        # the training rows under the final density, corrected for how much more usual they look than held-out ones
+        level, scale = robust_moments(torch.cat(held_out))
+        if len(layers[0]) >= ENOUGH:
+            level = (
+                robust_moments(self.nll(layers if reduced else layers[0]).detach())[0] + torch.stack(optimism).mean()
+            )
+        self._standardise(level, scale)
 
     def forward(self, features: Features) -> Tensor:
         """Vacuitic risk of each row.
@@ -221,8 +230,7 @@ class Density(Growing, ABC):
         self.centre.add_(step * shift)
         self.scale.copy_(variance.sqrt())
 
-    def _standardise(self, nll: Tensor) -> None:
-        centre, scale = robust_moments(nll)
+    def _standardise(self, centre: Tensor, scale: Tensor) -> None:
         self.centre.copy_(centre)
         self.scale.copy_(scale)
         self.weight.fill_(torch.inf)  # no batch counts against them

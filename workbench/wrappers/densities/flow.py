@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import WorkbenchWarning
-from workbench.wrappers.densities.base import ENOUGH, Density, Features, deal, full_precision
+from workbench.wrappers.densities.base import ENOUGH, Density, Features, deal, full_precision, robust_moments
 
 _CLAMP = 30.0
 _PATIENCE = 10
@@ -109,7 +109,7 @@ class Flow(Density):
             with torch.no_grad():
                 z, z_held = self._whiten(kept), self._whiten(held)
             self._train(z, z_held, epochs, batch_size, lr, generator)
-        self._standardise(self.nll(held if reduced else held[0]).detach())
+        self._standardise(*robust_moments(self.nll(held if reduced else held[0]).detach()))
 
     @torch.enable_grad()
     def _train(
