@@ -165,7 +165,7 @@ def test_compose_takes_wrappers_only_and_settings_that_agree() -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_same_method_twice_is_refused_and_the_wrapped_object_kept(name: str) -> None:
-    wrapped = MAKERS[name]()(mlp())
+    wrapped: Any = MAKERS[name]()(mlp())
     before = facts(wrapped)
     with pytest.raises(ValueError, match=rf"carries {name} already.*unwrap"):
         MAKERS[name]()(wrapped)
@@ -175,18 +175,18 @@ def test_the_same_method_twice_is_refused_and_the_wrapped_object_kept(name: str)
     assert wrapped.methods == (name,)
     if name == "neo":
         wrapped.fit(torch.randn(50, 3))
-    y, risk = wrapped(torch.randn(6, 3), return_risk=True)
+    _, risk = wrapped(torch.randn(6, 3), return_risk=True)
     assert bool(torch.isfinite(risk).all())
-    again = MAKERS[name]()(wrapped.unwrap())
+    again: Any = MAKERS[name]()(wrapped.unwrap())
     assert again.methods == (name,)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_adding_another_method_leaves_the_wrapped_object_alone(name: str) -> None:
-    wrapped = MAKERS[name]()(mlp())
+    wrapped: Any = MAKERS[name]()(mlp())
     before = facts(wrapped)
     other = next(n for n in MAKERS if n != name)
-    both = MAKERS[other]()(wrapped)
+    both: Any = MAKERS[other]()(wrapped)
     assert set(both.methods) == {name, other}
     assert wrapped.methods == (name,)
     assert facts(wrapped) == before
@@ -206,7 +206,7 @@ class Decided(nn.Module):
 
 @pytest.mark.parametrize("name", ["vote", "sample", "sculpt"])
 def test_an_output_without_floating_numbers_is_refused(name: str) -> None:
-    wrapped = MAKERS[name]()(Decided()).eval()
+    wrapped: Any = MAKERS[name]()(Decided()).eval()
     with pytest.raises(TypeError, match=r"output\['top'\].*int64.*outside the wrapped model"):
         wrapped(torch.randn(6, 3), return_risk=True)
 
@@ -215,8 +215,8 @@ def test_an_output_without_floating_numbers_is_refused(name: str) -> None:
 @pytest.mark.parametrize("output", ["values", "logits"])
 @pytest.mark.parametrize("name", [*MAKERS, "vote of sculpt"])
 def test_rows_with_nan_get_nan_risk_one_warning_and_others_are_untouched(name: str, output: str, strategy: str) -> None:
-    common = {"output": output, "strategy": strategy}
-    head = {"distribution": sculpt.LogitNormal} if output == "logits" else {}
+    common: Any = {"output": output, "strategy": strategy}
+    head: Any = {"distribution": sculpt.LogitNormal} if output == "logits" else {}
     wrappers = {
         "vote": lambda: vote.Wrapper(3, **common),
         "sample": lambda: sample.Wrapper(3, where="weights", **common),
@@ -251,7 +251,7 @@ def test_rows_with_nan_get_nan_risk_one_warning_and_others_are_untouched(name: s
 
 def test_a_wrong_input_is_an_error_of_the_model_and_the_next_call_is_right() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    wrapped = vote.Wrapper(3)(model)
+    wrapped: Any = vote.Wrapper(3)(model)
     before = facts(wrapped)
     for kwargs in ({}, {"return_risk": True}):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -295,14 +295,14 @@ class Escaping(nn.Module):
 
 def test_a_parameter_that_is_reached_past_the_module_is_refused() -> None:
     model = Escaping()
-    wrapped = vote.Wrapper(3)(model).eval()
+    wrapped: Any = vote.Wrapper(3)(model).eval()
     with pytest.raises(RuntimeError, match=r"fc\.weight.*self\.layer\.weight"):
         wrapped(torch.randn(4, 3), return_risk=True)
     assert model(torch.randn(4, 3)).shape == (4, 1)
 
 
 def test_voters_without_gradients_are_not_wrong_in_silence() -> None:
-    wrapped = vote.Wrapper(3)(Escaping()).eval()
+    wrapped: Any = vote.Wrapper(3)(Escaping()).eval()
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"fc\.weight"):
         wrapped(torch.randn(4, 3), return_risk=True)
 
@@ -311,7 +311,7 @@ def test_voters_without_gradients_are_not_wrong_in_silence() -> None:
 
 
 def test_a_batch_smaller_than_the_voters_trains_all_on_it_with_one_warning() -> None:
-    wrapped = vote.Wrapper(5)(mlp())
+    wrapped: Any = vote.Wrapper(5)(mlp())
     x = torch.randn(4, 3)
     with pytest.warns(WorkbenchWarning, match=r"batch of 4 rows.*5 voters.*larger batches") as caught:
         y = wrapped(x)
@@ -325,12 +325,12 @@ def test_a_batch_smaller_than_the_voters_trains_all_on_it_with_one_warning() -> 
 
 def test_neo_before_fitting_is_refused_and_still_predicts() -> None:
     model = mlp()
-    wrapped = neo.Wrapper()(model).eval()
+    wrapped: Any = neo.Wrapper()(model).eval()
     x = torch.randn(6, 3)
     with pytest.raises(NotFittedError, match=r"wrapped\.fit\(loader\)"):
         wrapped(x, return_risk=True)
     assert torch.equal(wrapped(x), model(x))
-    both = compose(neo.Wrapper(), vote.Wrapper(3))(model).eval()
+    both: Any = compose(neo.Wrapper(), vote.Wrapper(3))(model).eval()
     with pytest.raises(NotFittedError, match=r"wrapped\.fit\(loader\)"):
         both(x, return_risk=True)
     wrapped.fit(x.repeat(8, 1) + torch.randn(48, 3))
@@ -367,7 +367,7 @@ def test_a_state_of_other_settings_is_refused_by_name(first: Any, second: Any, s
 
 
 def test_risk_parameters_that_do_not_fit_change_nothing() -> None:
-    wrapped = vote.Wrapper(3)(mlp())
+    wrapped: Any = vote.Wrapper(3)(mlp())
     before = facts(wrapped)
     values = {name: torch.zeros_like(p) for name, p in wrapped.risk_parameters().items()}
     first = next(iter(values))
@@ -382,7 +382,7 @@ def test_the_global_random_stream_and_dtype_are_left_alone() -> None:
     model = mlp()
     before, dtype = torch.get_rng_state(), torch.get_default_dtype()
     for name in ("sculpt", "neo"):
-        wrapped = MAKERS[name]()(model).eval()
+        wrapped: Any = MAKERS[name]()(model).eval()
         if name == "neo":
             wrapped.fit(torch.linspace(-1, 1, 90).reshape(30, 3))
         wrapped(torch.ones(4, 3), return_risk=True)

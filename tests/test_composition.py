@@ -18,8 +18,8 @@ MAKERS = {
     "sculpt": lambda: sculpt.Wrapper(n_layers=1),
     "neo": lambda: neo.Wrapper(),
 }
-PAIRS = list(itertools.combinations(MAKERS, 2))
-TRIPLES = list(itertools.combinations(MAKERS, 3))
+PAIRS: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 2))
+TRIPLES: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def softplus(raw: float) -> float:
 
 @pytest.mark.parametrize("share", [None, "rank1", 1])
 def test_one_voter_equals_itself_with_no_risk(share: Any) -> None:
-    wrapped = vote.Wrapper(1, share=share)(mlp()).eval()
+    wrapped: Any = vote.Wrapper(1, share=share)(mlp()).eval()
     x = torch.randn(5, 3)
     y, risk = wrapped(x, return_risk=True)
     assert torch.equal(y, wrapped.voters()[0](x))
@@ -64,13 +64,13 @@ def test_one_voter_equals_itself_with_no_risk(share: Any) -> None:
 
 def test_one_voter_at_the_given_weights_equals_the_model() -> None:
     model = mlp()
-    wrapped = vote.Wrapper(1, finetune=True)(model).eval()
+    wrapped: Any = vote.Wrapper(1, finetune=True)(model).eval()
     x = torch.randn(5, 3)
     assert torch.equal(wrapped(x), model(x))
 
 
 def test_voters_that_differ_by_constants_give_their_mean_and_deviation() -> None:
-    wrapped = vote.Wrapper(3, finetune=True)(linear()).eval()
+    wrapped: Any = vote.Wrapper(3, finetune=True)(linear()).eval()
     set_biases(wrapped, [0.0, 3.0, 9.0])
     x = torch.tensor([[0.0], [1.0]])
     y, risk = wrapped(x, return_risk=True)
@@ -80,7 +80,7 @@ def test_voters_that_differ_by_constants_give_their_mean_and_deviation() -> None
 
 def test_dropout_on_the_weights_has_the_variance_of_a_bernoulli() -> None:
     p, n = 0.25, 4000
-    wrapped = sample.Wrapper(n, sample.Bernoulli(p), where="inputs", strategy="vmap")(linear(slope=2.0)).eval()
+    wrapped: Any = sample.Wrapper(n, sample.Bernoulli(p), where="inputs", strategy="vmap")(linear(slope=2.0)).eval()
     x = torch.tensor([[3.0]])
     y, risk = wrapped(x, return_risk=True)
     deviation = 6.0 * (p / (1 - p)) ** 0.5
@@ -93,14 +93,14 @@ def test_noise_of_size_zero_leaves_the_prediction_alone(where: str) -> None:
     model = mlp()
     x = torch.randn(5, 3)
     for distribution in (sample.Bernoulli(0.0), sample.Normal(0.0)):
-        wrapped = sample.Wrapper(3, distribution, where=where)(model).eval()
+        wrapped: Any = sample.Wrapper(3, distribution, where=where)(model).eval()
         y, risk = wrapped(x, return_risk=True)
         assert torch.allclose(y, model(x), atol=1e-6)
         assert float(risk.detach().max()) < 1e-6
 
 
 def test_the_total_of_vote_and_sculpt_follows_the_law_of_total_variance() -> None:
-    wrapped = compose(vote.Wrapper(2, finetune=True), sculpt.Wrapper())(linear()).eval()
+    wrapped: Any = compose(vote.Wrapper(2, finetune=True), sculpt.Wrapper())(linear()).eval()
     raw = torch.tensor([[0.5], [2.0]])
     names = wrapped.risk_parameters()
     heads = {name: torch.zeros_like(p) for name, p in names.items() if "sculpt" in name and "weight" in name}
@@ -119,7 +119,9 @@ def test_the_total_of_vote_and_sculpt_follows_the_law_of_total_variance() -> Non
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
 @pytest.mark.parametrize("level", [1e6, -1e6])
 def test_large_values_give_no_negative_variance_and_no_nan(level: float, strategy: str) -> None:
-    wrapped = compose(vote.Wrapper(3, finetune=True, strategy=strategy), sculpt.Wrapper())(linear(slope=1e-3)).eval()
+    wrapped: Any = compose(vote.Wrapper(3, finetune=True, strategy=strategy), sculpt.Wrapper())(
+        linear(slope=1e-3)
+    ).eval()
     set_biases(wrapped, [level, level, level])
     x = torch.randn(64, 1)
     _, risk = wrapped(x, return_risk=True)
@@ -133,7 +135,7 @@ def test_large_values_give_no_negative_variance_and_no_nan(level: float, strateg
 
 @pytest.mark.parametrize("names", [p for p in PAIRS + TRIPLES if len({"vote", "sample", "sculpt"} & set(p)) > 1])
 def test_total_squared_is_the_sum_of_squares(names: tuple[str, ...]) -> None:
-    wrapped = compose(*(MAKERS[name]() for name in names))(mlp()).eval()
+    wrapped: Any = compose(*(MAKERS[name]() for name in names))(mlp()).eval()
     if "neo" in names:
         wrapped.fit(torch.randn(50, 3))
     _, risk = wrapped(torch.randn(20, 3), return_risk=True)
@@ -147,7 +149,7 @@ def test_total_squared_is_the_sum_of_squares(names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("names", PAIRS + TRIPLES + [tuple(MAKERS)])
 def test_every_composition_gives_the_risks_of_its_parts(names: tuple[str, ...]) -> None:
     model = mlp()
-    wrapped = compose(*(MAKERS[name]() for name in names))(model).eval()
+    wrapped: Any = compose(*(MAKERS[name]() for name in names))(model).eval()
     x = torch.randn(6, 3)
     if "neo" in names:
         wrapped.fit(torch.randn(50, 3))
@@ -193,10 +195,10 @@ def test_the_order_of_wrapping_does_not_matter(names: tuple[str, ...]) -> None:
 
 def test_neo_beside_others_changes_none_of_their_numbers() -> None:
     model = mlp()
-    both = compose(sculpt.Wrapper(), neo.Wrapper())(model).eval()
-    alone = sculpt.Wrapper()(model).eval()
+    both: Any = compose(sculpt.Wrapper(), neo.Wrapper())(model).eval()
+    alone: Any = sculpt.Wrapper()(model).eval()
     alone.set_risk_parameters({name: p for name, p in both.risk_parameters().items() if "sculpt" in name})
-    single = neo.Wrapper()(model).eval()
+    single: Any = neo.Wrapper()(model).eval()
     rows, x = torch.randn(50, 3), torch.randn(5, 3)
     both.fit(rows), single.fit(rows)
     _, risk = both(x, return_risk=True)
@@ -206,7 +208,7 @@ def test_neo_beside_others_changes_none_of_their_numbers() -> None:
 
 
 def test_vote_and_sculpt_by_hand_from_the_voters_and_their_heads() -> None:
-    wrapped = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(mlp()).eval()
+    wrapped: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(mlp()).eval()
     x = torch.randn(7, 3)
     y, risk = wrapped(x, return_risk=True)
     p = dict(wrapped.named_parameters())
@@ -231,7 +233,7 @@ def test_class_risks_are_entropies_and_mutual_information(output: str) -> None:
     model: nn.Sequential = mlp(4)
     if output == "probs":
         model.append(nn.Softmax(-1))
-    wrapped = vote.Wrapper(3, output=output)(model).eval()
+    wrapped: Any = vote.Wrapper(3, output=output)(model).eval()
     x = 3 * torch.randn(6, 3)
     scores = torch.stack([voter(x) for voter in wrapped.voters()])
     probs = scores.softmax(-1) if output == "logits" else scores
@@ -250,7 +252,7 @@ def test_class_risks_are_entropies_and_mutual_information(output: str) -> None:
 
 
 def test_class_risks_of_certain_scores_are_finite() -> None:
-    wrapped = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0)).eval()
+    wrapped: Any = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0)).eval()
     y, risk = wrapped(torch.ones(3, 1), return_risk=True)
     assert torch.allclose(y.softmax(-1)[:, 0], torch.ones(3))
     assert all(bool((risk[name].abs() < 1e-6).all()) for name in risk)
@@ -269,14 +271,14 @@ def test_class_risks_of_sample_alone_add_up(output: str) -> None:
     model = mlp(3)
     if output == "probs":
         model.append(nn.Softmax(-1))
-    wrapped = sample.Wrapper(6, sample.Bernoulli(0.3), output=output)(model).eval()
+    wrapped: Any = sample.Wrapper(6, sample.Bernoulli(0.3), output=output)(model).eval()
     _, risk = wrapped(torch.randn(8, 3), return_risk=True)
     assert torch.allclose(risk.total, risk.aleatoric + risk.epistemic, atol=1e-5)
     assert float(risk.epistemic.detach().max()) > 1e-4
 
 
 def test_sculpted_logits_average_the_probabilities_under_their_noise() -> None:
-    wrapped = sculpt.Wrapper(sculpt.LogitNormal, output="logits", n_layers=1)(mlp(3)).eval()
+    wrapped: Any = sculpt.Wrapper(sculpt.LogitNormal, output="logits", n_layers=1)(mlp(3)).eval()
     x = torch.randn(5, 3)
     y, risk = wrapped(x, return_risk=True)
     p = dict(wrapped.named_parameters())
@@ -293,7 +295,7 @@ def test_sculpted_logits_average_the_probabilities_under_their_noise() -> None:
 
 
 def test_losses_and_draws_take_a_risk() -> None:
-    wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(mlp()).eval()
+    wrapped: Any = compose(vote.Wrapper(3), sculpt.Wrapper())(mlp()).eval()
     x, y = torch.randn(6, 3), torch.randn(6, 1)
     y_pred, risk = wrapped(x, return_risk=True)
     for dist in (sculpt.Normal, sculpt.Normal(), sculpt.Laplace):
@@ -304,7 +306,7 @@ def test_losses_and_draws_take_a_risk() -> None:
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
 def test_gradients_are_finite_where_voters_agree_exactly(strategy: str) -> None:
-    wrapped = vote.Wrapper(3, finetune=True, strategy=strategy)(mlp())
+    wrapped: Any = vote.Wrapper(3, finetune=True, strategy=strategy)(mlp())
     _, risk = wrapped(torch.randn(5, 3), return_risk=True)
     assert torch.equal(risk, torch.zeros(5, 1))
     risk.sum().backward()
@@ -312,7 +314,7 @@ def test_gradients_are_finite_where_voters_agree_exactly(strategy: str) -> None:
 
 
 def test_gradients_of_class_risks_are_finite_where_voters_are_certain_and_agree() -> None:
-    wrapped = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0))
+    wrapped: Any = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0))
     _, risk = wrapped(torch.ones(3, 1), return_risk=True)
     (risk.total + risk.epistemic + risk.aleatoric).sum().backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in wrapped.parameters())
@@ -321,7 +323,7 @@ def test_gradients_of_class_risks_are_finite_where_voters_are_certain_and_agree(
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
 def test_both_executors_give_the_same_numbers(strategy: str) -> None:
     wrapper = compose(vote.Wrapper(3, strategy=strategy), sculpt.Wrapper())
-    wrapped = wrapper(mlp()).eval()
+    wrapped: Any = wrapper(mlp()).eval()
     x = torch.randn(6, 3)
     y, risk = wrapped(x, return_risk=True)
     answers = torch.stack([voter(x) for voter in wrapped.voters()])
@@ -356,7 +358,7 @@ def test_whole_numbers_and_texts_of_the_model_stay_as_they_are(name: str) -> Non
 
 
 def test_whole_numbers_of_voters_are_decided_by_majority() -> None:
-    wrapped = vote.Wrapper(3)(TwoHeads()).eval()
+    wrapped: Any = vote.Wrapper(3)(TwoHeads()).eval()
     x = torch.randn(20, 3)
     votes = torch.stack([voter(x)["top"] for voter in wrapped.voters()])
     y, risk = wrapped(x, return_risk=True)
@@ -368,7 +370,7 @@ def test_whole_numbers_of_voters_are_decided_by_majority() -> None:
 
 def test_composing_nothing_gives_the_plain_model_with_the_interface_of_a_wrapped_one() -> None:
     model = mlp()
-    wrapped = compose()(model).eval()
+    wrapped: Any = compose()(model).eval()
     x = torch.randn(4, 3)
     y, risk = wrapped(x, return_risk=True)
     assert torch.equal(y, model(x))

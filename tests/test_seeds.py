@@ -46,8 +46,8 @@ def test_sculpt_wraps_with_a_distribution_class_in_two_ways() -> None:
     model = mlp()
     dist = sculpt.Normal
     wrapper = sculpt.Wrapper(dist, n_layers=3)
-    first = wrapper(model)
-    second = sculpt.Wrapper(distribution=dist, n_layers=3)(model)
+    first: Any = wrapper(model)
+    second: Any = sculpt.Wrapper(distribution=dist, n_layers=3)(model)
     x = torch.randn(5, 3)
     for wrapped_model in (first, second):
         prediction = wrapped_model(x)
@@ -60,7 +60,7 @@ def test_sculpt_wraps_with_a_distribution_class_in_two_ways() -> None:
 
 def test_sculpt_trains_with_the_added_loss() -> None:
     dist, scale, loss_fn = sculpt.Normal, 0.5, nn.MSELoss()
-    model = sculpt.Wrapper(dist, n_layers=3)(mlp())
+    model: Any = sculpt.Wrapper(dist, n_layers=3)(mlp())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     seen = []
     for x_batch, y_batch in batches() * 10:
@@ -79,7 +79,7 @@ def test_sculpt_trains_with_the_added_loss() -> None:
 
 def test_sculpt_trains_with_sampled_predictions() -> None:
     dist, loss_fn = sculpt.Normal, nn.MSELoss()
-    model = sculpt.Wrapper(dist, n_layers=3)(mlp())
+    model: Any = sculpt.Wrapper(dist, n_layers=3)(mlp())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     seen = []
     for x_batch, y_batch in batches() * 10:
@@ -119,7 +119,7 @@ def test_a_function_is_sculpted_and_its_pair_sampled() -> None:
 @pytest.mark.parametrize("called_before", [True, False])
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_optimizer_has_every_parameter_called_before_or_not(name: str, called_before: bool) -> None:
-    wrapped_model = WRAPPERS[name]()(mlp())
+    wrapped_model: Any = WRAPPERS[name]()(mlp())
     x = torch.randn(6, 3)
     if called_before:
         _ = wrapped_model(x)
@@ -131,7 +131,7 @@ def test_the_optimizer_has_every_parameter_called_before_or_not(name: str, calle
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_gradients_by_the_two_groups_of_parameters(name: str) -> None:
-    wrapped_model = WRAPPERS[name]()(mlp())
+    wrapped_model: Any = WRAPPERS[name]()(mlp())
     x, y = batches(1)[0]
     out, risk = wrapped_model(x, return_risk=True)
     loss = (out - y).square().mean() + risk.mean()
@@ -145,7 +145,7 @@ def test_gradients_by_the_two_groups_of_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_state_saved_to_disk_loads_strictly_right_after_wrapping(name: str, tmp_path: Path) -> None:
-    trained = WRAPPERS[name]()(mlp())
+    trained: Any = WRAPPERS[name]()(mlp())
     x, y = batches(1)[0]
     opt = torch.optim.Adam(trained.parameters(), lr=0.01)
     if name == "neo":
@@ -156,7 +156,7 @@ def test_state_saved_to_disk_loads_strictly_right_after_wrapping(name: str, tmp_
         opt.step()
     path = tmp_path / "weights.pt"
     torch.save(trained.state_dict(), path)
-    restored = WRAPPERS[name]()(mlp())
+    restored: Any = WRAPPERS[name]()(mlp())
     missing, unexpected = restored.load_state_dict(torch.load(path), strict=True)
     assert not missing
     assert not unexpected
@@ -173,9 +173,9 @@ def test_state_saved_to_disk_loads_strictly_right_after_wrapping(name: str, tmp_
 def test_pickled_variables_are_set_in_an_object_wrapped_alike() -> None:
     model = mlp()
     wrapper = vote.Wrapper()
-    trained = wrapper(model)
+    trained: Any = wrapper(model)
     torch.manual_seed(1)
-    restored = wrapper(model)
+    restored: Any = wrapper(model)
     x = torch.randn(4, 3)
     file = io.BytesIO()
     pickle.dump(trained.risk_parameters(), file)
@@ -221,7 +221,7 @@ class OuterModule(nn.Module):
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_methods_that_call_forward_get_the_wrapped_one(name: str) -> None:
     mod = OuterModule()
-    wrapped_mod = WRAPPERS[name]()(mod).eval()
+    wrapped_mod: Any = WRAPPERS[name]()(mod).eval()
     if name == "neo":
         wrapped_mod.fit(torch.randn(50, 5))
     x = torch.randn(2, 5)
@@ -238,7 +238,7 @@ def test_methods_that_call_forward_get_the_wrapped_one(name: str) -> None:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_helpers_and_inner_modules_called_by_themselves_are_plain(name: str) -> None:
     mod = OuterModule()
-    wrapped_mod = WRAPPERS[name]()(mod)
+    wrapped_mod: Any = WRAPPERS[name]()(mod)
     x = torch.randn(2, 5)
     assert torch.equal(wrapped_mod.helper_fn(x), x * 5)
     first = wrapped_mod.voters()[0] if name == "vote" else mod
@@ -253,6 +253,7 @@ class InPlaceMod(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 1)
         self.forward_count = 0
+        self.calls: Any
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -267,7 +268,7 @@ class InPlaceMod(nn.Module):
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_changes_in_place_end_as_if_called_once(name: str, training: bool) -> None:
     mod = InPlaceMod()
-    wrapped = WRAPPERS[name]()(mod).train(training)
+    wrapped: Any = WRAPPERS[name]()(mod).train(training)
     x = torch.randn(6, 3)
     given = x.clone()
     for call in range(1, 4):
@@ -284,7 +285,7 @@ def test_changes_in_place_end_as_if_called_once(name: str, training: bool) -> No
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
 def test_every_voter_sees_the_input_once_modified(strategy: str) -> None:
-    wrapped = vote.Wrapper(3, strategy="loop" if strategy == "loop" else "auto")(InPlaceMod()).eval()
+    wrapped: Any = vote.Wrapper(3, strategy="loop" if strategy == "loop" else "auto")(InPlaceMod()).eval()
     x = torch.randn(6, 3)
     expected = torch.stack([voter.layer(2 * x) for voter in wrapped.voters()])
     y, risk = wrapped(x, return_risk=True)
@@ -310,7 +311,7 @@ class TextModule(nn.Module):
 
 
 def test_text_goes_in_and_passes_through() -> None:
-    wrapped = vote.Wrapper(3)(TextModule(with_scores=True)).eval()
+    wrapped: Any = vote.Wrapper(3)(TextModule(with_scores=True)).eval()
     expected = torch.stack([voter("word")[0] for voter in wrapped.voters()])
     (out, out_str, top_ind), risk = wrapped("word", return_risk=True)
     assert out_str == "answer"
@@ -320,8 +321,8 @@ def test_text_goes_in_and_passes_through() -> None:
 
 
 def test_an_output_without_numbers_is_refused_with_a_remedy() -> None:
-    wrapped = sculpt.Wrapper()(TextModule(with_scores=False)).eval()
-    with pytest.raises(TypeError, match="outside the wrapped model|return it as a tensor"):
+    wrapped: Any = sculpt.Wrapper()(TextModule(with_scores=False)).eval()
+    with pytest.raises(TypeError, match=r"outside the wrapped model|return it as a tensor"):
         wrapped("word", return_risk=True)
 
 

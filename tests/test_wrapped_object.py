@@ -65,7 +65,7 @@ class Net(nn.Module):
 
 
 def wrap(name: str, model: nn.Module) -> Any:
-    wrapped = MAKERS[name]()(model).eval()
+    wrapped: Any = MAKERS[name]()(model).eval()
     if name == "neo":
         wrapped.fit(torch.randn(60, 3))
     return wrapped
@@ -125,7 +125,7 @@ def test_the_given_model_stays_as_it_was_and_shares_what_no_method_took(name: st
     x = torch.randn(5, 3)
     before, state = model(x), copy.deepcopy(model.state_dict())
     keys = list(model.__dict__)
-    wrapped = MAKERS[name]()(model)
+    wrapped: Any = MAKERS[name]()(model)
     wrapped.train()
     for _ in range(3):
         with warnings.catch_warnings():
@@ -205,7 +205,7 @@ def test_the_models_own_names_win() -> None:
 
     x = torch.randn(6, 3)
     for name in ("vote", "sample", "sculpt", "composed"):
-        wrapped = MAKERS[name]()(Named()).eval()
+        wrapped: Any = MAKERS[name]()(Named()).eval()
         assert wrapped.loss(x) == "my loss"
         assert wrapped.voters() == "my voters"
         assert wrapped.fit(x, x) == "my fit"
@@ -233,7 +233,7 @@ def test_a_decorated_class_may_set_names_of_ours() -> None:
             return self.scaling * self.fc(x)
 
     net: Any = Named()
-    y, risk = net.eval()(torch.randn(4, 3), return_risk=True)
+    _, risk = net.eval()(torch.randn(4, 3), return_risk=True)
     assert bool((risk > 0).all())
     assert (net.scaling, net.methods) == (0.5, ["a"])
 
@@ -320,11 +320,12 @@ def test_unwrap_gives_a_plain_model_of_the_class(name: str) -> None:
     assert plain.state_dict().keys() == model.state_dict().keys()
     assert list(dict(plain.named_parameters())) == list(dict(model.named_parameters()))
     assert not [key for key in plain.__dict__ if "workbench" in key or "@" in key]
-    expected = wrapped.voters()[0] if "vote" in wrapped.methods and name != "rank1" else model
+    expected = wrapped.voters()[0] if "vote" in wrapped.methods else model
     assert torch.allclose(plain(x), expected(x), atol=1e-6)
     assert torch.equal(unwrap(wrapped)(x), plain(x))
-    shared = wrapped.base_parameters()
-    assert all(p is shared[key] for key, p in plain.named_parameters() if key in shared)
+    if name != "rank1":  # there every tensor of a voter is a product
+        shared = wrapped.base_parameters()
+        assert all(p is shared[key] for key, p in plain.named_parameters() if key in shared)
 
 
 @every_wrapper
@@ -359,7 +360,7 @@ def test_every_parameter_of_every_voter_differs_after_wrapping() -> None:
             x = self.attention(x, x, x)[0] * self.scale_ + self.shift
             return self.lstm(self.norm(x))[0]
 
-    wrapped = vote.Wrapper(3)(Mixed()).eval()
+    wrapped: Any = vote.Wrapper(3)(Mixed()).eval()
     for key, *values in zip(
         dict(wrapped.voters()[0].named_parameters()), *(voter.parameters() for voter in wrapped.voters()), strict=True
     ):
@@ -406,13 +407,13 @@ def test_hooks_on_the_given_model_go_along_and_may_change_its_output() -> None:
     model.fc1.register_forward_hook(lambda module, args, output: output * 0)
     x = torch.randn(4, 3)
     plain = model(x)
-    wrapped = sculpt.Wrapper(n_layers=1)(model).eval()
+    wrapped: Any = sculpt.Wrapper(n_layers=1)(model).eval()
     assert torch.allclose(wrapped(x), plain)
     assert torch.allclose(vote.Wrapper(3, finetune=True)(model).eval()(x), plain, atol=1e-6)
 
 
 def test_hooks_added_to_a_layer_after_wrapping_are_used() -> None:
-    wrapped = vote.Wrapper(3)(Net()).eval()
+    wrapped: Any = vote.Wrapper(3)(Net()).eval()
     x = torch.randn(4, 3)
     wrapped(x)
     seen: list[torch.Size] = []
@@ -460,10 +461,9 @@ def test_train_and_eval_switch_every_branch(name: str) -> None:
     assert wrapped.fc1.training
     wrapped(x)
     moved = wrapped.state_dict()
-    expected = 1
     for key, value in buffers.items():
-        if key.startswith("norm.num_batches_tracked") and "sculpt" not in key:
-            assert torch.equal(moved[key], value + expected), key
+        if "sculpt" not in key:  # the risk head runs only when risk is asked for
+            assert torch.equal(moved[key], value + 1), key
     wrapped.eval()
     assert not torch.equal(answer(wrapped, x)[0], before)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .engine.plan import Bank, Intervention, Plan, RankOne
 from .engine.run import Branched, NotDealableError
-from .engine.tree import is_float, paths, tensors
+from .engine.tree import is_float, paths, tensors, tree_map
 from .errors import WorkbenchWarning
 from .method import Call, sqrt
 from .risk import Risk
@@ -77,7 +77,8 @@ def _deal(wrapped: Any, method: Any, args: tuple, kwargs: dict[str, Any]) -> lis
             "batch; use larger batches, or tile_and_reduce=True to say so",
         )
         return None
-    return list(torch.randperm(count).tensor_split(n))
+    parts = torch.randperm(count).tensor_split(n)
+    return [parts[i] for i in torch.randperm(n).tolist()]  # or an uneven rest would always fall to the first
 
 
 def _tell(wrapped: Any, key: str, message: str) -> None:
@@ -111,6 +112,9 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         if (deal or tile_and_reduce is False) and "output" not in record.told:
             rows = _deal(wrapped, vote, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
+    probe = (args, kwargs)
+    if neo is not None and return_risk and wrapped.__dict__["_engine"].engine.writes_inputs is not False:
+        probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     try:
         branched, _ = _run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
     except NotDealableError:
@@ -128,7 +132,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if not return_risk:
         return y
     if neo is not None:
-        risks["vacuitic"] = neo.measure(wrapped, args, kwargs)[1]
+        risks["vacuitic"] = neo.measure(wrapped, *probe)[1]
     _warn_nan(wrapped, given, risks)
     measured = [name for name in risks if name != "total"]
     if len(record.methods) == 1 and len(measured) == 1 and record.output == "values":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -93,6 +95,23 @@ def _rebound(
     return new
 
 
+def _uses(function: Any) -> tuple[Any, dict[str, nn.Module]]:
+    """The function behind partial arguments, and the modules that it uses by name."""
+    core: Any = function.func if isinstance(function, functools.partial) else function
+    found: dict[str, nn.Module] = {}
+    plain: Any = core
+    if isinstance(core, types.MethodType):
+        owner = core.__self__
+        if isinstance(owner, nn.Module):
+            raise TypeError(f"{core.__qualname__} is a method of a module: wrap the module itself")
+        found.update({name: value for name, value in vars(owner).items() if isinstance(value, nn.Module)})
+        plain = core.__func__
+    for name, module in _found(plain, set()):
+        if not any(module is known for known in found.values()):
+            found.setdefault(name, module)
+    return core, found
+
+
 class Function(nn.Module):
     """A function and the modules that it uses, so that it can be wrapped like any module.
 
@@ -102,17 +121,7 @@ class Function(nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        core: Any = function.func if isinstance(function, functools.partial) else function
-        found: dict[str, nn.Module] = {}
-        if isinstance(core, types.MethodType):
-            owner = core.__self__
-            if isinstance(owner, nn.Module):
-                raise TypeError(f"{core.__qualname__} is a method of a module: wrap the module itself")
-            found.update({k: v for k, v in vars(owner).items() if isinstance(v, nn.Module)})
-            core = core.__func__
-        for name, module in _found(core, set()):
-            if not any(module is known for known in found.values()):
-                found.setdefault(name, module)
+        core, found = _uses(function)
         if not found:
             raise TypeError(
                 f"{getattr(core, '__qualname__', core)} uses no nn.Module that can be found in its closure or among its globals; define the "
@@ -120,19 +129,16 @@ class Function(nn.Module):
             )
         functools.update_wrapper(self, core, updated=())
         self._function = function
-        self._originals = {name: id(module) for name, module in found.items()}
         for name, module in found.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        swap = {original: self.get_submodule(name) for name, original in self._originals.items()}
-        core: Any = self._function
-        if isinstance(core, functools.partial):
-            args, kwargs = (*core.args, *args), {**core.keywords, **kwargs}
-            core = core.func
+        # found anew each time: a structural copy refers to modules of its own where the function has them in its closure
+        core, found = _uses(self._function)
+        swap = {id(module): self.get_submodule(name) for name, module in found.items()}
+        if isinstance(self._function, functools.partial):
+            args, kwargs = (*self._function.args, *args), {**self._function.keywords, **kwargs}
         if isinstance(core, types.MethodType):
-            import copy
-
             owner = copy.copy(core.__self__)
             vars(owner).update({k: swap[id(v)] for k, v in vars(owner).items() if id(v) in swap})
             return _rebound(core.__func__, swap, {})(owner, *args, **kwargs)
@@ -148,6 +154,4 @@ class Function(nn.Module):
 
 
 def _stored(code: types.CodeType) -> set[str]:
-    import dis
-
     return {str(i.argval) for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}

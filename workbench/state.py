@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .engine.clone import places
 from .engine.plan import Bank, Rule, Split
 from .scaling import Scaling
-from .table import EXTRAS, MARK, Record, Slot, Table
+from .table import EXTRAS, MARK, Record, Slot, Table, extras
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
 
@@ -27,7 +27,7 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
     record, bank = table.record, Bank(table.get)
     for slot in record.slots.values():
         rule = record.rules.get(slot.name)
-        if not own and slot.name not in record.released:
+        if not own and (rule is None or "vote" not in rule.axes()):
             continue  # the clone holds the shared tensor already
         value = (table.get(slot.name) if rule is None else rule.pick(bank, index)).detach().clone()
         if not slot.buffer:
@@ -103,12 +103,12 @@ def _scaling(wrapped: Any, state: dict[str, Any], prefix: str) -> None:
     stem = f"{prefix}{EXTRAS}.scaling."
     stored = {key[len(stem) :]: value for key, value in state.items() if key.startswith(stem)}
     if stored:
-        extras = wrapped._modules.setdefault(EXTRAS, nn.Module())
-        extras._modules["scaling"] = Scaling(**stored)
+        device = next((p.device for p in nn.Module.parameters(wrapped)), None)
+        extras(wrapped)._modules["scaling"] = Scaling(**stored).to(device)
         for name in stored:
             state[stem + name] = stored[name]
     elif EXTRAS in wrapped._modules:
-        wrapped._modules[EXTRAS]._modules.pop("scaling", None)
+        extras(wrapped)._modules.pop("scaling", None)
 
 
 def _keys(slot: Slot, prefix: str) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
+from .guard import watch
 
 if TYPE_CHECKING:
     from .method import Method
@@ -68,7 +69,7 @@ class Record:
     def of(cls, root: nn.Module) -> Record:
         slots: dict[int, Slot] = {}
         order: dict[str, tuple[list[str], list[str]]] = {}
-        for path, module in root.named_modules():
+        for path, module in root.named_modules(remove_duplicate=False):
             order[path] = (list(module._parameters), list(module._buffers))
             if is_scripted(module):
                 continue
@@ -205,6 +206,8 @@ class Table:
         slot, old = self.record.slots[name], self.get(name)
         self.record.released.append(name)
         self.originals[name] = weakref.ref(old)
+        if not slot.buffer:
+            watch(name, old)
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)

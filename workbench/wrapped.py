@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from . import calling
-from .engine.clone import places, structural_copy
+from .engine.clone import attributes, places, structural_copy
 from .engine.run import Engine
 from .scaling import Scaling
 from .state import SETTINGS, extract, prepare
@@ -213,12 +213,15 @@ class Wrapped(nn.Module):
             return super().__reduce_ex__(protocol)
         if "_portable" not in self.__dict__:
             return _same, (_portable(self),)
-        return _blank, (type(self)._plain_class, type(self)._theirs), self.__dict__
+        slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
+        return _blank, (type(self)._plain_class, type(self)._theirs), {**self.__dict__, f"slots{MARK}": slots}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_workbench" not in state:
             super().__setstate__(state)
             return
+        for name, value in state.pop(f"slots{MARK}").items():
+            object.__setattr__(self, name, value)
         self.__dict__.update(state)
         _restore(self)
 

@@ -86,11 +86,13 @@ def passed(
         output = nn.Module._call_impl(
             clone.root, *args, **kwargs
         )  # with the model's own hooks, but past a __call__ of its class
+    # batch norm does not count its writes into running statistics, so in training every buffer is taken for written
+    training = any(module.training for module in clone.tree.values())
     new: dict[str, Tensor] = {}
     for slot in clone.buffers:
         container, key = clone.home[slot]
         value = container[key]
-        if value is not values[slot] or version(value) != versions[slot]:
+        if training or value is not values[slot] or version(value) != versions[slot]:
             new[slot] = value
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
     return Result(output, new, taps)

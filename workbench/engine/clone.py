@@ -40,7 +40,7 @@ def eager(module: nn.Module) -> nn.Module:
     return module
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module holds beside its tensors and sub-modules, slots included."""
     for name, value in module.__dict__.items():
         if name not in ("_parameters", "_buffers", "_modules", "_engine"):
@@ -86,7 +86,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
     shell(root)
     seen: set[int] = set()
     for module, _ in pairs:
-        for _, value in _attributes(module):
+        for _, value in attributes(module):
             _share(value, memo, seen)
     for old, new in pairs:
         state: dict[str, Any] = {
@@ -94,7 +94,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
             "_buffers": {name: tensor for name, tensor in old._buffers.items() if keep(name)},
             "_modules": {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)},
         }
-        for name, value in _attributes(old):
+        for name, value in attributes(old):
             if name in old.__dict__:
                 state[name] = _copied(value, memo)
             else:
@@ -165,6 +165,26 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
     return copied
 
 
+class _Inside:
+    """An immutable holder (a tuple, a partial function's arguments) that can be written to by putting another in its place."""
+
+    def __init__(self, container: Any, key: Any) -> None:
+        self.container, self.key = container, key
+
+    def __getitem__(self, i: int) -> Any:
+        held = self.container[self.key]
+        return held.args[i] if isinstance(held, functools.partial) else held[i]
+
+    def __setitem__(self, i: int, value: Any) -> None:
+        held = self.container[self.key]
+        if isinstance(held, functools.partial):
+            args = (*held.args[:i], value, *held.args[i + 1 :])
+            held.__setstate__((held.func, args, held.keywords, held.__dict__))  # type: ignore[attr-defined]
+        else:
+            items = (*held[:i], value, *held[i + 1 :])
+            self.container[self.key] = type(held)._make(items) if hasattr(held, "_make") else type(held)(items)
+
+
 def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:
     """Every dict entry or list item below `root` that holds one of the wanted tensors.
 
@@ -178,16 +198,28 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
     found: list[tuple[Any, Any, str]] = []
     seen: set[int] = set()
 
+    def note(container: Any, key: Any, tensor: Tensor) -> None:
+        if wanted is None or id(tensor) in wanted:
+            found.append((container, key, "" if wanted is None else wanted[id(tensor)]))
+
     def look(container: Any, depth: int) -> None:
         if id(container) in seen or depth > 5:
             return
         seen.add(id(container))
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, Tensor):
-                if (wanted is None or id(value) in wanted) and not isinstance(container, tuple):
-                    found.append((container, key, "" if wanted is None else wanted[id(value)]))
-            elif isinstance(value, dict | list | tuple) and key != "_modules":
+                note(container, key, value)
+            elif isinstance(value, dict | list) and key != "_modules":
                 look(value, depth + 1)
+            elif isinstance(value, tuple | functools.partial):
+                inside = _Inside(container, key)
+                for i, item in enumerate(value.args if isinstance(value, functools.partial) else value):
+                    if isinstance(item, Tensor):
+                        note(inside, i, item)
+                    elif isinstance(item, dict | list):
+                        look(item, depth + 2)
+                if isinstance(value, functools.partial):
+                    look(value.keywords, depth + 1)
 
     for module in root.modules():
         if not is_scripted(module):

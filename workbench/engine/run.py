@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import logging
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from . import loop, random, state, vmapped
 from .body import Clone, Result
-from .plan import Plan
+from .plan import Bank, Plan
 from .reach import reached
 from .tree import flatten, paths, tensors
 
@@ -25,6 +27,10 @@ STRATEGIES = ("auto", "loop", "vmap")
 
 class NonTensorOutputError(TypeError):
     """A part of the output that is no tensor differs between the branches, so there is no one value to return."""
+
+
+class OutputShapeError(RuntimeError):
+    """A part of the output has another shape in another branch, so that the branches can't be averaged."""
 
 
 class NotDealableError(RuntimeError):
@@ -181,6 +187,8 @@ class Engine:
             if strategy == "vmap" and plan.loop_only:
                 raise ValueError(f'strategy="vmap" is not possible here: {plan.loop_only}')
             return strategy, f'strategy="{strategy}"'
+        if any(writes_globals(type(module)) for module in self._tree.values()):
+            return "loop", "the model writes global variables, where vmap would leave dead tensors"
         if plan.loop_only or plan.dealt:
             return "loop", plan.loop_only or "each row is answered by one branch"
         if autocast and device == "cpu":
@@ -227,7 +235,9 @@ class Engine:
             return
         last = results[-1]
         if not torch.is_grad_enabled():
-            last = self._with_gradients(replace(plan, axes=(), fixed=index, dealt=""), args, kwargs)
+            last = self._with_gradients(
+                replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get)), args, kwargs
+            )
         outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
         if not outputs:
             return
@@ -258,6 +268,27 @@ class Engine:
                 return loop.run(self, plan, *copies)[0]
         finally:
             random.restore(before, devices)
+
+
+_writing: dict[type, bool] = {}
+
+
+def writes_globals(cls: type) -> bool:
+    """Whether a method of the class assigns to a global variable."""
+    if cls not in _writing:
+        functions = [
+            getattr(item, "__func__", item)
+            for base in cls.__mro__
+            if not base.__module__.startswith("torch.")
+            for item in vars(base).values()
+        ]
+        _writing[cls] = any(
+            step.opname == "STORE_GLOBAL"
+            for function in functions
+            if isinstance(function, types.FunctionType)
+            for step in dis.get_instructions(function)
+        )
+    return _writing[cls]
 
 
 def _where(error: Exception) -> str:
@@ -306,7 +337,7 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
         return items[0].reshape((*sizes, *items[0].shape))
     shapes = {tuple(item.shape) for item in items}
     if len(shapes) > 1:
-        raise NonTensorOutputError(
+        raise OutputShapeError(
             f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape"
         )
     return torch.stack(items).reshape((*sizes, *items[0].shape))

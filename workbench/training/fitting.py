@@ -142,6 +142,7 @@ def fit(
         own(wrapped, "scale")(None)
     if scaling:
         own(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
+    wrapped._workbench.rows = len(train) if isinstance(train, Rows) else None
     loop = Loop(
         wrapped=wrapped,
         criterion=criterion,

@@ -31,11 +31,12 @@ class Density(Growing, ABC):
 
     Two ways to learn it, and both give a state that `state_dict` keeps:
 
-    - `fit(features)`: closed form (and a short training loop where there is more to learn). Centre and scale are what mean
-      and standard deviation of the nll are expected to be on new rows, from 20 % held-out rows (with fewer than 50 rows: of all rows, each held out once
-      in five folds), for training rows look more usual than they are when features are many. Values further than ten
-      robust standard deviations (1.4826 MAD) from the median are first clipped to there: a few wild rows would
-      otherwise inflate the scale until the risk says nothing, and of normal data nearly nothing is clipped.
+    - `fit(features)`: closed form (and a short training loop where there is more to learn). Centre and scale are what
+      mean and standard deviation of the nll are expected to be on new rows, from 20 % held-out rows (with fewer than 50
+      rows: of all rows, each held out once in five folds), for training rows look more usual than they are when
+      features are many. Values further than ten robust standard deviations (1.4826 MAD) from the median are first
+      clipped to there: a few wild rows would otherwise inflate the scale until the risk says nothing, and of normal
+      data nearly nothing is clipped.
     - `risk.mean()` as a loss in training mode: the first batch sets the whitening, and centre and scale follow the nll
       of the training batches (bias-corrected exponential moving averages). They are constants to autograd: a risk
       standardised by its own batch would have mean 0 and no gradient. Detach the features: otherwise the network learns

@@ -1,0 +1,481 @@
+"""What wrapped objects do in training mode: dealing of rows, gradients, losses, and loops that users write."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import Risk, WorkbenchWarning, compose, neo, sample, sculpt, vote
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def mlp(outputs: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+class Constant(nn.Module):
+    """x + offset: shows who has answered a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.offset
+
+
+def constants(n: int, **settings: Any) -> Any:
+    """A vote of n voters that add 0, 100, 200, ..."""
+    wrapped: Any = vote.Wrapper(n, **settings)(Constant())
+    wrapped.set_risk_parameters({"offset@vote": 100.0 * torch.arange(n)[:, None]})
+    return wrapped.train()
+
+
+def who(wrapped: Any, x: Tensor, **kwargs: Any) -> list[int]:
+    """The voter that answered each row."""
+    out = wrapped(x, **kwargs)
+    y = out[0] if isinstance(out, tuple) else out
+    index = ((y - x) / 100).round()
+    assert torch.allclose(x + 100 * index, y, atol=1e-3)  # one voter, and the row in its own place
+    return index[:, 0].long().tolist()
+
+
+# ---- dealing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [3, 7, 12, 32])
+def test_each_row_is_answered_by_one_voter_evenly_and_in_its_place(rows: int) -> None:
+    wrapped = constants(3)
+    x = torch.randn(rows, 1)
+    for _ in range(5):
+        shares = Counter(who(wrapped, x))
+        assert set(shares) == {0, 1, 2}
+        assert max(shares.values()) - min(shares.values()) <= 1
+
+
+def test_rows_are_dealt_at_random() -> None:
+    wrapped = constants(2)
+    x = torch.randn(10, 1)
+    deals = torch.tensor([who(wrapped, x) for _ in range(400)], dtype=torch.float32)
+    assert len({tuple(deal.tolist()) for deal in deals}) > 100
+    assert bool(((deals.mean(0) - 0.5).abs() < 0.125).all())  # five standard deviations of 400 fair draws
+    together = (deals[:, 0] == deals[:, 1]).float().mean()
+    assert float(together) == pytest.approx(4 / 9, abs=0.125)
+
+
+def test_an_uneven_rest_falls_to_every_voter_alike() -> None:
+    wrapped = constants(3)
+    x = torch.randn(4, 1)
+    extra = Counter(Counter(who(wrapped, x)).most_common(1)[0][0] for _ in range(150))
+    assert set(extra) == {0, 1, 2}
+
+
+def test_several_inputs_and_a_tree_of_outputs_are_dealt_alike() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor, *, other: Tensor) -> dict[str, Tensor]:
+            return {"sum": x + self.offset, "other": other - self.offset, "row": other.long()}
+
+    wrapped: Any = vote.Wrapper(2)(Pair())
+    wrapped.set_risk_parameters({"offset@vote": torch.tensor([[0.0], [100.0]])})
+    x, other = torch.randn(6, 1), torch.arange(6.0)[:, None]
+    out = wrapped(x, other=other)
+    first, second = out["sum"] - x, other - out["other"]
+    assert torch.allclose(first, second, atol=1e-3)
+    assert sorted(first[:, 0].round().tolist()) == [0, 0, 0, 100, 100, 100]
+    assert torch.equal(out["row"], other.long())
+
+
+@pytest.mark.parametrize(
+    ("settings", "kwargs", "dealt"),
+    [
+        ({}, {}, True),
+        ({}, {"tile_and_reduce": True}, False),
+        ({}, {"tile_and_reduce": False}, True),
+        ({}, {"return_risk": True}, False),
+        ({}, {"return_risk": True, "tile_and_reduce": True}, False),
+        ({"independent": False}, {}, False),
+        ({"independent": False}, {"tile_and_reduce": True}, False),
+        ({"independent": False}, {"tile_and_reduce": False}, True),
+    ],
+)
+def test_when_rows_are_dealt(settings: dict[str, Any], kwargs: dict[str, Any], dealt: bool) -> None:
+    wrapped = constants(2, **settings)
+    x = torch.randn(8, 1)
+    if dealt:
+        assert set(who(wrapped, x, **kwargs)) == {0, 1}
+    else:
+        out = wrapped(x, **kwargs)
+        y = out[0] if isinstance(out, tuple) else out
+        assert torch.allclose(y, x + 50, atol=1e-3)
+        if isinstance(out, tuple):
+            assert torch.allclose(out[1], torch.full((8, 1), 50.0))
+
+
+def test_in_evaluation_mode_the_mean_answers() -> None:
+    wrapped = constants(3).eval()
+    x = torch.randn(8, 1)
+    assert torch.allclose(wrapped(x), x + 100)
+
+
+def test_gradients_of_each_voter_come_from_its_rows_only() -> None:
+    wrapped: Any = vote.Wrapper(3)(nn.Linear(4, 1))
+    x, target = torch.randn(9, 4), torch.randn(9, 1)
+    y = wrapped(x)
+    (y - target).square().sum().backward()
+    named = dict(wrapped.named_parameters())
+    weight, bias = named["weight@vote"], named["bias@vote"]
+    answers = torch.stack([x @ weight[i].T + bias[i] for i in range(3)]).detach()
+    owner = (answers - y.detach()).abs().squeeze(-1).argmin(0)
+    for i in range(3):
+        mine = owner == i
+        assert int(mine.sum()) == 3
+        error = 2 * (y.detach() - target)[mine]
+        assert torch.allclose(weight.grad[i], error.T @ x[mine], atol=1e-5)
+        assert torch.allclose(bias.grad[i], error.sum(0), atol=1e-5)
+
+
+def test_sculpt_of_vote_by_hand_gives_each_row_its_voters_prediction_and_risk() -> None:
+    wrapped: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(mlp()).train()
+    x, target = torch.randn(12, 3), torch.randn(12, 1)
+    y, risk = wrapped(x, tile_and_reduce=False, return_risk=True)
+    assert isinstance(risk, Risk)
+    assert risk.epistemic is None
+    assert torch.equal(risk.total, risk.aleatoric)
+    named = dict(wrapped.named_parameters())
+    hidden = [torch.tanh(x @ named["0.weight@vote"][i].T + named["0.bias@vote"][i]) for i in range(3)]
+    locs = [h @ named["2.weight@vote"][i].T + named["2.bias@vote"][i] for i, h in enumerate(hidden)]
+    raws = [h @ named["2.weight@sculpt@vote"][i].T + named["2.bias@sculpt@vote"][i] for i, h in enumerate(hidden)]
+    owner = (torch.stack(locs) - y).abs().squeeze(-1).argmin(0)
+    assert sorted(Counter(owner.tolist()).values()) == [4, 4, 4]
+    sigmas = nn.functional.softplus(torch.stack(raws))
+    for row in range(12):
+        assert torch.allclose(y[row], locs[owner[row]][row], atol=1e-6)
+        assert torch.allclose(risk.aleatoric[row], sigmas[owner[row]][row], atol=1e-6)
+    sculpt.Normal.loss_function(target, y, risk).backward()
+    assert all(p.grad is not None for p in wrapped.parameters())
+
+
+# ---- what cannot be dealt --------------------------------------------------------------------------------------------
+
+
+class Graph(nn.Module):
+    """Nodes [n, 3] and edges [2, m]: no common number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.fc(x.index_add(0, edges[1], x[edges[0]]))
+
+
+def told_once(call: Callable[[], Tensor], match: str) -> Tensor:
+    with pytest.warns(WorkbenchWarning, match=match) as caught:
+        y = call()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+    return y
+
+
+def test_inputs_of_different_length_fall_back_to_the_mean_with_one_warning() -> None:
+    wrapped: Any = vote.Wrapper(3)(Graph())
+    x, edges = torch.randn(6, 3), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    y = told_once(lambda: wrapped(x, edges), "common number of rows")
+    assert torch.allclose(y, torch.stack([voter(x, edges) for voter in wrapped.voters()]).mean(0), atol=1e-6)
+
+
+def test_a_small_batch_falls_back_to_the_mean_with_one_warning() -> None:
+    wrapped: Any = vote.Wrapper(4)(mlp())
+    x = torch.randn(3, 3)
+    y = told_once(lambda: wrapped(x), "3 rows.*4 voters")
+    assert torch.allclose(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0), atol=1e-6)
+
+
+def test_batch_norm_never_gets_a_single_row() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    wrapped: Any = vote.Wrapper(3)(model)
+    y = told_once(lambda: wrapped(torch.randn(5, 3)), "5 rows.*2.*3 voters")
+    assert y.shape == (5, 1)
+    assert wrapped(torch.randn(6, 3)).shape == (6, 1)
+
+
+def test_two_kinds_of_fallback_are_told_once_each() -> None:
+    wrapped: Any = vote.Wrapper(3)(Graph())
+    edges = torch.tensor([[0, 1], [1, 0]])
+    told_once(lambda: wrapped(torch.randn(6, 3), edges), "common number of rows")
+    told_once(lambda: wrapped(torch.randn(2, 3), edges), "2 rows.*3 voters")
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def heads(wrapped: Any, voter: int | None) -> tuple[nn.Sequential, nn.Linear]:
+    """The plain model of a voter and its risk head, as deep copies."""
+    model: Any = copy.deepcopy(wrapped.voters()[voter or 0])
+    named = dict(wrapped.named_parameters())
+    head = nn.Linear(8, 1)
+    end = "@sculpt" if voter is None else "@sculpt@vote"
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            value = named[f"2.{name}{end}"]
+            getattr(head, name).copy_(value if voter is None else value[voter])
+    return model, head
+
+
+def nll(y: Tensor, loc: Tensor, raw: Tensor) -> Tensor:
+    sigma = nn.functional.softplus(raw)
+    return -torch.distributions.Normal(loc, sigma).log_prob(y).mean()
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap"])
+@pytest.mark.parametrize("kind", ["vote", "sculpt", "vote of sculpt"])
+def test_the_loss_and_its_gradients_equal_a_loop_over_deep_copies(kind: str, strategy: str) -> None:
+    wrappers: dict[str, Callable[[], Any]] = {
+        "vote": lambda: vote.Wrapper(3, strategy=strategy),
+        "sculpt": lambda: sculpt.Wrapper(n_layers=1, strategy=strategy),
+        "vote of sculpt": lambda: compose(vote.Wrapper(3, strategy=strategy), sculpt.Wrapper(n_layers=1)),
+    }
+    wrapped: Any = wrappers[kind]()(mlp())
+    criterion = nn.MSELoss()
+    x, y = torch.randn(10, 3), torch.randn(10, 1)
+    loss = wrapped.loss(criterion, x, y)
+    loss.backward()
+    terms, firsts = [], []
+    for voter in range(3) if "vote" in kind else [None]:
+        if kind == "vote":
+            model: Any = copy.deepcopy(wrapped.voters()[voter])
+            terms.append(criterion(model(x), y))
+        else:
+            model, head = heads(wrapped, voter)
+            hidden = model[:2](x)
+            loc = model[2](hidden)
+            terms.append(criterion(loc, y) + nll(y, loc, head(hidden)))
+        firsts.append(model[0].weight)
+    expected = torch.stack(terms).mean()
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    expected.backward()
+    named = dict(wrapped.named_parameters())
+    grad = named["0.weight@vote"].grad if "vote" in kind else named["0.weight"].grad[None]
+    assert torch.allclose(grad, torch.stack([weight.grad for weight in firsts]), atol=1e-6)
+
+
+def test_the_loss_takes_class_labels_and_many_outputs() -> None:
+    wrapped: Any = vote.Wrapper(3, output="logits")(mlp(4))
+    x, labels = torch.randn(10, 3), torch.randint(4, (10,))
+    criterion = nn.CrossEntropyLoss()
+    expected = torch.stack([criterion(voter(x), labels) for voter in wrapped.voters()]).mean()
+    assert torch.allclose(wrapped.loss(criterion, x, labels), expected, rtol=1e-5)
+
+
+def test_the_loss_of_one_step_moves_batch_statistics_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    wrapped: Any = vote.Wrapper(3)(model)
+    copies = wrapped.voters()
+    wrapped.loss(nn.MSELoss(), x, y)
+    for before, after in zip(copies, wrapped.voters(), strict=True):
+        before.train()(x)
+        assert torch.allclose(after[1].running_mean, before[1].running_mean, atol=1e-6)
+        assert torch.allclose(after[1].running_var, before[1].running_var, atol=1e-6)
+        assert int(after[1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("kind", ["sculpt", "sample", "neo"])
+def test_batch_statistics_of_one_model_move_as_those_of_the_plain_one(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    plain = copy.deepcopy(model)
+    wrappers: dict[str, Callable[[], Any]] = {
+        "sculpt": lambda: sculpt.Wrapper(n_layers=1),
+        "sample": lambda: sample.Wrapper(3, sample.Bernoulli(0.0)),
+        "neo": lambda: neo.Wrapper(),
+    }
+    wrapped: Any = wrappers[kind]()(model).train()
+    for _ in range(3):
+        x = torch.randn(12, 3)
+        plain(x)
+        wrapped(x)
+    assert torch.allclose(wrapped[1].running_mean, plain[1].running_mean, atol=1e-6)
+    assert torch.allclose(wrapped[1].running_var, plain[1].running_var, atol=1e-6)
+    assert int(wrapped[1].num_batches_tracked) == 3
+
+
+def test_the_wrapped_loss_uses_the_given_criterion_alone_for_sample() -> None:
+    wrapped: Any = sample.Wrapper(4, sample.Bernoulli(0.3))(mlp())
+    x, y = torch.randn(10, 3), torch.randn(10, 1)
+    torch.manual_seed(3)
+    loss = wrapped.loss(nn.MSELoss(), x, y)
+    torch.manual_seed(3)
+    assert torch.allclose(loss, nn.functional.mse_loss(wrapped(x), y))
+
+
+# ---- loops that users write ------------------------------------------------------------------------------------------
+
+LOOPS: dict[str, Callable[[], Any]] = {
+    "plain": compose,
+    "vote": lambda: vote.Wrapper(3),
+    "vote rank1": lambda: vote.Wrapper(3, share="rank1"),
+    "vote last": lambda: vote.Wrapper(3, share=1),
+    "vote finetune": lambda: vote.Wrapper(3, finetune=True),
+    "vote together": lambda: vote.Wrapper(3, independent=False),
+    "sample": lambda: sample.Wrapper(3),
+    "sample weights": lambda: sample.Wrapper(3, sample.Normal(0.1), where="weights"),
+    "sample learned": lambda: sample.Wrapper(3, trainable=True),
+    "sculpt": lambda: sculpt.Wrapper(n_layers=1),
+    "neo": lambda: neo.Wrapper(),
+    "vote of sculpt": lambda: compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1)),
+    "sample of sculpt": lambda: compose(sample.Wrapper(3), sculpt.Wrapper(n_layers=1)),
+    "vote of sample": lambda: compose(vote.Wrapper(3), sample.Wrapper(3)),
+    "all": lambda: compose(vote.Wrapper(3), sample.Wrapper(3), sculpt.Wrapper(n_layers=1), neo.Wrapper()),
+}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["by hand", "by wrapped.loss"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_users_own_loop_lowers_the_loss(name: str, own: bool) -> None:
+    wrapped = LOOPS[name]()(mlp())
+    criterion = nn.MSELoss()
+    x = torch.randn(48, 3)
+    y = x.sum(1, keepdim=True)
+    opt = torch.optim.Adam(wrapped.parameters(), lr=0.02)
+    torch.manual_seed(1)
+    start = criterion(wrapped.eval()(x), y).item()
+    wrapped.train()
+    for _ in range(60):
+        opt.zero_grad()
+        loss = criterion(wrapped(x), y) if own else wrapped.loss(criterion, x, y)
+        loss.backward()
+        opt.step()
+    end = criterion(wrapped.eval()(x), y).item()
+    assert end < 0.35 * start
+
+
+def test_a_learned_signature_lowers_its_loss_and_knows_what_is_far() -> None:
+    wrapped: Any = neo.Wrapper()(mlp()).train()
+    x = torch.randn(64, 3)
+    wrapped(x, return_risk=True)
+    opt = torch.optim.Adam(wrapped.risk_parameters().values(), lr=0.02)
+    base = {key: p.clone() for key, p in wrapped.base_parameters().items()}
+    losses = []
+    for _ in range(40):
+        opt.zero_grad()
+        loss = wrapped(x, return_risk=True)[1].mean()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, base[key]) for key, p in wrapped.base_parameters().items())
+    wrapped.eval()
+    near, far = wrapped(x, return_risk=True)[1], wrapped(x + 20, return_risk=True)[1]
+    assert bool(far.min() > near.max())
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+
+def test_sample_draws_one_noise_a_call_in_training_mode() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    wrapped: Any = sample.Wrapper(8, sample.Bernoulli(0.5), where="weights")(model).train()
+    x = torch.ones(64, 1)
+    seen = {tuple(wrapped(x).unique().tolist()) for _ in range(20)}
+    assert seen == {(0.0,), (2.0,)}  # all rows of a call share the one weight that was drawn
+    y, risk = wrapped(x, return_risk=True)
+    assert risk.shape == (64, 1)
+    assert 0 < float(y[0]) < 2
+
+
+class Noisy(nn.Module):
+    """Draws random numbers of its own, in evaluation mode as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + torch.randn(x.shape[0], 1)
+
+
+def test_different_randomness_spreads_the_models_own_draws() -> None:
+    wrapped: Any = sample.Wrapper(6, sample.Bernoulli(0.0), where="weights")(Noisy()).eval()
+    assert bool((wrapped(torch.randn(5, 3), return_risk=True)[1] > 0.05).all())
+
+
+def test_same_randomness_repeats_the_models_own_draws_but_not_the_noise() -> None:
+    x = torch.randn(5, 3)
+    still: Any = sample.Wrapper(6, sample.Bernoulli(0.0), where="weights", randomness="same")(Noisy()).eval()
+    assert float(still(x, return_risk=True)[1].detach().max()) < 1e-6
+    noisy: Any = sample.Wrapper(6, sample.Bernoulli(0.5), where="weights", randomness="same")(Noisy()).eval()
+    assert bool((noisy(x, return_risk=True)[1] > 1e-3).all())
+    assert not torch.equal(still(x), still(x))  # the next call draws anew
+
+
+def test_error_refuses_the_models_own_draws_and_allows_the_noise() -> None:
+    x = torch.randn(5, 3)
+    wrapped: Any = sample.Wrapper(6, where="weights", randomness="error")(Noisy()).eval()
+    with pytest.raises(RuntimeError, match=r'"different".*"same"'):
+        wrapped(x, return_risk=True)
+    fine: Any = sample.Wrapper(6, sample.Bernoulli(0.5), where="weights", randomness="error")(mlp()).eval()
+    assert bool((fine(x, return_risk=True)[1] > 0).any())
+
+
+@pytest.mark.parametrize("where", ["activations", "weights", "inputs"])
+@pytest.mark.parametrize("noise", [sample.Bernoulli(0.3), sample.Normal(0.3)])
+def test_a_seed_repeats_the_noise(where: str, noise: Any) -> None:
+    wrapped: Any = sample.Wrapper(3, noise, where=where)(mlp()).train()
+    x = torch.randn(5, 3)
+    torch.manual_seed(4)
+    first = wrapped(x)
+    second = wrapped(x)
+    torch.manual_seed(4)
+    assert torch.equal(wrapped(x), first)
+    assert not torch.equal(first, second)
+
+
+def test_noise_never_touches_buffers() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.register_buffer("table", torch.eye(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) @ self.table
+
+    wrapped: Any = sample.Wrapper(3, sample.Bernoulli(0.5))(Table()).train()
+    wrapped(torch.randn(4, 3))
+    wrapped(torch.randn(4, 3), return_risk=True)
+    assert torch.equal(wrapped.table, torch.eye(3))
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_of_the_plain_parameters_is_reported_at_its_first_step() -> None:
+    model = mlp()
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    wrapped: Any = vote.Wrapper(3)(model)
+    x, y = torch.randn(9, 3), torch.randn(9, 1)
+    nn.functional.mse_loss(wrapped(x), y).backward()
+    with pytest.warns(WorkbenchWarning, match="optimizer") as caught:
+        opt.step()
+    assert len(caught) == 1
