@@ -192,6 +192,16 @@ def test_adding_another_method_leaves_the_wrapped_object_alone(name: str) -> Non
     assert facts(wrapped) == before
 
 
+@pytest.mark.parametrize("outer", MAKERS)
+@pytest.mark.parametrize("inner", MAKERS)
+def test_a_wrapped_part_inside_a_model_is_refused_with_a_remedy(inner: str, outer: str) -> None:
+    model = nn.Sequential(MAKERS[inner]()(mlp(3)), nn.Linear(3, 1))
+    before = facts(model)
+    with pytest.raises((TypeError, ValueError), match=r"'0'.*(compose|unwrap)"):
+        MAKERS[outer]()(model)
+    assert facts(model) == before
+
+
 # ---- outputs and inputs ----------------------------------------------------------------------------------------------
 
 
@@ -364,6 +374,21 @@ def test_a_state_of_other_settings_is_refused_by_name(first: Any, second: Any, s
     assert facts(other) == before
     assert state.keys() == kept.keys()
     assert all(torch.equal(state[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("build", [lambda: vote.Wrapper(3), lambda: sculpt.Wrapper(), lambda: sample.Wrapper(3)])
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_names_of_the_model(build: Any) -> None:
+    wrapped: Any = build()(mlp(4))
+    short = mlp(4).state_dict()
+    del short["0.bias"]
+    with pytest.raises(RuntimeError, match=r"[Mm]issing.*0\.bias"):
+        wrapped.load_state_dict(short)
+    with pytest.raises(RuntimeError, match=r"2\.weight"):
+        wrapped.load_state_dict({})
+    with pytest.raises(RuntimeError, match=r"size mismatch for 2\.weight|2\.weight.*shape"):
+        wrapped.load_state_dict(mlp(1).state_dict())
+    with pytest.raises(RuntimeError, match="zebra"):
+        wrapped.load_state_dict({**mlp(4).state_dict(), "zebra": torch.zeros(1)})
 
 
 def test_risk_parameters_that_do_not_fit_change_nothing() -> None:

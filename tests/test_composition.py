@@ -140,7 +140,7 @@ def test_total_squared_is_the_sum_of_squares(names: tuple[str, ...]) -> None:
         wrapped.fit(torch.randn(50, 3))
     _, risk = wrapped(torch.randn(20, 3), return_risk=True)
     parts = [risk[name].double() for name in ("aleatoric", "epistemic") if risk[name] is not None]
-    assert torch.allclose(risk.total.double().square(), sum(p.square() for p in parts), rtol=1e-5)  # type: ignore[arg-type]
+    assert torch.allclose(risk.total.double().square(), sum(p.square() for p in parts), rtol=1e-5)
 
 
 # ---- every composition -----------------------------------------------------------------------------------------------
@@ -219,6 +219,38 @@ def test_vote_and_sculpt_by_hand_from_the_voters_and_their_heads() -> None:
     assert torch.allclose(y, locs.mean(0), atol=1e-6)
     assert torch.allclose(risk.epistemic, locs.var(0, correction=0).sqrt(), atol=1e-6)
     assert torch.allclose(risk.aleatoric, sigmas.square().mean(0).sqrt(), atol=1e-6)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("share", [None, "rank1", 1, 2])
+def test_sharing_voters_compose_with_sculpt_in_both_orders(share: Any, n_layers: int) -> None:
+    model, x = mlp(), torch.randn(6, 3)
+    first: Any = vote.Wrapper(3, share=share)(sculpt.Wrapper(n_layers=n_layers)(model)).eval()
+    second: Any = sculpt.Wrapper(n_layers=n_layers)(vote.Wrapper(3, share=share)(model)).eval()
+    assert first.state_dict().keys() == second.state_dict().keys()
+    second.load_state_dict(first.state_dict())
+    y, risk = first(x, return_risk=True)
+    answers = torch.stack([voter(x) for voter in first.voters()])
+    assert torch.allclose(y, answers.mean(0), atol=1e-6)
+    assert torch.allclose(risk.epistemic, answers.std(0, correction=0), atol=1e-6)
+    y_second, risk_second = second(x, return_risk=True)
+    assert torch.equal(y, y_second)
+    assert all(torch.equal(risk[name], risk_second[name]) for name in risk)
+    assert len({round(v, 5) for v in risk.aleatoric.flatten().tolist()}) == 6
+
+
+@pytest.mark.parametrize("share", [None, "rank1", 1])
+@pytest.mark.parametrize("where", ["activations", "weights", "inputs"])
+def test_noise_of_size_zero_leaves_voters_and_heads_alone(where: str, share: Any) -> None:
+    model, x = mlp(), torch.randn(6, 3)
+    quiet = sample.Wrapper(2, sample.Bernoulli(0.0), where=where)
+    both: Any = compose(vote.Wrapper(3, share=share), sculpt.Wrapper(n_layers=1))(model).eval()
+    three: Any = compose(vote.Wrapper(3, share=share), sculpt.Wrapper(n_layers=1), quiet)(model).eval()
+    three.set_risk_parameters(both.risk_parameters())
+    y, risk = both(x, return_risk=True)
+    y_three, risk_three = three(x, return_risk=True)
+    assert torch.allclose(y, y_three, atol=1e-6)
+    assert all(torch.allclose(risk[name], risk_three[name], atol=1e-6) for name in risk)
 
 
 # ---- class outputs ---------------------------------------------------------------------------------------------------

@@ -335,7 +335,7 @@ def global_helper(x: Tensor) -> Tensor:
     return _global_net(x) + 1
 
 
-@vote.Wrapper
+@vote.Wrapper  # type: ignore[arg-type]
 def bare_outer(x: Tensor) -> Tensor:
     return 2 * global_helper(x)
 
@@ -386,7 +386,7 @@ class Modern(nn.Module):
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-@vote.Wrapper
+@vote.Wrapper  # type: ignore[arg-type]
 class OldStyle(nn.Module):
     def __init__(self) -> None:
         super(OldStyle, self).__init__()  # noqa: UP008
@@ -429,7 +429,37 @@ def test_a_decorated_class_takes_its_own_arguments() -> None:
     assert net.fc1.weight.shape == (4, 3)
     assert Modern.__name__ == "Modern"
     assert isinstance(copy.deepcopy(net), Modern)
-    assert isinstance(pickle.loads(pickle.dumps(net)), Modern)
+    for cls in (Modern, OldStyle, Child):
+        built: Any = cls()
+        loaded: Any = pickle.loads(pickle.dumps(built))
+        assert type(loaded) is type(built)
+        x = torch.randn(4, 3)
+        torch.manual_seed(1)
+        expected = built.eval()(x)
+        torch.manual_seed(1)
+        assert torch.equal(loaded.eval()(x), expected)
+
+
+def test_two_decorators_on_a_class_compose() -> None:
+    @vote.Wrapper(3)
+    @sculpt.Wrapper(n_layers=1)
+    class Both(nn.Module):
+        def __init__(self, width: int = 4) -> None:
+            super().__init__()
+            self.fc1 = nn.Linear(3, width)
+            self.fc2 = nn.Linear(width, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(torch.tanh(self.fc1(x)))
+
+    net: Any = Both(width=5)
+    x = torch.randn(4, 3)
+    y, risk = net.eval()(x, return_risk=True)
+    assert isinstance(net, Both)
+    assert risk.names() == ("aleatoric", "epistemic", "total")
+    answers = torch.stack([voter(x) for voter in net.voters()])
+    assert torch.allclose(y, answers.mean(0), atol=1e-6)
+    assert torch.allclose(risk.epistemic, answers.std(0, correction=0), atol=1e-6)
 
 
 def test_a_decorated_child_uses_its_own_forward_in_every_voter() -> None:

@@ -218,6 +218,34 @@ def test_batch_norm_never_gets_a_single_row() -> None:
     assert wrapped(torch.randn(6, 3)).shape == (6, 1)
 
 
+def test_an_output_without_rows_falls_back_as_if_called_once() -> None:
+    class WithMean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            self.fc = nn.Linear(3, 1)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            self.calls += 1
+            y = self.fc(self.norm(x))
+            return y, y.mean()
+
+    wrapped: Any = vote.Wrapper(2)(WithMean())
+    copies = wrapped.voters()
+    x = torch.randn(8, 3)
+    with pytest.warns(WorkbenchWarning, match="row") as caught:
+        y, mean = wrapped(x)
+    assert len(caught) == 1
+    answers = torch.stack([voter.train()(x)[0] for voter in copies])
+    assert torch.allclose(y, answers.mean(0), atol=1e-6)
+    assert torch.allclose(mean, answers.mean(), atol=1e-6)
+    assert wrapped.calls == 1
+    for before, after in zip(copies, wrapped.voters(), strict=True):
+        assert torch.allclose(after.norm.running_mean, before.norm.running_mean, atol=1e-6)
+        assert int(after.norm.num_batches_tracked) == 1
+
+
 def test_two_kinds_of_fallback_are_told_once_each() -> None:
     wrapped: Any = vote.Wrapper(3)(Graph())
     edges = torch.tensor([[0, 1], [1, 0]])
@@ -302,7 +330,7 @@ def test_the_loss_of_one_step_moves_batch_statistics_once() -> None:
 @pytest.mark.parametrize("kind", ["sculpt", "sample", "neo"])
 def test_batch_statistics_of_one_model_move_as_those_of_the_plain_one(kind: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    plain = copy.deepcopy(model)
+    plain: Any = copy.deepcopy(model)
     wrappers: dict[str, Callable[[], Any]] = {
         "sculpt": lambda: sculpt.Wrapper(n_layers=1),
         "sample": lambda: sample.Wrapper(3, sample.Bernoulli(0.0)),
@@ -401,7 +429,7 @@ def test_sample_draws_one_noise_a_call_in_training_mode() -> None:
     assert seen == {(0.0,), (2.0,)}  # all rows of a call share the one weight that was drawn
     y, risk = wrapped(x, return_risk=True)
     assert risk.shape == (64, 1)
-    assert 0 < float(y[0]) < 2
+    assert 0 < y[0].item() < 2
 
 
 class Noisy(nn.Module):

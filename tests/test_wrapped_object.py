@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -306,6 +307,51 @@ def test_copies_train(name: str) -> None:
     assert all(p.grad is None for p in other.parameters())
 
 
+def test_derivatives_by_the_input_are_those_of_the_mean_voter() -> None:
+    wrapped: Any = vote.Wrapper(3)(Net()).eval()
+    x = torch.randn(5, 3, requires_grad=True)
+    expected = torch.stack([torch.autograd.grad(v(x).sum(), x)[0] for v in wrapped.voters()]).mean(0)
+    jacobian = torch.func.jacrev(lambda rows: wrapped(rows).sum())(x.detach())
+    assert torch.allclose(jacobian, expected, atol=1e-6)
+    assert torch.allclose(torch.autograd.grad(wrapped(x).sum(), x)[0], expected, atol=1e-6)
+    per_row = torch.vmap(lambda row: wrapped(row[None])[0])(x.detach())
+    assert torch.allclose(per_row, wrapped(x), atol=1e-6)
+
+
+@every_wrapper
+def test_other_parameters_can_be_called_functionally(name: str) -> None:
+    wrapped = wrap(name, Net())
+    x = torch.randn(4, 3)
+    before = answer(wrapped, x)
+    if name in ("vote", "sculpt"):
+        zeros = {key: torch.zeros_like(p) for key, p in wrapped.named_parameters()}
+        assert torch.equal(torch.func.functional_call(wrapped, zeros, (x,)), torch.zeros(4, 1))
+    same = dict(wrapped.named_parameters())
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        y = torch.func.functional_call(wrapped, same, (x,), {"return_risk": True})[0]
+    assert torch.equal(y, before[0])
+    assert all(torch.equal(a, b) for a, b in zip(answer(wrapped, x), before, strict=True))
+
+
+def test_an_average_of_weights_follows_the_training() -> None:
+    wrapped: Any = vote.Wrapper(3)(Net()).train()
+    average: Any = torch.optim.swa_utils.AveragedModel(wrapped)
+    opt = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    sums = [torch.zeros_like(p) for p in wrapped.parameters()]
+    for _ in range(3):
+        opt.zero_grad()
+        wrapped(torch.randn(9, 3)).square().mean().backward()
+        opt.step()
+        average.update_parameters(wrapped)
+        sums = [total + p.detach() for total, p in zip(sums, wrapped.parameters(), strict=True)]
+    for mean, total in zip(average.module.parameters(), sums, strict=True):
+        assert torch.allclose(mean, total / 3, atol=1e-6)
+    x = torch.randn(5, 3)
+    answers = torch.stack([voter(x) for voter in average.module.eval().voters()])
+    assert torch.allclose(average.eval()(x), answers.mean(0), atol=1e-6)
+
+
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +561,39 @@ def test_a_layer_replaced_after_wrapping_is_used(name: str) -> None:
         assert torch.allclose(wrapped(x), wrapped[2].bias.expand(4, 1), atol=1e-6)
 
 
+@every_wrapper
+def test_a_layer_with_weights_replaced_after_wrapping_is_used_or_refused(name: str) -> None:
+    def blank() -> nn.Linear:
+        layer = nn.Linear(3, 8)
+        nn.init.zeros_(layer.weight)
+        return layer
+
+    x = torch.randn(4, 3)
+    wrapped = wrap(name, nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+    wrapped(x)
+    wrapped[0] = blank()
+    try:
+        torch.manual_seed(7)
+        y = wrapped(x)
+    except (KeyError, RuntimeError) as error:
+        assert "0.weight" in str(error)  # noqa: PT017
+        assert "replaced" in str(error)  # noqa: PT017
+        return
+    torch.manual_seed(7)
+    assert torch.allclose(y, wrapped(torch.zeros(4, 3)), atol=1e-6)  # all rows are alike to weights of zero
+
+
+def test_assigned_state_shows_in_the_layers() -> None:
+    first: Any = vote.Wrapper(3)(Net()).eval()
+    second: Any = vote.Wrapper(3)(Net()).eval()
+    x = torch.randn(4, 3)
+    second(x)
+    second.load_state_dict(first.state_dict(), assign=True)
+    assert torch.equal(second(x), first(x))
+    assert torch.equal(second.fc1(x), first.fc1(x))
+    assert torch.equal(second.fc1(x), second.voters()[0].fc1(x))
+
+
 # ---- functions -------------------------------------------------------------------------------------------------------
 
 _shared_net = nn.Linear(3, 1)
@@ -558,8 +637,8 @@ def test_functions_that_reach_modules_by_closures_and_containers() -> None:
     assert torch.equal(sculpted(x, shift=2.0), model(x, shift=2.0))
     assert len(list(sculpted.base_parameters())) == 6
     assert {id(p) for p in sculpted.base_parameters().values()} >= {id(layers[0].weight), id(table["gain"].weight)}
-    voted: Any = vote.Wrapper(3)(model).eval()
-    answers = torch.stack([voter(x) for voter in voted.voters()])
+    voted: Any = vote.Wrapper(3)(model)
+    answers = torch.stack([voter(x) for voter in voted.eval().voters()])
     assert torch.allclose(voted(x), answers.mean(0), atol=1e-6)
     assert float(answers.std(0).detach().min()) > 1e-6
 
@@ -576,10 +655,23 @@ def test_a_method_of_an_object_that_holds_modules() -> None:
     wrapped: Any = sculpt.Wrapper()(pipeline.predict)
     x = torch.randn(4, 3)
     assert torch.equal(wrapped(x), pipeline.predict(x))
-    voted: Any = vote.Wrapper(3)(pipeline.predict).eval()
-    assert bool((voted(x, return_risk=True)[1] > 0).all())
+    voted: Any = vote.Wrapper(3)(pipeline.predict)
+    assert bool((voted.eval()(x, return_risk=True)[1] > 0).all())
     with pytest.raises(TypeError, match="wrap the module itself"):
         vote.Wrapper()(Net().doubled)
+
+
+def test_a_partial_of_a_module_and_of_a_function() -> None:
+    model = Net().eval()
+
+    def scaled(x: Tensor, gain: float) -> Tensor:
+        return model(x) * gain
+
+    x = torch.randn(4, 3)
+    for partial in (functools.partial(model, gain=3.0), functools.partial(scaled, gain=3.0)):
+        wrapped: Any = sculpt.Wrapper(n_layers=1)(partial)
+        assert torch.equal(wrapped.eval()(x), partial(x))
+        assert wrapped(x, return_risk=True)[1].shape == (4, 1)
 
 
 def test_functions_keep_name_and_doc() -> None:
@@ -610,8 +702,10 @@ def test_a_checkpoint_of_the_plain_model_loads(name: str) -> None:
     elif name in ("vote", "composed", "last"):
         for voter in wrapped.voters():
             assert torch.equal(voter(x), trained(x))
+    elif name == "rank1":
+        assert torch.equal(wrapped.base_parameters()["fc1.weight"], trained.fc1.weight)
+        assert all(torch.equal(voter.fc1.bias, trained.fc1.bias) for voter in wrapped.voters())
     else:
-        assert torch.equal(wrapped.fc1.weight, trained.fc1.weight)
         assert torch.equal(wrapped.unwrap()(x), trained(x))
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .dealing import WHOLE, deal, tell
 from .engine.plan import Bank, Intervention, Plan, RankOne
 from .engine.run import Branched, NotDealableError
 from .engine.tree import is_float, paths, tensors, tree_map
-from .errors import WorkbenchWarning
 from .method import Call, sqrt
 from .risk import Risk
-from .table import extra
-
-if TYPE_CHECKING:
-    pass
-
-_NORMS = (nn.modules.batchnorm._BatchNorm,)
+from .table import engine_of, extra, table_of
 
 
 # ---- the plan of a call
 def plan_of(wrapped: Any, call: Call, rows: list[Tensor] | None = None) -> Plan:
     """What the branches of a call are."""
-    from .wrapped import table_of
-
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for method in record.methods if (axis := method.axis(call)) is not None)
     interventions = tuple(i for method in record.methods if (i := method.intervention(table, call)) is not None)
@@ -55,40 +47,8 @@ def _loop_only(wrapped: Any, axes: tuple, interventions: tuple[Intervention, ...
     return next((reason for i in interventions if (reason := getattr(i, "loop_only", ""))), "")
 
 
-def _deal(wrapped: Any, method: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:
-    """Rows for every voter, evenly and at random; None with one warning where they can't be dealt out."""
-    leaves = [leaf for leaf in tensors((args, kwargs)) if leaf.dim()]
-    lengths = {leaf.shape[0] for leaf in leaves}
-    n = method.n_voters
-    least = 2 if any(isinstance(module, _NORMS) and module.training for module in wrapped.modules()) else 1
-    if len(lengths) != 1:
-        _tell(
-            wrapped,
-            "deal",
-            "vote: the inputs have no common number of rows, so each step trains all voters on the whole batch",
-        )
-        return None
-    count = lengths.pop()
-    if count < n * least:
-        _tell(
-            wrapped,
-            "small",
-            f"vote: a batch of {count} rows is too small to deal {least} to each of {n} voters, so this step trains all voters on the whole "
-            "batch; use larger batches, or tile_and_reduce=True to say so",
-        )
-        return None
-    parts = torch.randperm(count).tensor_split(n)
-    return [parts[i] for i in torch.randperm(n).tolist()]  # or an uneven rest would always fall to the first
-
-
-def _tell(wrapped: Any, key: str, message: str) -> None:
-    if key not in wrapped._workbench.told:
-        wrapped._workbench.told.add(key)
-        warnings.warn(message, WorkbenchWarning, stacklevel=4)
-
-
 def _run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, list[Any]]:
-    return wrapped.__dict__["_engine"].engine.run(plan, args, kwargs, wrapped._workbench.strategy)
+    return engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
 
 
 # ---- prediction
@@ -108,21 +68,18 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     vote = next((method for method in record.methods if method.name == "vote"), None)
     rows = None
     if vote is not None:
-        deal = not tile_and_reduce and vote.independent and wrapped.training and not return_risk
-        if (deal or tile_and_reduce is False) and "output" not in record.told:
-            rows = _deal(wrapped, vote, args, kwargs)
+        dealt = not tile_and_reduce and vote.independent and wrapped.training and not return_risk
+        if dealt or tile_and_reduce is False:
+            rows = deal(wrapped, table_of(wrapped), vote.n_voters, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    if neo is not None and return_risk and wrapped.__dict__["_engine"].engine.writes_inputs is not False:
+    if neo is not None and return_risk and engine_of(wrapped).writes_inputs is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     try:
         branched, _ = _run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
     except NotDealableError:
-        _tell(
-            wrapped,
-            "output",
-            "vote: the output has no row for each row of the input, so each step trains all voters on the whole batch",
-        )
+        record.dealable = False
+        tell(wrapped, "output", f"vote: the output has no row for each row of the input, {WHOLE}")
         branched, _ = _run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
     y, risks = reduced(record, branched, return_risk)
     if scaling is not None:
@@ -243,7 +200,7 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
         leaf.device.type == "cpu" and bool(leaf.isnan().any()) for leaf in leaves
     ):  # elsewhere it would make every call wait
         rows = [int(x.flatten(1).isnan().any(1).sum()) for x in tensors(args) if is_float(x) and x.dim() > 1]
-        _tell(
+        tell(
             wrapped,
             "nan",
             f"the risk is NaN in some rows; {max(rows, default=0)} rows of the input hold NaN. Other rows are not affected",
@@ -275,8 +232,6 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
         risk = branched.rebuild([sculpt.distribution.to_risk(leaf[1]) if is_float(leaf) else leaf for leaf in at])
         terms.append(criterion(prediction, y) + sculpt.distribution.loss_function(y, prediction, risk))
     total = torch.stack(terms).mean()
-    from .wrapped import table_of
-
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + term

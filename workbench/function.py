@@ -141,7 +141,8 @@ class Function(nn.Module):
         if isinstance(core, types.MethodType):
             owner = copy.copy(core.__self__)
             vars(owner).update({k: swap[id(v)] for k, v in vars(owner).items() if id(v) in swap})
-            return _rebound(core.__func__, swap, {})(owner, *args, **kwargs)
+            inner: Any = core.__func__
+            return _rebound(inner, swap, {})(owner, *args, **kwargs)
         done: dict[int, types.FunctionType] = {}
         bound = _rebound(core, swap, done)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +94,19 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
     out = {name: value.mean(dim) for name, value in parts.items()}
     out["epistemic"] = out.get("epistemic", 0) + torch.var(y, dim, correction=0)
     return out
+
+
+@contextmanager
+def evaluating(wrapped: Any) -> Iterator[None]:
+    """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own."""
+    modules = [module for path, module in wrapped.named_modules() if "@" not in path and module.training]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
 
 
 def sqrt(variance: Tensor) -> Tensor:

@@ -14,10 +14,21 @@ from .engine.plan import Bank, Rule, Shared
 from .guard import watch
 
 if TYPE_CHECKING:
+    from .engine.run import Engine
     from .method import Method
 
 MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
 EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
+
+
+def table_of(wrapped: Any) -> Table:
+    """The table of tensors of a wrapped object."""
+    return wrapped.__dict__["_engine"].table
+
+
+def engine_of(wrapped: Any) -> Engine:
+    """The engine of a wrapped object."""
+    return wrapped.__dict__["_engine"].engine
 
 
 def extra(root: nn.Module, name: str) -> Any:
@@ -63,6 +74,7 @@ class Record:
     strategy: str = "auto"
     verbose: int = 0
     rows: int | None = None  # number of training rows, which the regularising terms need
+    dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     told: set[str] = field(default_factory=set)  # warnings that were given
 
     @classmethod
@@ -131,12 +143,10 @@ class Table:
         return self.views[name] if name in self.views else self.get(name)
 
     def layers(self) -> list[str]:
-        """Paths of the modules that own a parameter of two or more dimensions, in the order of registration."""
-        return list(
-            dict.fromkeys(
-                self.record.slots[name].owners[0][0] for name in self.parameters() if self.value(name).dim() >= 2
-            )
-        )
+        """Paths of the modules that own a weight (of two or more dimensions; of any if there is none), in the order of registration."""
+        names = self.parameters()
+        weights = [name for name in names if self.value(name).dim() >= 2] or names
+        return list(dict.fromkeys(self.record.slots[name].owners[0][0] for name in weights))
 
     def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
         """Slots of the last n layers and of all that is registered between and after them (norms, buffers).

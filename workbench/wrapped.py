@@ -19,7 +19,7 @@ from .engine.clone import attributes, places, structural_copy
 from .engine.run import Engine
 from .scaling import Scaling
 from .state import SETTINGS, extract, prepare
-from .table import MARK, Record, Table, extra, extras, plain
+from .table import MARK, Record, Table, engine_of, extra, extras, plain, table_of
 
 _HOOKS = (
     "_forward_hooks",
@@ -170,7 +170,7 @@ class Wrapped(nn.Module):
         added = sum(p.numel() for p in self.risk_parameters().values())
         shared = sum(p.numel() for p in self.base_parameters().values())
         lines.append(f"  parameters: {added:,} of the methods, {shared:,} shared with the given model")
-        for key, (rung, reason) in _engine(self).decisions.items():
+        for key, (rung, reason) in engine_of(self).decisions.items():
             axes = " x ".join(f"{axis.size} {axis.name}" for axis in key[3]) or "1 branch"
             mode = "training" if key[1] else "evaluation"
             lines.append(f"  {mode}, {'with' if key[2] else 'without'} gradients, {axes}: {rung}, because {reason}")
@@ -333,15 +333,6 @@ class _State:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
-
-
-def table_of(wrapped: Any) -> Table:
-    """The table of tensors of a wrapped object."""
-    return wrapped.__dict__["_engine"].table
-
-
-def _engine(wrapped: Any) -> Engine:
-    return wrapped.__dict__["_engine"].engine
 
 
 def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:

@@ -14,7 +14,8 @@ from .engine.clone import is_scripted
 from .engine.run import STRATEGIES
 from .function import Function
 from .method import Method
-from .wrapped import Wrapped, adopt, begin, is_wrapped, table_of, unwrap
+from .table import table_of
+from .wrapped import Wrapped, adopt, begin, is_wrapped, unwrap
 
 T = TypeVar("T")
 OUTPUTS = ("values", "logits", "probs")
@@ -177,7 +178,9 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     devices = sorted({p.device.index or 0 for p in wrapped.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         # a stream of its own, that does not repeat in what the user draws next
-        torch.manual_seed(int(torch.randint(2**62, ()).item()))
+        seed = int(torch.randint(2**62, ()).item())
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+            generator.manual_seed(seed)
         for method in sorted(
             wrapper.make(), key=lambda method: -method.order
         ):  # heads first, so that voters get a risk head each

@@ -109,10 +109,16 @@ class Sites(TorchFunctionMode):
         inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw".
         at_site: called with (slot names, the flattened arguments, the places among them of data that is not raw, of data that is raw)
             and returns the flattened arguments to use.
+        contractions: False takes every call that mixes data with parameters, for models that have no contraction.
     """
 
     def __init__(
-        self, parameters: Mapping[int, str], state: set[int], inputs: list[Tensor], at_site: Callable[..., list[Any]]
+        self,
+        parameters: Mapping[int, str],
+        state: set[int],
+        inputs: list[Tensor],
+        at_site: Callable[..., list[Any]],
+        contractions: bool = True,
     ) -> None:
         super().__init__()
         self._names: dict[int, frozenset[str]] = {key: frozenset([name]) for key, name in parameters.items()}
@@ -120,6 +126,7 @@ class Sites(TorchFunctionMode):
         self._raw = {id(tensor) for tensor in inputs}
         self._held: list[Tensor] = list(inputs)  # ids stay unique for as long as their tensors live
         self._at_site = at_site
+        self._contractions = contractions
         self._grad = torch.is_grad_enabled()
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -143,7 +150,7 @@ class Sites(TorchFunctionMode):
             if raw:
                 self._mark(out)
             return out
-        if name in CONTRACTIONS:
+        if not self._contractions or name in CONTRACTIONS:
             self._refuse_checkpoint()
             data = [
                 i

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,8 @@ from ..engine.plan import Bank, Intervention, Plan
 from ..engine.sites import Sites
 from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
-from ..method import Method
-from ..table import extra, extras
+from ..method import Method, evaluating
+from ..table import engine_of, extra, extras, table_of
 from ..wrapping import Wrapper as _Wrapper
 from .densities import Density, Flow, Gaussian, pool
 
@@ -138,13 +137,11 @@ class Neo(Method):
             density.fit([torch.cat(parts) for parts in zip(*collected, strict=True)])
 
     def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, list[Tensor]]:
-        from ..wrapped import table_of
-
         table = table_of(wrapped)
         tap = _Tap(self, table)
         plan = Plan((), wrapped._workbench.rules, Bank(table.get), (tap,), keep_state=False)
-        with _evaluating(wrapped):
-            _, results = wrapped.__dict__["_engine"].engine.run(plan, args, kwargs)
+        with evaluating(wrapped):
+            _, results = engine_of(wrapped).run(plan, args, kwargs)
         rows = next((t.shape[0] for t in tensors(results[0].output) if t.dim()), None)
         if rows is None:
             raise ValueError("neo gives one risk a row, but the model's output has no rows (a single number)")
@@ -186,7 +183,8 @@ class _Tap(Intervention):
                 )
             return leaves
 
-        return Sites(parameters, state, inputs, at_site)
+        weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
+        return Sites(parameters, state, inputs, at_site, contractions=weights)
 
 
 def _pooled(feature: Tensor, rows: int, table: Table, name: str) -> Tensor | None:
@@ -200,19 +198,6 @@ def _pooled(feature: Tensor, rows: int, table: Table, name: str) -> Tensor | Non
     if feature.dim() >= 1 and feature.shape[0] and feature.shape[0] % rows == 0 and feature.dim() == 2:
         return pool(feature.reshape(rows, -1, feature.shape[-1]), rows)  # tokens or patches of a row, one after another
     return None
-
-
-@contextmanager
-def _evaluating(wrapped: Any) -> Iterator[None]:
-    """The model in evaluation mode, whatever mode it is in; the density keeps its own."""
-    modules = [module for path, module in wrapped.named_modules() if "@" not in path and module.training]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
 
 
 __all__ = ["Neo", "Wrapper"]

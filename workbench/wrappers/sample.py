@@ -191,7 +191,7 @@ class _Noisy(Intervention):
                 self.sites += 1
             return leaves
 
-        return _Counted(Sites(parameters, state, inputs, at_site), self)
+        return _Counted(Sites(parameters, state, inputs, at_site, contractions=bool(self.method._weights)), self)
 
 
 class _Counted:

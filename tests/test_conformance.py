@@ -1,0 +1,46 @@
+"""One table: every wrapper on every model of the zoo, each held against plain models whose tensors are set by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from conformance import CHECKS, EXPECTED_REFUSALS, VMAP_REFUSES, WRAPPERS, applies, check_refusal
+from zoo import CASES
+
+CELLS = [
+    pytest.param(check, case, wrapper, id=f"{case}-{wrapper}-{check}")
+    for case in CASES
+    for wrapper, wrapping in WRAPPERS.items()
+    if (case, wrapper) not in EXPECTED_REFUSALS
+    for check in CHECKS
+    if applies(check, wrapping)
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors are fastest on one thread; torch's own notes on slow vmap rules are not ours."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("check", "case", "wrapper"), CELLS)
+def test_wrapper_does_to_model_what_plain_models_do(check: str, case: str, wrapper: str) -> None:
+    CHECKS[check](CASES[case], WRAPPERS[wrapper])
+
+
+@pytest.mark.parametrize(("case", "wrapper"), EXPECTED_REFUSALS, ids="-".join)
+def test_wrapper_refuses_model(case: str, wrapper: str) -> None:
+    check_refusal(CASES[case], WRAPPERS[wrapper])
+
+
+def test_every_refusal_names_a_case_and_a_wrapper() -> None:
+    assert {case for case, _ in EXPECTED_REFUSALS} | set(VMAP_REFUSES) <= set(CASES)
+    assert {wrapper for _, wrapper in EXPECTED_REFUSALS} <= set(WRAPPERS)

@@ -1,0 +1,96 @@
+"""Deal the rows of a batch out to voters, so that each trains on its own share at the cost of one pass."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine import random
+from .engine.plan import Bank, Plan
+from .engine.tree import flatten, is_float, tensors
+from .errors import WorkbenchWarning
+from .method import evaluating
+from .table import Table, engine_of
+
+WHOLE = "so each step trains all voters on the whole batch; tile_and_reduce=True says that this is meant"
+
+
+def tell(wrapped: Any, key: str, message: str) -> None:
+    """Warn once for each wrapped object and key."""
+    if key not in wrapped._workbench.told:
+        wrapped._workbench.told.add(key)
+        warnings.warn(message, WorkbenchWarning, stacklevel=5)
+
+
+def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:
+    """The rows for each of n voters, evenly and at random; None, with one warning, where rows can't be dealt out.
+
+    They can't where inputs have no common number of rows, where there are fewer than a voter needs (batch norm: two), and where rows depend
+    on each other (graphs, sequences along the first axis), which one comparison at the first call finds out.
+    """
+    lengths = {leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()}
+    if len(lengths) != 1:
+        tell(wrapped, "deal", f"vote: the inputs have no common number of rows, {WHOLE}")
+        return None
+    count = lengths.pop()
+    norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in wrapped.modules())
+    least = 2 if norms else 1
+    if count < n * least:
+        tell(
+            wrapped,
+            "small",
+            f"vote: a batch of {count} rows is too small to deal {least} to each of {n} voters, {WHOLE}",
+        )
+        return None
+    parts = torch.randperm(count).tensor_split(n)
+    rows = [parts[i] for i in torch.randperm(n).tolist()]  # or an uneven rest would always fall to the first
+    record = wrapped._workbench
+    if record.dealable is None and n > 1:
+        record.dealable = _independent(wrapped, table, rows[0], count, args, kwargs)
+    if record.dealable is False:
+        tell(wrapped, "mixed", f"vote: the rows of a batch depend on each other in this model, {WHOLE}")
+        return None
+    return rows
+
+
+def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether one voter, in evaluation mode, answers some rows alone as it does among all."""
+    leaves, rebuild = flatten((args, kwargs))
+    devices = random.devices(leaves)
+    before = random.state(devices)
+
+    def answers(inputs: list[Any]) -> list[Tensor]:
+        plan = Plan((), wrapped._workbench.rules, Bank(table.get), keep_state=False)
+        branched, _ = engine_of(wrapped).run(plan, *rebuild(inputs))
+        return [leaf for leaf in branched.leaves if is_float(leaf)]
+
+    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    some = [
+        leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+        for leaf in copies
+    ]
+    try:
+        with torch.no_grad(), evaluating(wrapped):
+            among, alone = answers(copies), answers(some)
+    except Exception:  # the model does not take fewer rows; if it fails on all of them, the call itself will say so
+        return False
+    finally:
+        random.restore(before, devices)
+    return all(
+        whole.dim() > 0
+        and whole.shape[0] == count
+        and part.shape == (len(rows), *whole.shape[1:])
+        and torch.allclose(
+            whole[rows.to(whole.device)], part, rtol=0.01, atol=0.01 * float(_size(whole)), equal_nan=True
+        )
+        for whole, part in zip(among, alone, strict=True)
+    )
+
+
+def _size(leaf: Tensor) -> Tensor:
+    """The root mean square of what is finite."""
+    finite = leaf[leaf.isfinite()]
+    return finite.abs().square().mean().sqrt() if finite.numel() else torch.zeros(())
