@@ -267,7 +267,9 @@ def test_a_wrong_input_is_an_error_of_the_model_and_the_next_call_is_right() -> 
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             wrapped(torch.randn(8, 5), **kwargs)
     assert facts(wrapped) == before
-    assert wrapped.eval()(torch.randn(6, 3)).shape == (6, 1)
+    x = torch.randn(8, 3)
+    assert not torch.allclose(wrapped(x), wrapped(x, tile_and_reduce=True))  # rows are still dealt to the voters
+    assert wrapped.eval()(x).shape == (8, 1)
 
 
 def test_an_example_that_does_not_fit_shows_at_once() -> None:
@@ -323,7 +325,7 @@ def test_voters_without_gradients_are_not_wrong_in_silence() -> None:
 def test_a_batch_smaller_than_the_voters_trains_all_on_it_with_one_warning() -> None:
     wrapped: Any = vote.Wrapper(5)(mlp())
     x = torch.randn(4, 3)
-    with pytest.warns(WorkbenchWarning, match=r"batch of 4 rows.*5 voters.*larger batches") as caught:
+    with pytest.warns(WorkbenchWarning, match=r"batch of 4 rows.*5 voters.*tile_and_reduce") as caught:
         y = wrapped(x)
     assert len(caught) == 1
     assert torch.allclose(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0), atol=1e-6)
@@ -348,8 +350,9 @@ def test_neo_before_fitting_is_refused_and_still_predicts() -> None:
 
 
 def test_fit_without_inputs_is_refused() -> None:
+    wrapped: Any = neo.Wrapper()(mlp())
     with pytest.raises(ValueError, match="no inputs"):
-        neo.Wrapper()(mlp()).fit([])
+        wrapped.fit([])
 
 
 @pytest.mark.parametrize(

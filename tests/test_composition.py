@@ -400,6 +400,26 @@ def test_whole_numbers_of_voters_are_decided_by_majority() -> None:
     assert risk["scores"].shape == (20, 2)
 
 
+def test_a_scaling_gives_predictions_and_risks_in_original_units() -> None:
+    wrapped: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(mlp()).eval()
+    x = torch.randn(6, 3)
+    y, risk = wrapped(x, return_risk=True)
+    means, scales = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 0.5])
+    wrapped.scale(x_mean=means, x_scale=scales, y_mean=torch.tensor([5.0]), y_scale=torch.tensor([10.0]))
+    original = x * scales + means
+    y_scaled, risk_scaled = wrapped(original, return_risk=True)
+    assert torch.allclose(y_scaled, 10 * y + 5, atol=1e-4)
+    assert all(torch.allclose(risk_scaled[name], 10 * risk[name], atol=1e-4) for name in risk)
+    answers = torch.stack([voter(original) for voter in wrapped.voters()])
+    assert torch.allclose(y_scaled, answers.mean(0), atol=1e-4)
+    restored: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(mlp()).eval()
+    restored.load_state_dict(wrapped.state_dict())
+    assert torch.equal(restored(original), wrapped(original))
+    with pytest.raises(ValueError, match="y_scale must be positive"):
+        wrapped.scale(y_mean=torch.zeros(1), y_scale=torch.zeros(1))
+    assert torch.equal(restored(original), wrapped(original))
+
+
 def test_composing_nothing_gives_the_plain_model_with_the_interface_of_a_wrapped_one() -> None:
     model = mlp()
     wrapped: Any = compose()(model).eval()

@@ -36,7 +36,7 @@ def test_wrapper_does_to_model_what_plain_models_do(check: str, case: str, wrapp
     CHECKS[check](CASES[case], WRAPPERS[wrapper])
 
 
-@pytest.mark.parametrize(("case", "wrapper"), EXPECTED_REFUSALS, ids="-".join)
+@pytest.mark.parametrize(("case", "wrapper"), [pytest.param(*cell, id="-".join(cell)) for cell in EXPECTED_REFUSALS])
 def test_wrapper_refuses_model(case: str, wrapper: str) -> None:
     check_refusal(CASES[case], WRAPPERS[wrapper])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Iterator
@@ -440,6 +441,39 @@ def test_a_decorated_class_takes_its_own_arguments() -> None:
         assert torch.equal(loaded.eval()(x), expected)
 
 
+@vote.Wrapper(2)
+class OldStyleEverywhere(nn.Module):
+    """Names itself in every super."""
+
+    def __init__(self, width: int = 4) -> None:
+        super(OldStyleEverywhere, self).__init__()  # noqa: UP008
+        self.fc = nn.Linear(3, width)
+        self.switched = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+    def train(self, mode: bool = True) -> Any:
+        self.switched += 1
+        return super(OldStyleEverywhere, self).train(mode)  # noqa: UP008
+
+    def extra_repr(self) -> str:
+        return super(OldStyleEverywhere, self).extra_repr() + "old"  # noqa: UP008
+
+
+def test_old_style_super_in_every_method() -> None:
+    net: Any = OldStyleEverywhere(width=2)
+    x = torch.randn(4, 3)
+    before = net.switched
+    y, risk = net.eval()(x, return_risk=True)
+    assert y.shape == risk.shape == (4, 2)
+    assert net.switched == before + 1
+    assert not net.fc.training
+    assert "old" in repr(net)
+    assert list(inspect.signature(OldStyleEverywhere).parameters) == ["width"]
+    assert inspect.getdoc(OldStyleEverywhere) == "Names itself in every super."
+
+
 def test_two_decorators_on_a_class_compose() -> None:
     @vote.Wrapper(3)
     @sculpt.Wrapper(n_layers=1)
@@ -452,10 +486,11 @@ def test_two_decorators_on_a_class_compose() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.fc2(torch.tanh(self.fc1(x)))
 
-    net: Any = Both(width=5)
+    built = Both(width=5)
+    assert isinstance(built, Both)
+    net: Any = built
     x = torch.randn(4, 3)
     y, risk = net.eval()(x, return_risk=True)
-    assert isinstance(net, Both)
     assert risk.names() == ("aleatoric", "epistemic", "total")
     answers = torch.stack([voter(x) for voter in net.voters()])
     assert torch.allclose(y, answers.mean(0), atol=1e-6)

@@ -507,3 +507,47 @@ def test_an_optimizer_of_the_plain_parameters_is_reported_at_its_first_step() ->
     with pytest.warns(WorkbenchWarning, match="optimizer") as caught:
         opt.step()
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["sculpt", "vote rank1", "vote last", "vote of sculpt"])
+def test_an_optimizer_that_misses_the_risk_head_is_reported(name: str) -> None:
+    model = mlp()
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrapped = LOOPS[name]()(model)
+    x, y = torch.randn(9, 3), torch.randn(9, 1)
+
+    def steps() -> None:
+        for _ in range(3):
+            wrapped.loss(nn.MSELoss(), x, y).backward()
+            opt.step()
+
+    with pytest.warns(WorkbenchWarning, match=r"optimizer.*wrapped\.parameters\(\)") as caught:
+        steps()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["plain", "sculpt", "vote rank1", "vote last", "vote of sculpt", "sample learned"])
+def test_optimizers_that_have_all_parameters_between_them_are_not_reported(name: str) -> None:
+    wrapped = LOOPS[name]()(mlp())
+    groups = [list(group.values()) for group in (wrapped.base_parameters(), wrapped.risk_parameters()) if group]
+    opts = [torch.optim.SGD(group, lr=0.01) for group in groups]
+    x, y = torch.randn(9, 3), torch.randn(9, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            wrapped.loss(nn.MSELoss(), x, y).backward()
+            for opt in opts:
+                opt.step()
+
+
+def test_the_given_model_can_be_trained_beside_the_wrapped_one() -> None:
+    model = mlp()
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    wrapped = vote.Wrapper(2)(model)
+    x, y = torch.randn(9, 3), torch.randn(9, 1)
+    before = [p.clone() for p in wrapped.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.functional.mse_loss(model(x), y).backward()
+        opt.step()
+    assert all(torch.equal(p, old) for p, old in zip(wrapped.parameters(), before, strict=True))

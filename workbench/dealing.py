@@ -72,13 +72,15 @@ def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tup
         leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
         for leaf in copies
     ]
-    try:
-        with torch.no_grad(), evaluating(wrapped):
-            among, alone = answers(copies), answers(some)
-    except Exception:  # the model does not take fewer rows; if it fails on all of them, the call itself will say so
-        return False
-    finally:
-        random.restore(before, devices)
+    with torch.no_grad(), evaluating(wrapped):
+        try:
+            among = answers(copies)  # what is wrong with the inputs is the model's to say
+            try:
+                alone = answers(some)
+            except Exception:  # it does not take fewer rows
+                return False
+        finally:
+            random.restore(before, devices)
     return all(
         whole.dim() > 0
         and whole.shape[0] == count

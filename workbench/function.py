@@ -98,6 +98,10 @@ def _rebound(
 def _uses(function: Any) -> tuple[Any, dict[str, nn.Module]]:
     """The function behind partial arguments, and the modules that it uses by name."""
     core: Any = function.func if isinstance(function, functools.partial) else function
+    if isinstance(core, nn.Module):
+        return core, {"module": core}
+    if not isinstance(core, types.FunctionType | types.MethodType):
+        core = getattr(core, "__call__", core)  # noqa: B004 - a callable object: its method
     found: dict[str, nn.Module] = {}
     plain: Any = core
     if isinstance(core, types.MethodType):
@@ -106,7 +110,7 @@ def _uses(function: Any) -> tuple[Any, dict[str, nn.Module]]:
             raise TypeError(f"{core.__qualname__} is a method of a module: wrap the module itself")
         found.update({name: value for name, value in vars(owner).items() if isinstance(value, nn.Module)})
         plain = core.__func__
-    for name, module in _found(plain, set()):
+    for name, module in _found(plain, set()) if isinstance(plain, types.FunctionType) else ():
         if not any(module is known for known in found.values()):
             found.setdefault(name, module)
     return core, found
@@ -138,6 +142,8 @@ class Function(nn.Module):
         swap = {id(module): self.get_submodule(name) for name, module in found.items()}
         if isinstance(self._function, functools.partial):
             args, kwargs = (*self._function.args, *args), {**self._function.keywords, **kwargs}
+        if isinstance(core, nn.Module):
+            return swap[id(core)](*args, **kwargs)
         if isinstance(core, types.MethodType):
             owner = copy.copy(core.__self__)
             vars(owner).update({k: swap[id(v)] for k, v in vars(owner).items() if id(v) in swap})

@@ -36,7 +36,12 @@ class Draws:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
                 stacked = torch.stack([row.detach() for row in rows if row is not None]).to(current)
-                if self._n == 1 or current.numel() == 0 or any(not torch.equal(row, stacked[0]) for row in stacked[1:]):
+                if (
+                    self._n == 1
+                    or current.numel() == 0
+                    or current.is_meta
+                    or any(not torch.equal(row, stacked[0]) for row in stacked[1:])
+                ):
                     return stacked
                 return self._jittered(stacked, alpha)
         return self._jittered(torch.stack([current] * self._n), alpha)

@@ -92,7 +92,8 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
     """
     y = parts["y"]
     out = {name: value.mean(dim) for name, value in parts.items()}
-    out["epistemic"] = out.get("epistemic", 0) + torch.var(y, dim, correction=0)
+    variance = torch.var(y, dim, correction=0) if y.numel() else out["y"].real  # torch warns about an empty batch
+    out["epistemic"] = out.get("epistemic", 0) + variance
     return out
 
 

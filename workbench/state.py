@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .engine.clone import places
-from .engine.plan import Bank, Rule, Split
+from .engine.plan import Bank
 from .scaling import Scaling
 from .table import EXTRAS, MARK, Record, Slot, Table, extras
 
@@ -31,10 +31,8 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
             continue  # the clone holds the shared tensor already
         value = (table.get(slot.name) if rule is None else rule.pick(bank, index)).detach().clone()
         if not slot.buffer:
-            source = table.get(slot.name) if rule is None or slot.name not in record.released else None
-            learns = (
-                source.requires_grad if source is not None else any(table.get(n).requires_grad for n in _leaves(rule))
-            )
+            names = [slot.name] if rule is None or slot.name not in record.released else rule.registered()
+            learns = any(table.get(name).requires_grad for name in names)
             value = nn.Parameter(value, requires_grad=learns)
         _place(model, slot, value)
     return model
@@ -48,16 +46,9 @@ def _place(model: nn.Module, slot: Slot, value: Tensor) -> None:
         container[key] = value
 
 
-def _leaves(rule: Rule | None) -> list[str]:
-    """Every registered tensor behind a rule."""
-    if rule is None:
-        return []
-    if isinstance(rule, Split):
-        return [name for option in rule.options for name in _leaves(option)]
-    return [name for name in (rule.name, getattr(rule, "left", None), getattr(rule, "right", None)) if name]
-
-
-def prepare(wrapped: Any, table: Table, settings: dict[str, Any], state: dict[str, Any], prefix: str) -> None:
+def prepare(
+    wrapped: Any, table: Table, settings: dict[str, Any], state: dict[str, Any], prefix: str
+) -> tuple[list[str], list[str]]:
     """Before a state is loaded: compare the settings, then translate what is not of this object's form, in place.
 
     Args:
@@ -66,24 +57,25 @@ def prepare(wrapped: Any, table: Table, settings: dict[str, Any], state: dict[st
         settings: of its methods, by name.
         state: the state_dict, whose keys of this object begin with `prefix`.
 
+    Returns:
+        Names of the plain model that are missing in its state, and messages about those of another shape.
+
     Raises:
         ValueError: if the state was saved with other settings; nothing has been loaded then.
     """
     stored = state.pop(prefix + SETTINGS, None)
-    if stored is not None:
-        _compare(json.loads(bytes(stored.cpu().tolist()).decode()), json.loads(json.dumps(settings)))
+    theirs = {} if stored is None else json.loads(bytes(stored.cpu().tolist()).decode())
+    _compare(theirs, json.loads(json.dumps(settings)))
     for key in [key for key in state if key.startswith(prefix) and "_orig_mod." in key]:
         state[key.replace("_orig_mod.", "")] = state.pop(key)  # of a compiled model
     _scaling(wrapped, state, prefix)
-    if (
-        table.record.rules
-        and any(key in state for name in table.record.released for key in _keys(table.record.slots[name], prefix))
-    ) or (stored is None and not any(MARK in key for key in state if key.startswith(prefix))):
-        _spread(table, state, prefix)
-    if stored is None or not json.loads(bytes(stored.cpu().tolist()).decode()):
-        for key, value in nn.Module.state_dict(wrapped).items():
-            if MARK in key and key != SETTINGS:  # a plain state says nothing about what is learned beside the model
-                state.setdefault(prefix + key, value)
+    if theirs or any(MARK in key and key.startswith(prefix) and EXTRAS not in key for key in state):
+        return [], []
+    found = _spread(table, state, prefix)
+    for key, value in nn.Module.state_dict(wrapped).items():
+        if MARK in key and key != SETTINGS:  # a plain state says nothing about what wrapping adds beside the model
+            state.setdefault(prefix + key, value)
+    return found
 
 
 def _compare(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -115,19 +107,22 @@ def _keys(slot: Slot, prefix: str) -> list[str]:
     return [f"{prefix}{path}.{attribute}" if path else prefix + attribute for path, attribute in slot.owners]
 
 
-def _spread(table: Table, state: dict[str, Any], prefix: str) -> None:
-    """A plain model's tensors for every branch that has a tensor of its own; risk heads and factors stay as they are."""
+def _spread(table: Table, state: dict[str, Any], prefix: str) -> tuple[list[str], list[str]]:
+    """A plain model's tensors for every branch that has them of its own; risk heads and factors stay as they are."""
     record: Record = table.record
-    for name, rule in record.rules.items():
-        slot = record.slots[name]
-        source = next((state[key] for key in _keys(slot, prefix) if key in state), None)
-        target = f"{name}{MARK}vote"
-        for leaf in _leaves(rule):
-            current = table.get(leaf)
-            if leaf == target and source is not None and source.shape == current.shape[1:]:
-                state.setdefault(prefix + leaf, source.expand(current.shape).clone())
-            elif leaf != name:
-                state.setdefault(prefix + leaf, current.detach().clone())
-        if name in record.released:
-            for key in _keys(slot, prefix):
-                state.pop(key, None)
+    missing, errors = [], []
+    for name in record.released:
+        keys = _keys(record.slots[name], prefix)
+        current = table.get(f"{name}{MARK}vote")
+        source = next((state[key] for key in keys if key in state), None)
+        if source is None:
+            missing.append(keys[0])
+        elif source.shape != current.shape[1:]:
+            errors.append(
+                f"size mismatch for {keys[0]}: the state has {tuple(source.shape)}, the model {tuple(current.shape[1:])}."
+            )
+        else:
+            state[f"{prefix}{name}{MARK}vote"] = source.expand(current.shape).clone()
+        for key in keys:
+            state.pop(key, None)
+    return missing, errors

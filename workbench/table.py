@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
-from .guard import watch
+from .guard import watch_replaced
 
 if TYPE_CHECKING:
     from .engine.run import Engine
@@ -123,11 +123,37 @@ class Table:
             module = self.module(path)
             held = module._parameters if attribute in module._parameters else module._buffers
             if attribute not in held:
-                raise KeyError(
-                    f"{name!r} is not registered in {type(self.root).__name__}; was a layer replaced after wrapping?"
+                raise RuntimeError(
+                    f"{name!r} is not registered in {type(self.root).__name__} any more: a layer was replaced after wrapping. Make the change "
+                    "in the plain model (workbench.unwrap), and wrap it again"
                 )
             home = self._homes[name] = (held, attribute)
         return home[0][home[1]]  # type: ignore[return-value]
+
+    def verify(self) -> None:
+        """Raise if somebody has replaced a layer or a parameter that a method has taken over."""
+        self._homes.clear()
+        for name, rule in self.record.rules.items():
+            whole = all(self._holds(other) for other in rule.registered())
+            for path, attribute in self.record.slots[name].owners if name in self.record.released else ():
+                module = self._find(path)
+                whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
+            if not whole:
+                raise RuntimeError(
+                    f"{name} was replaced after wrapping, where {rule.axes()[0] if rule.axes() else 'sample'} works with it: make the change "
+                    "in the plain model (workbench.unwrap, or wrapped.voters()), and wrap it again"
+                )
+
+    def _find(self, path: str) -> nn.Module | None:
+        module: Any = self.root
+        for part in path.split(".") if path else ():
+            module = None if module is None else module._modules.get(part)
+        return module
+
+    def _holds(self, name: str) -> bool:
+        path, _, attribute = name.rpartition(".")
+        module = self._find(path)
+        return module is not None and (attribute in module._parameters or attribute in module._buffers)
 
     def parameters(self) -> list[str]:
         """Slots of floating parameters, in the order of registration."""
@@ -217,7 +243,7 @@ class Table:
         self.record.released.append(name)
         self.originals[name] = weakref.ref(old)
         if not slot.buffer:
-            watch(name, old)
+            watch_replaced(name, old)
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)

@@ -191,7 +191,9 @@ class Wrapped(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
-            prepare(self, table_of(self), _settings(self), state_dict, prefix)
+            missing, errors = prepare(self, table_of(self), _settings(self), state_dict, prefix)
+            args[2].extend(missing)  # by their names in the plain model
+            args[4].extend(errors)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
@@ -316,6 +318,9 @@ def adopt(module: nn.Module) -> Any:
         if module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
+    module.register_load_state_dict_post_hook(
+        _show
+    )  # fires last, also when the module is part of a larger one that loads
     module.__dict__["_workbench"] = record
     module.__dict__["_engine"] = _State(module, {})
     return module
@@ -335,14 +340,22 @@ class _State:
         return None
 
 
+def _show(module: nn.Module, incompatible: Any) -> None:
+    if "_workbench" in module.__dict__:
+        table_of(module).show()
+
+
 def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
+    table.verify()
     new = plain(root, record, "", table.views)
     del new.__dict__["_workbench"]
     new.__class__ = type(root)._plain_class
     for key in _HOOKS:
         new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
+    hooks = new._load_state_dict_post_hooks
+    new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not _show)
     if f"forward{MARK}" in new.__dict__:
         new.__dict__["forward"] = new.__dict__.pop(f"forward{MARK}")
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}

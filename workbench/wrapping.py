@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from .engine.clone import is_scripted
 from .engine.run import STRATEGIES
 from .function import Function
+from .guard import watch
 from .method import Method
 from .table import table_of
 from .wrapped import Wrapped, adopt, begin, is_wrapped, unwrap
@@ -110,6 +112,12 @@ class Wrapper:
                 f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters; wrap the "
                 "model before scripting it"
             )
+        inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
+        if inside:
+            raise ValueError(
+                f"the sub-module {inside[0]!r} of {type(model).__name__} is wrapped already; wrap the whole model once, with "
+                "compose(...), or put the plain sub-module back first (workbench.unwrap)"
+            )
         if not any(p.is_floating_point() or p.is_complex() for p in model.parameters()) and self.make():
             raise ValueError(f"{type(model).__name__} has no floating-point parameters, so there is nothing to wrap")
         present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
@@ -192,7 +200,20 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
             for other in record.methods[:-1]:
                 other.extend(table, changed)
     record.methods.sort(key=lambda method: method.order)
+    watch(wrapped)
     table.show()
+
+
+class _Past:
+    """What `super(Net, self).name` finds in the methods of a decorated class Net: by then the name Net means the class that `_decorated` gave,
+    and what comes next after that is the user's class itself, which must be passed over.
+    """
+
+    def __init__(self, cls: type, name: str) -> None:
+        self.cls, self.name = cls, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return getattr(super(self.cls, owner if instance is None else instance), self.name)
 
 
 def _decorated(cls: type[nn.Module], wrapper: Wrapper) -> type[nn.Module]:
@@ -200,32 +221,26 @@ def _decorated(cls: type[nn.Module], wrapper: Wrapper) -> type[nn.Module]:
     meta: Any = type(cls)
 
     class Built(meta):
+        @property
+        def __signature__(self) -> inspect.Signature:
+            """Of the constructor, which __call__ would hide."""
+            parameters = list(inspect.signature(self.__init__).parameters.values())  # type: ignore[misc]
+            return inspect.Signature(parameters[1:])
+
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             instance = super().__call__(*args, **kwargs)
             wrapper._check(instance)
-            adopt(instance)
+            if not is_wrapped(instance):
+                adopt(instance)
             attach(instance, wrapper)
             return instance
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # super(Net, self).__init__() in the user's class: Net is the decorated class by then, and so it comes here once more
-        if self.__dict__.get("_building"):
-            super(cls, self).__init__(*args, **kwargs)
-            return
-        self.__dict__["_building"] = True
-        try:
-            cls.__init__(self, *args, **kwargs)
-        finally:
-            self.__dict__.pop("_building", None)
-
-    def untouched(cls: type, **kwargs: Any) -> None:
-        """The user's class may ask for arguments here that only its own subclasses know."""
-
-    between = type(
-        "Building", (), {"__init__": functools.wraps(cls.__init__)(init), "__init_subclass__": classmethod(untouched)}
-    )
-    facts = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return Built(cls.__name__, (between, cls), facts)
+    own = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")}
+    past: dict[str, Any] = {name: _Past(cls, name) for name, value in own.items() if hasattr(value, "__get__")}
+    # the user's class may ask for arguments here that only its own subclasses know
+    past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
+    own.pop("__init_subclass__", None)
+    return Built(cls.__name__, (type("Past", (), past), cls), own)
 
 
 __all__ = ["Wrapper", "compose", "unwrap"]

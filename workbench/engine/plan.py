@@ -60,6 +60,10 @@ class Shared:
         """The registered tensors that a branch reads by this rule, without those that all branches share."""
         return []
 
+    def registered(self) -> list[str]:
+        """Every registered tensor behind the rule."""
+        return [self.name]
+
     def pick(self, bank: Bank, index: Index) -> Tensor:
         return bank.get(self.name)
 
@@ -82,6 +86,9 @@ class Stacked:
         return (self.axis,)
 
     def names(self, index: Index) -> list[str]:
+        return [self.name]
+
+    def registered(self) -> list[str]:
         return [self.name]
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
@@ -111,6 +118,9 @@ class RankOne:
 
     def names(self, index: Index) -> list[str]:
         return [self.left, self.right] if self.right else [self.left]
+
+    def registered(self) -> list[str]:
+        return [self.name, self.left, *([self.right] if self.right else [])]
 
     def _scaled(self, bank: Bank, left: Tensor, right: Tensor | None) -> Tensor:
         weight = bank.get(self.name)
@@ -145,6 +155,9 @@ class Split:
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis, *dict.fromkeys(name for option in self.options for name in option.axes()))
+
+    def registered(self) -> list[str]:
+        return [name for option in self.options for name in option.registered()]
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
         return self.options[index.get(self.axis, 0)].pick(bank, index)

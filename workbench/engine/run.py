@@ -233,6 +233,8 @@ class Engine:
         index = list(plan.indices())[-1]
         if not rules or not any(index.values()):
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # inside a function transform the graph is not the one that is looked at here
         last = results[-1]
         if not torch.is_grad_enabled():
             last = self._with_gradients(

@@ -15,7 +15,10 @@ from .clone import is_scripted
 from .plan import Bank
 from .tree import version
 
-_OWN = frozenset({"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training"})
+# what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
+_OWN = frozenset(
+    {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
+)
 _MISSING = object()
 Attribute = tuple[str, str]  # module path, attribute name
 

@@ -56,7 +56,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
             sizes = [axis.size for axis in plan.axes if axis.name in own]
             tensor = plan.bank.get(slot)
             slots.append(slot)
-            stacked.append(tensor.expand(*sizes, *tensor.shape).clone())
+            stacked.append(tensor.expand((*sizes, *tensor.shape)).clone())
             names.append(own)
 
     shape: dict[str, Any] = {}

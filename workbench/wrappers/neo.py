@@ -175,6 +175,8 @@ class _Tap(Intervention):
         self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+            if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
+                return leaves  # packed sequences: the rows of the data are not those of the batch
             weights = sorted(names, key=lambda name: (not name.endswith("weight"), name))
             for i in sorted([*live, *raw])[:1]:
                 feature = leaves[i].detach()
