@@ -42,7 +42,7 @@ def main() -> None:
     bands = (y, risk.aleatoric, risk.epistemic, risk.vacuitic)
     plots.bands(curve.test.x, *bands, truth=truth, observed=observed, ax=axes[0])
     axes[0].set_ylim(-40, 45)
-    points = (moons.train.x[::8], moons.train.y[::8])
+    points = (moons.train.x[::20], moons.train.y[::20])
     plots.decision_map(xx, yy, on_grid.aleatoric, axes[1], label="aleatoric risk (nats)", points=points)
     plots.decision_map(xx, yy, on_grid.vacuitic, axes[2], label="vacuitic risk", points=points, limits=(0, 20))
     titles = ("a curve: three risks", "two classes: wrong labels in one corner", "two classes: what was never seen")

@@ -44,13 +44,13 @@ def _look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if count >= 2:
         return
     optimizer.__dict__["_workbench_steps"] = count + 1
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in held:
         key = id(parameter)
         _stepped[key] = weakref.ref(parameter, lambda _, key=key: _stepped.pop(key, None))  # type: ignore[misc]
     name = type(optimizer).__name__
     if count == 0:
-        stale: list[Tensor] = [p for p in held if id(p) in _replaced and _replaced[id(p)][0]() is p]
+        stale = [p for p in held if id(p) in _replaced and _replaced[id(p)][0]() is p]
         if stale and all(p.grad is None for p in stale):  # with a gradient the given model is trained itself
             optimizer.__dict__["_workbench_steps"] = 2  # this says it all
             _warn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -108,6 +108,8 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, _ATOMS):
         return value
+    if type(value) is OrderedDict and not value:  # a dozen of them, for hooks, in most modules
+        return OrderedDict()
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # locks, handles, foreign objects: they have no copy, so both trees use the one there is
