@@ -140,9 +140,8 @@ class Engine:
         with self.lock:
             self._refresh()
             results = self._execute(plan, args, kwargs, strategy)
-            branched = combined(
-                plan, results
-            )  # before anything is kept: it may find that the branches do not fit together
+            # before anything is kept, since it may find that the branches do not fit together
+            branched = combined(plan, results)
             if plan.keep_state:
                 buffers = state.Buffers()
                 for index, result in zip(plan.indices(), results, strict=True):
@@ -169,18 +168,26 @@ class Engine:
         leaves = tensors((args, kwargs))
         device = next((leaf.device.type for leaf in leaves), "cpu")
         autocast = torch.is_autocast_enabled(device)
-        key = (strategy, self.mode(), torch.is_grad_enabled(), plan.axes, device, autocast, plan.loop_only, plan.dealt)
-        if key not in self.decisions:
-            self.decisions[key] = self._first_rung(plan, strategy, device, autocast, leaves)
-            if self.decisions[key][0] == "vmap":
-                return self._try_vmap(key, plan, args, kwargs, strategy)
+        few = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1) <= 2
+        key = (
+            strategy,
+            self.mode(),
+            torch.is_grad_enabled(),
+            plan.axes,
+            device,
+            autocast,
+            plan.loop_only,
+            plan.dealt,
+            few,
+        )
+        first = key not in self.decisions
+        if first:
+            self.decisions[key] = self._first_rung(plan, strategy, device, autocast, few)
         if self.decisions[key][0] == "vmap":
-            return vmapped.run(self, plan, args, kwargs)
+            return self._try_vmap(key, first, plan, args, kwargs, strategy)
         return loop.run(self, plan, args, kwargs)
 
-    def _first_rung(
-        self, plan: Plan, strategy: str, device: str, autocast: bool, leaves: list[Tensor]
-    ) -> tuple[str, str]:
+    def _first_rung(self, plan: Plan, strategy: str, device: str, autocast: bool, few: bool) -> tuple[str, str]:
         if plan.size == 1:
             return "loop", "there is one branch"
         if strategy != "auto":
@@ -197,26 +204,30 @@ class Engine:
             return "vmap", "the branches share a trunk, which vmap computes once"
         if device != "cpu":
             return "vmap", "one launch for all branches"
-        rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
-        if rows <= 2 and plan.size >= 16:
+        if few and plan.size >= 16:
             return "vmap", "few rows and many branches"
         return "loop", "on the CPU a pass for each branch is as fast as all at once"
 
-    def _try_vmap(self, key: tuple, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> list[Result]:
-        """The first vmap call of a kind, on copies of the inputs, with everything put back if vmap refuses the model."""
+    def _try_vmap(
+        self, key: tuple, first: bool, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
+    ) -> list[Result]:
+        """Under vmap; if that refuses the model, everything is put back and from then on the loop runs.
+
+        The first call of a kind works on copies of the inputs, since a model that writes into them must be found out.
+        """
         leaves, rebuild = flatten((args, kwargs))
         devices = random.devices(leaves)
         before = random.state(devices)
-        copies = rebuild([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-        versions = loop.versions(flatten(copies)[0])
+        given = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        versions = loop.versions(given)
         impure = dict(self.impure)
         try:
-            results = vmapped.run(self, plan, *copies)
-            if loop.versions(flatten(copies)[0]) != versions:
+            results = vmapped.run(self, plan, *rebuild(given))
+            if first and loop.versions(given) != versions:
                 raise RuntimeError("the model writes into its inputs")
             return results
         except Exception as error:
-            if strategy == "vmap":
+            if strategy == "vmap" or (not first and loop.versions(given) != versions):
                 del self.decisions[key]
                 raise
             self._clones.clear()  # the failed pass may have left dead tensors in its clone
