@@ -427,3 +427,26 @@ def test_composing_nothing_gives_the_plain_model_with_the_interface_of_a_wrapped
     y, risk = wrapped(x, return_risk=True)
     assert torch.equal(y, model(x))
     assert risk.names() == ()
+
+
+def test_attention_under_two_vmaps_is_refused_and_the_loop_is_right() -> None:
+    """Fused attention crashes the interpreter under nested vmap, so it must not get there."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.project(x)[:, None]
+            mask = torch.ones(len(x), 1, 3, 3, dtype=torch.bool)
+            return self.head(nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)[:, 0])
+
+    model, x = Attention().eval(), torch.randn(5, 3, 4)
+    both = [vote.Wrapper(2, share=1), sculpt.Wrapper(n_layers=1)]
+    with pytest.raises(RuntimeError, match="two vmaps"):
+        compose(vote.Wrapper(2, share=1, strategy="vmap"), sculpt.Wrapper(n_layers=1))(model)(x, return_risk=True)
+    wrapped: Any = compose(*both)(model)
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+    torch.testing.assert_close(risk.total**2, risk.aleatoric**2 + risk.epistemic**2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from .body import Result, passed
 from .plan import Plan
@@ -86,7 +87,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
         )(values, token.new_zeros(axis.size))
 
     refuse = torch.autograd.graph.disable_saved_tensors_hooks(_RECOMPUTES) if torch.is_grad_enabled() else nullcontext()
-    with refuse:
+    with refuse, _NoAttention() if len(plan.axes) > 1 else nullcontext():
         outputs, buffers, taps, held = nest(0, stacked, names, torch.zeros(()))
     depth = len(plan.axes)
     put_back({place: _first(tensor, depth) for place, tensor in held.items()}, clone.tree)
@@ -104,6 +105,17 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
             )
         )
     return results
+
+
+class _NoAttention(TorchFunctionMode):
+    """Refuses attention under two vmaps at once, where fused attention crashes the interpreter (torch 2.13, CPU)."""
+
+    def __torch_function__(
+        self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if "attention" in (name := getattr(function, "__name__", "")):
+            raise RuntimeError(f"{name} cannot run under two vmaps at once")
+        return function(*args, **(kwargs or {}))
 
 
 def _first(tensor: Tensor, depth: int) -> Tensor:

@@ -1,0 +1,156 @@
+"""The table that conformance is checked on: the wrappers (models are those of the zoo), and what is refused, with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from workbench import compose, neo, sample, sculpt, vote
+from workbench.engine.run import OutputShapeError
+
+VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed torch and numpy, and put the states of both back afterwards."""
+    state = np.random.get_state()  # noqa: NPY002 - one case draws from the global state
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapping:
+    """A column of the table: a wrapper and what it does to a model.
+
+    Args:
+        name: Key in `WRAPPERS`.
+        make: `make(strategy, noise)` gives the wrapper; `noise` is the amount of it where it samples.
+        kinds: The risks that it measures.
+        voters: Number of voters.
+        where: Where it puts noise, "" for no noise.
+    """
+
+    name: str
+    make: Callable[[str, float], Any]
+    kinds: tuple[str, ...]
+    voters: int = 1
+    where: str = ""
+
+    def wrap(self, model: Any, strategy: str = "auto", noise: float = 0.0, seed: int = 1) -> Any:
+        """The wrapped model; with another seed the voters and heads have other start values."""
+        with seeded(seed):
+            return self.make(strategy, noise)(model)
+
+    @property
+    def samples(self) -> int:
+        return SAMPLES if self.where else 1
+
+    @property
+    def variances(self) -> tuple[str, ...]:
+        """The risks that are standard deviations."""
+        kinds = tuple(kind for kind in self.kinds if kind != "vacuitic")
+        return (*kinds, "total") if len(kinds) > 1 else kinds
+
+    @property
+    def single(self) -> str:
+        """The one risk that is returned as such, without a `Risk` around it; "" where there are several."""
+        return self.kinds[0] if len(self.kinds) == 1 else ""
+
+
+def _voting(strategy: str, noise: float, share: Any = None) -> Any:
+    return vote.Wrapper(VOTERS, share=share, strategy=strategy)
+
+
+def _sampling(where: str, strategy: str, noise: float) -> Any:
+    distribution = sample.Bernoulli(noise) if where == "activations" else sample.Normal(noise)
+    return sample.Wrapper(SAMPLES, distribution, where=where, strategy=strategy)
+
+
+def _sculpting(strategy: str, noise: float) -> Any:
+    return sculpt.Wrapper(strategy=strategy)
+
+
+EPISTEMIC, ALEATORIC = ("epistemic",), ("aleatoric",)
+WRAPPERS = {
+    wrapping.name: wrapping
+    for wrapping in [
+        Wrapping("vote", _voting, EPISTEMIC, VOTERS),
+        Wrapping("vote_rank1", lambda s, n: _voting(s, n, "rank1"), EPISTEMIC, VOTERS),
+        Wrapping("vote_share1", lambda s, n: _voting(s, n, 1), EPISTEMIC, VOTERS),
+        Wrapping("vote_share2", lambda s, n: _voting(s, n, 2), EPISTEMIC, VOTERS),
+        Wrapping("sculpt", _sculpting, ALEATORIC),
+        Wrapping("sample_activations", lambda s, n: _sampling("activations", s, n), EPISTEMIC, where="activations"),
+        Wrapping("sample_weights", lambda s, n: _sampling("weights", s, n), EPISTEMIC, where="weights"),
+        Wrapping("sample_inputs", lambda s, n: _sampling("inputs", s, n), EPISTEMIC, where="inputs"),
+        Wrapping("neo", lambda s, n: neo.Wrapper(strategy=s), ("vacuitic",)),
+        Wrapping(
+            "vote_sculpt",
+            lambda s, n: compose(_sculpting(s, n), _voting(s, n)),
+            ALEATORIC + EPISTEMIC,
+            VOTERS,
+        ),
+        Wrapping(
+            "sample_sculpt",
+            lambda s, n: compose(_sampling("activations", s, n), _sculpting(s, n)),
+            ALEATORIC + EPISTEMIC,
+            where="activations",
+        ),
+        Wrapping(
+            "vote1_sculpt_neo",
+            lambda s, n: compose(_voting(s, n, 1), neo.Wrapper(strategy=s), _sculpting(s, n)),
+            (*ALEATORIC, *EPISTEMIC, "vacuitic"),
+            VOTERS,
+        ),
+    ]
+}
+
+
+class Refusal(NamedTuple):
+    """An error that a model must get from a wrapper: its type, and words that its message has."""
+
+    error: type[Exception]
+    words: str
+
+
+EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
+    **{("scripted", name): Refusal(TypeError, "wrap the model before scripting it") for name in WRAPPERS},
+    ("bilinear", "vote_share2"): Refusal(ValueError, "share=2, but Bilinear has 1 layers with weights"),
+    **{
+        ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
+        for name, wrapping in WRAPPERS.items()
+        if "vacuitic" in wrapping.kinds
+    },
+    ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
+}
+
+VMAP_REFUSES = {  # words of the message by case; a wrapper for which the obstacle lies in the shared trunk is not refused
+    "autograd_in_forward": "requires_grad_",
+    "bool_mask": "dynamic shape",
+    "checkpoint": "recomputes",
+    "custom_autograd": "setup_context",
+    "custom_autograd_weight": "setup_context",
+    "data_if": "data-dependent control flow",
+    "ema_inplace": "broadcast shape",
+    "fill_zeros": "inplace arithmetic",
+    "gnn_scatter": "index_add_",
+    "global_assign": "data pointer",
+    "input_mutation": "writes into its inputs",
+    "item_loop": ".item()",
+    "lstm": "lstm",
+    "moe_topk": "dynamic shape",
+    "numpy_print": "data pointer",
+    "out_kwarg": "add.out",
+    "packed_seq": "",  # lstm or .item(), whichever comes first
+    "spectral_norm": "div.out",
+}
