@@ -144,7 +144,7 @@ VMAP_REFUSES = {  # words of the message by case; a wrapper for which the obstac
     "ema_inplace": "broadcast shape",
     "fill_zeros": "inplace arithmetic",
     "gnn_scatter": "index_add_",
-    "global_assign": "data pointer",
+    "global_assign": "global variables",
     "input_mutation": "writes into its inputs",
     "item_loop": ".item()",
     "lstm": "lstm",

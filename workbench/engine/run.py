@@ -190,14 +190,15 @@ class Engine:
     def _first_rung(self, plan: Plan, strategy: str, device: str, autocast: bool, few: bool) -> tuple[str, str]:
         if plan.size == 1:
             return "loop", "there is one branch"
-        if strategy != "auto":
-            if strategy == "vmap" and plan.loop_only:
-                raise ValueError(f'strategy="vmap" is not possible here: {plan.loop_only}')
-            return strategy, f'strategy="{strategy}"'
+        loop_only = plan.loop_only
         if any(writes_globals(type(module)) for module in self._tree.values()):
-            return "loop", "the model writes global variables, where vmap would leave dead tensors"
-        if plan.loop_only or plan.dealt:
-            return "loop", plan.loop_only or "each row is answered by one branch"
+            loop_only = "the model writes global variables, where vmap would leave dead tensors"
+        if strategy != "auto":
+            if strategy == "vmap" and loop_only:
+                raise ValueError(f'strategy="vmap" is not possible here: {loop_only}')
+            return strategy, f'strategy="{strategy}"'
+        if loop_only or plan.dealt:
+            return "loop", loop_only or "each row is answered by one branch"
         if autocast and device == "cpu":
             return "loop", "under autocast vmap computes in other dtypes"
         if plan.shares_trunk:

@@ -33,32 +33,34 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
     stacked: list[Tensor] = []
     names: list[tuple[str, ...]] = []
     active = {axis.name for axis in plan.axes}
+    outer = {axis.name: i for i, axis in enumerate(plan.axes)}
     noisy = tuple(
         axis.name for axis in plan.axes if axis.name not in {n for rule in plan.rules.values() for n in rule.axes()}
     )
     for slot, rule in plan.rules.items():
         tensor, axes = rule.dense(plan.bank)
-        for position in reversed(
-            range(len(axes))
-        ):  # an axis that is not active in this run stands at its fixed position
+        for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
             if axes[position] not in active:
                 tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
+        own = [name for name in axes if name in active]
+        # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
+        order = sorted(range(len(own)), key=lambda i: outer[own[i]])
         slots.append(slot)
-        stacked.append(tensor)
-        names.append(tuple(name for name in axes if name in active))
+        stacked.append(tensor.permute(*order, *range(len(own), tensor.dim())))
+        names.append(tuple(own[i] for i in order))
     training = any(module.training for module in clone.tree.values())
     with torch.inference_mode(False):
         for slot in clone.buffers:
             if slot in slots:
                 at = slots.index(slot)
-                stacked[at] = stacked[at].clone()
+                stacked[at] = stacked[at].clone(memory_format=torch.contiguous_format)
                 continue
-            own = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
-            sizes = [axis.size for axis in plan.axes if axis.name in own]
+            apart = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
+            sizes = [axis.size for axis in plan.axes if axis.name in apart]
             tensor = plan.bank.get(slot)
             slots.append(slot)
             stacked.append(tensor.expand((*sizes, *tensor.shape)).clone())
-            names.append(own)
+            names.append(apart)
 
     shape: dict[str, Any] = {}
 
