@@ -148,9 +148,12 @@ VMAP_REFUSES = {  # words of the message by case; a wrapper for which the obstac
     "input_mutation": "writes into its inputs",
     "item_loop": ".item()",
     "lstm": "lstm",
+    "mha_module": "two vmaps",
     "moe_topk": "dynamic shape",
     "numpy_print": "data pointer",
     "out_kwarg": "add.out",
     "packed_seq": "",  # lstm or .item(), whichever comes first
+    "sdpa": "two vmaps",
     "spectral_norm": "div.out",
+    "transformer": "two vmaps",
 }
