@@ -77,6 +77,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-baselines", action="store_true", help="rewrite tests/baselines from this run's values")
 
 
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """torch's global generator at seed 0 during the test, and as it was afterwards."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """executed("compare.ipynb", epochs=5) runs a notebook of notebooks/, once for each set of parameters."""

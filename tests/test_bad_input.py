@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from models import mlp
 from torch import Tensor, nn
 
 from workbench import NotFittedError, WorkbenchWarning, compose, is_wrapped, neo, sample, sculpt, vote
@@ -21,15 +22,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def mlp(outputs: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def facts(model: nn.Module) -> tuple[Any, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from models import mlp
 from torch import Tensor, nn
 
 from workbench import Risk, compose, neo, sample, sculpt, vote
@@ -22,15 +22,7 @@ PAIRS: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 2))
 TRIPLES: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 3))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def mlp(outputs: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def linear(slope: float = 2.0, offset: float = 1.0) -> nn.Linear:

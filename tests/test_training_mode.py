@@ -5,25 +5,17 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from models import mlp
 from torch import Tensor, nn
 
 from workbench import Risk, WorkbenchWarning, compose, neo, sample, sculpt, vote
 
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def mlp(outputs: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Constant(nn.Module):

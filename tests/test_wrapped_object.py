@@ -9,7 +9,7 @@ import io
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,11 +32,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 every_wrapper = pytest.mark.parametrize("name", MAKERS)
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .dealing import WHOLE, deal, tell
-from .engine.plan import Bank, Intervention, Plan, RankOne
+from .engine.plan import Bank, Plan, RankOne
 from .engine.run import Branched, NotDealableError
 from .engine.tree import is_float, paths, tensors, tree_map
 from .method import Call, sqrt
@@ -35,16 +35,10 @@ def plan_of(wrapped: Any, call: Call, rows: list[Tensor] | None = None) -> Plan:
         Bank(table.get),
         interventions,
         shares_trunk=bool(moving) and not whole and not noisy and not call.dealt,
-        loop_only=_loop_only(wrapped, axes, interventions),
+        loop_only=next((i.loop_only for i in interventions if i.loop_only), ""),
         dealt="vote" if call.dealt else "",
         rows=rows or [],
     )
-
-
-def _loop_only(wrapped: Any, axes: tuple, interventions: tuple[Intervention, ...]) -> str:
-    if any(axis.randomness == "error" for axis in axes):
-        return 'randomness="error" is watched pass by pass'
-    return next((reason for i in interventions if (reason := getattr(i, "loop_only", ""))), "")
 
 
 def _run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, list[Any]]:

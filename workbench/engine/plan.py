@@ -199,6 +199,7 @@ class Intervention:
         return None
 
     taps: dict[str, Tensor]  # what `active` collected, returned along with the output
+    loop_only: str = ""  # why its branches must run one after another, if they must
 
 
 @dataclass
