@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import numpy as np
-import torch
 
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.engine.run import OutputShapeError
+from workbench.testing.models import seeded
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
-
-
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch and numpy, and put the states of both back afterwards."""
-    state = np.random.get_state()  # noqa: NPY002 - one case draws from the global state
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +110,17 @@ class Refusal(NamedTuple):
 EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     **{("scripted", name): Refusal(TypeError, "wrap the model before scripting it") for name in WRAPPERS},
     ("bilinear", "vote_share2"): Refusal(ValueError, "share=2, but Bilinear has 1 layers with weights"),
+    ("parameter_dict", "vote_share2"): Refusal(ValueError, "share=2, but ParameterDict has 1 layers with weights"),
+    ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
+    **{("generator_out", name): Refusal(TypeError, "holds no floating-point tensor") for name in WRAPPERS},
+    **{
+        ("generator_out", name): Refusal(RuntimeError, "sample found no activation")
+        for name in ("sample_activations", "sample_sculpt")
+    },
+    ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk a row"),
+    ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk a row"),
+    ("ragged_out", "neo"): Refusal(ValueError, "at least 2 rows"),
+    ("ragged_out", "vote1_sculpt_neo"): Refusal(ValueError, "at least 2 rows"),
     **{
         ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
         for name, wrapping in WRAPPERS.items()
@@ -134,26 +129,31 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
 }
 
-VMAP_REFUSES = {  # words of the message by case; a wrapper for which the obstacle lies in the shared trunk is not refused
-    "autograd_in_forward": "requires_grad_",
-    "bool_mask": "dynamic shape",
-    "checkpoint": "recomputes",
-    "custom_autograd": "setup_context",
-    "custom_autograd_weight": "setup_context",
-    "data_if": "data-dependent control flow",
-    "ema_inplace": "broadcast shape",
-    "fill_zeros": "inplace arithmetic",
-    "gnn_scatter": "index_add_",
-    "global_assign": "global variables",
-    "input_mutation": "writes into its inputs",
-    "item_loop": ".item()",
-    "lstm": "lstm",
-    "mha_module": "two vmaps",
-    "moe_topk": "dynamic shape",
-    "numpy_print": "data pointer",
-    "out_kwarg": "add.out",
-    "packed_seq": "",  # lstm or .item(), whichever comes first
-    "sdpa": "two vmaps",
-    "spectral_norm": "div.out",
-    "transformer": "two vmaps",
+REFUSED_BY = {  # by strategy and case, words of the message; where the obstacle lies in the shared trunk, it is none
+    "vmap": {
+        "autograd_in_forward": "requires_grad_",
+        "bool_mask": "dynamic shape",
+        "checkpoint": "recomputes",
+        "custom_autograd": "setup_context",
+        "custom_autograd_weight": "setup_context",
+        "data_if": "data-dependent control flow",
+        "ema_inplace": "broadcast shape",
+        "fill_zeros": "inplace arithmetic",
+        "gnn_scatter": "index_add_",
+        "global_assign": "global variables",
+        "gru_packed": "",  # gru or .item(), whichever comes first
+        "input_mutation": "writes into its inputs",
+        "item_loop": ".item()",
+        "lstm": "lstm",
+        "mha_module": "two vmaps",
+        "moe_topk": "dynamic shape",
+        "nonpersistent_ema": "broadcast shape",
+        "numpy_print": "data pointer",
+        "out_kwarg": "add.out",
+        "packed_seq": "",  # lstm or .item(), whichever comes first
+        "routed_by_input": ".item()",
+        "sdpa": "two vmaps",
+        "spectral_norm": "div.out",
+        "transformer": "two vmaps",
+    },
 }

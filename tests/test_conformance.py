@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from conformance import check_wrapper
-from conformance_table import EXPECTED_REFUSALS, VMAP_REFUSES, WRAPPERS
+from conformance import check_builtin
+from conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS
 from zoo import CASES
 
 
@@ -26,9 +26,9 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("case", CASES)
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(case: str, wrapper: str) -> None:
-    check_wrapper(CASES[case], WRAPPERS[wrapper])
+    check_builtin(CASES[case], WRAPPERS[wrapper])
 
 
 def test_every_refusal_names_a_case_and_a_wrapper() -> None:
-    assert {case for case, _ in EXPECTED_REFUSALS} | set(VMAP_REFUSES) <= set(CASES)
+    assert {case for case, _ in EXPECTED_REFUSALS}.union(*REFUSED_BY.values()) <= set(CASES)
     assert {wrapper for _, wrapper in EXPECTED_REFUSALS} <= set(WRAPPERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import io
 import pickle
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from workbench import Wrapped, compose, is_wrapped, neo, sample, sculpt, unwrap, vote
 
@@ -594,98 +592,6 @@ def test_assigned_state_shows_in_the_layers() -> None:
     assert torch.equal(second(x), first(x))
     assert torch.equal(second.fc1(x), first.fc1(x))
     assert torch.equal(second.fc1(x), second.voters()[0].fc1(x))
-
-
-# ---- functions -------------------------------------------------------------------------------------------------------
-
-_shared_net = nn.Linear(3, 1)
-_count = 0
-
-
-def _global_helper(x: Tensor) -> Tensor:
-    return _shared_net(x)
-
-
-def _global_model(x: Tensor) -> Tensor:
-    global _count
-    _count += 1
-    return F.softplus(_global_helper(x))
-
-
-def test_functions_that_reach_modules_by_globals_and_helpers() -> None:
-    wrapped: Any = vote.Wrapper(3)(_global_model)
-    x = torch.randn(5, 3)
-    answers = torch.stack([voter(x) for voter in wrapped.eval().voters()])
-    y, risk = wrapped(x, return_risk=True)
-    assert torch.allclose(y, answers.mean(0), atol=1e-6)
-    assert bool((risk > 0).all())
-    assert torch.equal(_global_model(x), F.softplus(_shared_net(x)))
-
-
-def test_functions_that_reach_modules_by_closures_and_containers() -> None:
-    layers = [nn.Linear(3, 4), nn.Linear(4, 1)]
-    table = {"gain": nn.Linear(1, 1)}
-
-    def helper(x: Tensor) -> Tensor:
-        return table["gain"](x)
-
-    def model(x: Tensor, *, shift: float = 0.0) -> Tensor:
-        for layer in layers:
-            x = layer(x)
-        return helper(x) + shift
-
-    x = torch.randn(5, 3)
-    sculpted: Any = sculpt.Wrapper(n_layers=1)(model)
-    assert torch.equal(sculpted(x, shift=2.0), model(x, shift=2.0))
-    assert len(list(sculpted.base_parameters())) == 6
-    assert {id(p) for p in sculpted.base_parameters().values()} >= {id(layers[0].weight), id(table["gain"].weight)}
-    voted: Any = vote.Wrapper(3)(model)
-    answers = torch.stack([voter(x) for voter in voted.eval().voters()])
-    assert torch.allclose(voted(x), answers.mean(0), atol=1e-6)
-    assert float(answers.std(0).detach().min()) > 1e-6
-
-
-def test_a_method_of_an_object_that_holds_modules() -> None:
-    class Pipeline:
-        def __init__(self) -> None:
-            self.net = nn.Linear(3, 1)
-
-        def predict(self, x: Tensor) -> Tensor:
-            return 2 * self.net(x)
-
-    pipeline = Pipeline()
-    wrapped: Any = sculpt.Wrapper()(pipeline.predict)
-    x = torch.randn(4, 3)
-    assert torch.equal(wrapped(x), pipeline.predict(x))
-    voted: Any = vote.Wrapper(3)(pipeline.predict)
-    assert bool((voted.eval()(x, return_risk=True)[1] > 0).all())
-    with pytest.raises(TypeError, match="wrap the module itself"):
-        vote.Wrapper()(Net().doubled)
-
-
-def test_a_partial_of_a_module_and_of_a_function() -> None:
-    model = Net().eval()
-
-    def scaled(x: Tensor, gain: float) -> Tensor:
-        return model(x) * gain
-
-    x = torch.randn(4, 3)
-    for partial in (functools.partial(model, gain=3.0), functools.partial(scaled, gain=3.0)):
-        wrapped: Any = sculpt.Wrapper(n_layers=1)(partial)
-        assert torch.equal(wrapped.eval()(x), partial(x))
-        assert wrapped(x, return_risk=True)[1].shape == (4, 1)
-
-
-def test_functions_keep_name_and_doc() -> None:
-    net = nn.Linear(3, 1)
-
-    @vote.Wrapper(3)
-    def model(x: Tensor) -> Tensor:
-        """Predict from x."""
-        return net(x)
-
-    assert model.__name__ == "model"
-    assert model.__doc__ == "Predict from x."
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

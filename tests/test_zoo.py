@@ -38,7 +38,8 @@ def call(case: Case, model: Callable[..., Any], seed: int = 0, train: bool = Tru
         module.train(train)
     args, kwargs = case.inputs(seed, ROWS) if inputs is None else inputs
     with seeded(seed):
-        return model(*args, **kwargs)
+        output = model(*args, **kwargs)
+        return list(output) if "iterator_output" in case.tags else output
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -124,6 +125,8 @@ def change_row_1(tree: Any) -> Any:
 
 
 def row_0(output: Any) -> list[Tensor]:
+    if isinstance(output, list) and len(output) == ROWS:
+        return tensors(output[0])
     return [leaf[0] if ROWS in leaf.shape[:1] else leaf for leaf in tensors(output)]
 
 
@@ -159,10 +162,10 @@ def test_other_numbers_of_rows_run(case: Case) -> None:
 
 
 def attributes(model: Callable[..., Any]) -> dict[str, Any]:
-    """What the modules hold beside parameters, buffers, sub-modules and hooks; lists are copied, to see them grow."""
+    """What the modules hold beside parameters, buffers, sub-modules and hooks; containers are copied, to see them grow."""
     internal = set(vars(nn.Module()))
     return {
-        f"{name}.{key}": list(value) if isinstance(value, list) else value
+        f"{name}.{key}": copy.copy(value) if isinstance(value, list | dict) else value
         for root in modules(model)
         for name, module in root.named_modules()
         for key, value in vars(module).items()
@@ -180,7 +183,7 @@ def test_forward_changes_what_the_tags_say_and_nothing_else(case: Case) -> None:
     inputs = case.inputs(0, ROWS)
     given = copy.deepcopy(inputs)
     weights = [parameter.clone() for parameter in parameters(model)]
-    before, held, remembered = attributes(model), buffers(model), zoo.LAST_HIDDEN
+    before, held, remembered = attributes(model), buffers(model), zoo.state.LAST_HIDDEN
     for module in modules(model):
         module.train()
     with seeded():
@@ -189,10 +192,12 @@ def test_forward_changes_what_the_tags_say_and_nothing_else(case: Case) -> None:
     assert differ(weights, parameters(model)) is False
     assert differ(held, buffers(model)) == ("buffers" in case.tags)
     assert differ(inputs, given) == ("mutates_input" in case.tags)
-    assert (zoo.LAST_HIDDEN is not remembered) == ("writes_global" in case.tags)
+    assert (zoo.state.LAST_HIDDEN is not remembered) == ("writes_global" in case.tags)
     after = attributes(model)
-    assert set(after) == set(before)
-    changed = [key for key, value in before.items() if value is not after[key] and value != after[key]]
+    assert set(before) <= set(after)
+    changed = [
+        key for key in after if key not in before or (before[key] is not after[key] and before[key] != after[key])
+    ]
     assert bool(changed) == ("mutates_attribute" in case.tags), changed
 
 
@@ -206,7 +211,7 @@ def test_output_has_the_structure_that_the_tags_say(case: Case) -> None:
     assert bool(integer) == ("integer_output" in case.tags)
     dtype = torch.float64 if "float64" in case.tags else torch.float32
     assert {leaf.dtype for _, leaf in float_leaves(output)} == {dtype}
-    assert {parameter.dtype for parameter in parameters(case.build())} == {dtype}
+    assert {parameter.dtype for parameter in parameters(case.build()) if parameter.is_floating_point()} == {dtype}
 
 
 @every_case
@@ -259,9 +264,11 @@ def test_cases_leaves_out_what_is_tagged() -> None:
     assert {case.name for case in zoo.cases()} - {case.name for case in zoo.cases("buffers", "function")} == {
         "batchnorm1d_tabular",
         "cnn_bn",
+        "conv1d_series",
         "spectral_norm",
         "ema_reassign",
         "ema_inplace",
+        "nonpersistent_ema",
         "closure",
         "closure_two",
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import data, distributions, metrics, notebook, plots
-    from .errors import NotFittedError, WorkbenchWarning
+    from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
     from .notebook import read_records, record, record_figure, record_table, run_notebook
     from .risk import Risk
     from .training import History, fit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("data", "distributions", "metrics", "notebook", "plots"), ""),
     **dict.fromkeys(("neo", "sample", "sculpt", "vote"), "wrappers"),
-    **dict.fromkeys(("NotFittedError", "WorkbenchWarning"), "errors"),
+    **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(("read_records", "record", "record_figure", "record_table", "run_notebook"), "notebook"),
     **dict.fromkeys(("History", "fit"), "training"),
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),

@@ -28,16 +28,19 @@ def plan_of(wrapped: Any, call: Call, rows: list[Tensor] | None = None) -> Plan:
     whole = not [n for n in table.parameters() if n not in moving] or any(
         isinstance(record.rules[n], RankOne) for n in moving
     )
-    noisy = any(axis.name == "sample" for axis in axes)
+    apart = any(axis.apart for axis in axes)
+    looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
     return Plan(
         axes,
         record.rules,
         Bank(table.get),
         interventions,
-        shares_trunk=bool(moving) and not whole and not noisy and not call.dealt,
-        loop_only=next((i.loop_only for i in interventions if i.loop_only), ""),
-        dealt="vote" if call.dealt else "",
+        shares_trunk=bool(moving) and not whole and not apart and not call.dealt,
+        loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
+        dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
         rows=rows or [],
+        chunk=record.chunk,
+        purity=record.purity,
     )
 
 
@@ -52,22 +55,20 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     given = args
     if scaling is not None:
         args = scaling.inputs(args)
-    neo = next((method for method in record.methods if method.name == "neo"), None)
-    if neo is not None and return_risk:
-        neo.check_ready(wrapped)
-    if neo is not None and return_risk and len(record.methods) == 1:
-        y, vacuitic = neo.measure(wrapped, args, kwargs)
-        _warn_nan(wrapped, given, vacuitic)
-        return (scaling.prediction(y) if scaling is not None else y), vacuitic
-    vote = next((method for method in record.methods if method.name == "vote"), None)
+    measuring = [method for method in record.methods if method.own_pass] if return_risk else []
+    for method in measuring:
+        method.check_ready(wrapped)
+    if measuring and len(record.methods) == 1:
+        y, risk = measuring[0].measure(wrapped, args, kwargs)
+        _warn_nan(wrapped, given, risk)
+        return (scaling.prediction(y) if scaling is not None else y), risk
     rows = None
-    if vote is not None:
-        dealt = not tile_and_reduce and vote.independent and wrapped.training and not return_risk
-        if dealt or tile_and_reduce is False:
-            rows = deal(wrapped, table_of(wrapped), vote.n_voters, args, kwargs)
+    n = next((n for method in record.methods if (n := method.deals(wrapped.training, tile_and_reduce is False))), 0)
+    if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
+        rows = deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    if neo is not None and return_risk and engine_of(wrapped).writes_inputs is not False:
+    if measuring and engine_of(wrapped).writes_inputs is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     try:
         branched, _ = _run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
@@ -82,8 +83,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
             risks = {name: scaling.risk(value) for name, value in risks.items()}
     if not return_risk:
         return y
-    if neo is not None:
-        risks["vacuitic"] = neo.measure(wrapped, *probe)[1]
+    for method in measuring:
+        risks[method.kind] = method.measure(wrapped, *probe)[1]
     _warn_nan(wrapped, given, risks)
     measured = [name for name in risks if name != "total"]
     if len(record.methods) == 1 and len(measured) == 1 and record.output == "values":
@@ -101,7 +102,7 @@ def reduced(record: Any, branched: Branched, return_risk: bool) -> tuple[Any, di
         if not isinstance(leaf, Tensor):
             leaves.append(leaf)
         elif not is_float(leaf):
-            leaves.append(_majority(leaf, branched.axes))
+            leaves.append(_majority(record, branched.axes, leaf))
         else:
             found = True
             reduce = _values if record.output == "values" else _classes
@@ -145,14 +146,10 @@ def _classes(record: Any, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
         )
     if not logits and bool(((leaf < 0) | (leaf > 1)).any()):
         raise ValueError('output="probs", but the model gives numbers outside [0, 1]; use output="logits"')
-    if "sculpt" in axes:
-        method = next(method for method in record.methods if method.name == "sculpt")
-        loc, risk = leaf.unbind(len(axes) - 1)
-        axes = tuple(axis for axis in axes if axis != "sculpt")
-        probs = method.probs(
-            loc if logits else loc.clamp_min(torch.finfo(loc.dtype).tiny).log(), method.distribution.to_risk(risk)
-        )
-        own = loc
+    if (pair := _pair(record, axes)) is not None:
+        own, beside = leaf.unbind(axes.index(pair.name))
+        axes = tuple(axis for axis in axes if axis != pair.name)
+        probs = pair.probs(own if logits else own.clamp_min(torch.finfo(own.dtype).tiny).log(), beside)
     else:
         probs, own = (leaf.softmax(-1) if logits else leaf), leaf
     if axes:
@@ -175,11 +172,17 @@ def _entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny)).sum(-1)
 
 
-def _majority(leaf: Tensor, axes: tuple[str, ...]) -> Tensor:
+def _pair(record: Any, axes: tuple[str, ...]) -> Any:
+    """The method among these axes whose second branch only stands beside the model's own, if there is one."""
+    beside = {axis.name for m in record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first}
+    return next((method for method in record.methods if method.name in beside and method.name in axes), None)
+
+
+def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
     """Whole numbers and truth values: what most of the models say; a risk head has no say."""
-    if "sculpt" in axes:
-        leaf = leaf.select(axes.index("sculpt"), 0)
-        axes = tuple(axis for axis in axes if axis != "sculpt")
+    if (pair := _pair(record, axes)) is not None:
+        leaf = leaf.select(axes.index(pair.name), 0)
+        axes = tuple(axis for axis in axes if axis != pair.name)
     if not axes:
         return leaf
     flat = leaf.flatten(0, len(axes) - 1)
@@ -187,7 +190,7 @@ def _majority(leaf: Tensor, axes: tuple[str, ...]) -> Tensor:
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
-    if "nan" in wrapped._workbench.told:
+    if "nan" in wrapped._workbench.told or torch.compiler.is_compiling():
         return
     leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
     if any(
@@ -208,23 +211,24 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
     if scaling is not None:
         args, y = scaling.inputs(args), scaling.targets(y)
     branched, _ = _run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, {})
-    sculpt: Any = next((method for method in record.methods if method.name == "sculpt"), None)
     axes = branched.axes
+    pair = _pair(record, axes)
+    if pair is not None and axes[-1] != pair.name:
+        raise RuntimeError(f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)")
     sizes = next(leaf.shape[: len(axes)] for leaf in branched.leaves if isinstance(leaf, Tensor))
-    heads = sculpt is not None and "sculpt" in axes
-    models = sizes[:-1] if heads else sizes
+    models = sizes[:-1] if pair is not None else sizes
     terms: list[Tensor] = []
     for k in range(int(torch.Size(models).numel())):
         at = [
             leaf.reshape(-1, *leaf.shape[len(models) :])[k] if isinstance(leaf, Tensor) else leaf
             for leaf in branched.leaves
         ]
-        if not heads:
+        if pair is None:
             terms.append(criterion(branched.rebuild(at), y))
             continue
         prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in at])
-        risk = branched.rebuild([sculpt.distribution.to_risk(leaf[1]) if is_float(leaf) else leaf for leaf in at])
-        terms.append(criterion(prediction, y) + sculpt.distribution.loss_function(y, prediction, risk))
+        beside = branched.rebuild([leaf[1] if is_float(leaf) else leaf for leaf in at])
+        terms.append(criterion(prediction, y) + pair.likelihood(y, prediction, beside))
     total = torch.stack(terms).mean()
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
@@ -235,5 +239,4 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
 def fit(wrapped: Any, inputs: Any) -> None:
     """See `Wrapped.fit`."""
     for method in wrapped._workbench.methods:
-        if method.name == "neo":
-            method.fit(wrapped, inputs)
+        method.fit(wrapped, inputs)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .engine import random
+
+from .engine.memory import duplicate
+from .engine.objects import is_object
 from .engine.plan import Bank, Plan
 from .engine.tree import flatten, is_float, tensors
 from .errors import WorkbenchWarning
@@ -59,15 +61,15 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
 def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether one voter, in evaluation mode, answers some rows alone as it does among all."""
     leaves, rebuild = flatten((args, kwargs))
-    devices = random.devices(leaves)
-    before = random.state(devices)
+    sources = engine_of(wrapped).sources(leaves)
+    before = sources.all()
 
     def answers(inputs: list[Any]) -> list[Tensor]:
         plan = Plan((), wrapped._workbench.rules, Bank(table.get), keep_state=False)
         branched, _ = engine_of(wrapped).run(plan, *rebuild(inputs))
         return [leaf for leaf in branched.leaves if is_float(leaf)]
 
-    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
     some = [
         leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
         for leaf in copies
@@ -79,6 +81,8 @@ def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tup
                 alone = answers(some)
             except Exception:  # it does not take fewer rows
                 return False
+            if len(among) != len(alone):
+                return False
             pairs = list(zip(among, alone, strict=True))
             if not all(whole.dim() and len(whole) == count and len(part) == len(rows) for whole, part in pairs):
                 return False
@@ -87,7 +91,7 @@ def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tup
             # a model that draws random numbers in evaluation mode answers otherwise each time, whatever the rows
             return not all(_alike(whole, again) for whole, again in zip(among, answers(copies), strict=True))
         finally:
-            random.restore(before, devices)
+            sources.restore(before)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .engine.plan import Axis, Intervention
+from .engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
 
 if TYPE_CHECKING:
     from .table import Table
@@ -44,6 +44,9 @@ class Method:
     kind: str  # the risk it measures: aleatoric, epistemic or vacuitic
     order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
     distribution: Any = None
+    needs_fit = False  # whether `fit` must see the training inputs before there is a risk
+    own_pass = False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    members = False  # whether its branches are whole models, which `voters()` gives one by one
 
     def settings(self) -> dict[str, Any]:
         """The settings that must be equal for a state_dict to fit."""
@@ -63,6 +66,15 @@ class Method:
         """What happens inside every branch of this call beside replaced tensors, or None."""
         return None
 
+    def deals(self, training: bool, asked: bool = False) -> int:
+        """To how many branches the rows of a batch are dealt out, each row to one; 0 for none.
+
+        Args:
+            training: whether the object is in training mode.
+            asked: whether the caller wants it (`tile_and_reduce=False`).
+        """
+        return 0
+
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         """Remove the method's axis.
 
@@ -74,6 +86,24 @@ class Method:
             The same without the axis, with the method's own variance added.
         """
         return parts
+
+    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
+        """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave."""
+        raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
+
+    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
+        """For an axis with `own_first`: class probabilities, given the model's log-scores and what the branch beside it gave."""
+        raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
+
+    def check_ready(self, wrapped: Any) -> None:
+        """Raise if `measure` cannot answer yet."""
+
+    def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """With `own_pass`: the prediction, and one risk [rows]."""
+        raise NotImplementedError(f"{self.name} has a pass of its own and measures nothing in it")
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
         """A term that training adds to the loss, or None."""
@@ -116,3 +146,6 @@ def sqrt(variance: Tensor) -> Tensor:
     return torch.where(
         positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0)
     )
+
+
+__all__ = ["Axis", "Call", "Intervention", "Method", "RankOne", "Rule", "Shared", "Split", "Stacked", "spread", "sqrt"]

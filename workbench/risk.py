@@ -9,7 +9,7 @@ from typing import Any
 from .engine.tree import tree_map
 
 
-@dataclass(frozen=True)
+@dataclass
 class Risk:
     """The risks of one prediction, by cause; what no method measured is None.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
-from .guard import watch_replaced
+from .references import used_by
 
 if TYPE_CHECKING:
     from .engine.run import Engine
@@ -44,6 +45,10 @@ def extras(root: nn.Module) -> nn.Module:
     return root._modules[EXTRAS]  # type: ignore[return-value]
 
 
+def _name(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute
+
+
 @dataclass
 class Slot:
     """One parameter or buffer of the model under all its names.
@@ -67,18 +72,22 @@ class Record:
     order: dict[
         str, tuple[list[str], list[str]]
     ]  # by module path: names of its parameters and buffers, as first registered
+    method: str = "forward"  # of the user's class: the one that answers with risk
     methods: list[Method] = field(default_factory=list)
     rules: dict[str, Rule] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
     output: str = "values"
     strategy: str = "auto"
+    purity: str = "once"  # what is made of attributes that forward changes
+    chunk: int | None = None  # how many branches run at once under vmap
     verbose: int = 0
     rows: int | None = None  # number of training rows, which the regularising terms need
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     told: set[str] = field(default_factory=set)  # warnings that were given
 
     @classmethod
-    def of(cls, root: nn.Module) -> Record:
+    def of(cls, root: nn.Module, method: str = "forward") -> Record:
+        """Of a plain module; slots are the tensors that the method uses."""
         slots: dict[int, Slot] = {}
         order: dict[str, tuple[list[str], list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
@@ -89,9 +98,15 @@ class Record:
                 for attribute, tensor in held.items():
                     if tensor is None:
                         continue
-                    name = f"{path}.{attribute}" if path else attribute
-                    slots.setdefault(id(tensor), Slot(name, [], buffer)).owners.append((path, attribute))
-        return cls({slot.name: slot for slot in slots.values()}, order)
+                    slots.setdefault(id(tensor), Slot(_name(path, attribute), [], buffer)).owners.append(
+                        (path, attribute)
+                    )
+        used = None if method == "forward" else used_by(root, method)
+        return cls(
+            {s.name: s for s in slots.values() if used is None or any(_name(*owner) in used for owner in s.owners)},
+            order,
+            method,
+        )
 
 
 class Table:
@@ -101,13 +116,13 @@ class Table:
         root: the wrapped module.
         record: its record.
         views: slot -> what stands in its place in the wrapped tree: the first branch's row.
-        originals: slot -> the parameter of the given model, for as long as that lives.
+        given: slot -> the tensor of the given model, for as long as that lives.
     """
 
     def __init__(
-        self, root: nn.Module, record: Record, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]
+        self, root: nn.Module, record: Record, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]
     ) -> None:
-        self.root, self.record, self.views, self.originals = root, record, views, originals
+        self.root, self.record, self.views, self.given = root, record, views, given
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
 
     # ---- looking
@@ -167,6 +182,17 @@ class Table:
     def value(self, name: str) -> Tensor:
         """The present value of a slot: its own, or what stands in its place."""
         return self.views[name] if name in self.views else self.get(name)
+
+    def replaced(self) -> Iterator[tuple[str, Tensor, list[str]]]:
+        """Every parameter of the given model that this one does not use: (slot, parameter, names of those used instead)."""
+        for name, ref in self.given.items():
+            given = ref()
+            if given is None or self.record.slots[name].buffer:
+                continue
+            if name in self.record.released:
+                yield name, given, self.record.rules[name].registered()
+            elif self._holds(name) and self.get(name) is not given:  # of a deep copy
+                yield name, given, [name]
 
     def layers(self) -> list[str]:
         """Paths of the modules that own a weight (of two or more dimensions; of any if there is none), in the order of registration."""
@@ -241,9 +267,6 @@ class Table:
         """Take a slot out of the registered tensors: a method owns it now, under another name."""
         slot, old = self.record.slots[name], self.get(name)
         self.record.released.append(name)
-        self.originals[name] = weakref.ref(old)
-        if not slot.buffer:
-            watch_replaced(name, old)
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from . import calling
 from .engine.clone import attributes, places, structural_copy
 from .engine.run import Engine
+from .guard import watch
+from .method import Call
 from .scaling import Scaling
-from .state import SETTINGS, extract, prepare
+from .state import SETTINGS, Loading, described, extract
 from .table import MARK, Record, Table, engine_of, extra, extras, plain, table_of
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
 
 _HOOKS = (
     "_forward_hooks",
@@ -30,6 +35,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_BRANCHES = f"branches{MARK}"  # in a copy that is under way: what attributes are in each branch
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -58,9 +64,7 @@ class Wrapped(nn.Module):
             tile_and_reduce: for vote: True answers with the mean of all voters also in training mode, False deals the rows of the batch out
                 to the voters, None (default) deals in training mode and averages in evaluation mode.
         """
-        if "_workbench" not in self.__dict__:  # a branch, or an object that is still being built
-            return super().forward(*args, **kwargs)
-        return calling.predict(self, args, kwargs, return_risk, tile_and_reduce)
+        return _answer(self, "forward", args, kwargs, return_risk, tile_and_reduce)
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
@@ -91,7 +95,7 @@ class Wrapped(nn.Module):
     @property
     def needs_fit(self) -> bool:
         """Whether `fit` has something to learn in closed form."""
-        return any(method.name == "neo" for method in self._workbench.methods)
+        return any(method.needs_fit for method in self._workbench.methods)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -120,16 +124,16 @@ class Wrapped(nn.Module):
     def location_scale(self) -> bool:
         """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
         return all(
-            getattr(method.distribution, "location_scale", True)
-            for method in self._workbench.methods
-            if method.name == "sculpt"
+            getattr(method.distribution, "location_scale", True) for method in self._workbench.methods
         )
 
     # ---- parts
     def voters(self) -> list[nn.Module]:
         """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
-        vote: Any = next((method for method in self._workbench.methods if method.name == "vote"), None)
-        return [_branch(self, {"vote": i}, own=True) for i in range(vote.n_voters if vote is not None else 1)]
+        every = Call(training=False, return_risk=True)
+        axes = [axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None]
+        places = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
+        return [_branch(self, place, own=True) for place in places]
 
     def unwrap(self) -> nn.Module:
         """The plain model, over the parameters as they are now; see `unwrap`."""
@@ -164,17 +168,11 @@ class Wrapped(nn.Module):
                 else:  # not materialised yet
                     parameter.data = values[name].detach().clone().to(parameter)
 
-    def explain(self) -> str:
-        """How the last calls were run, and why: one line for each kind of call."""
-        lines = [f"{self._get_name()}: {', '.join(repr(method) for method in self._workbench.methods) or 'no methods'}"]
-        added = sum(p.numel() for p in self.risk_parameters().values())
-        shared = sum(p.numel() for p in self.base_parameters().values())
-        lines.append(f"  parameters: {added:,} of the methods, {shared:,} shared with the given model")
-        for key, (rung, reason) in engine_of(self).decisions.items():
-            axes = " x ".join(f"{axis.size} {axis.name}" for axis in key[3]) or "1 branch"
-            mode = "training" if key[1] else "evaluation"
-            lines.append(f"  {mode}, {'with' if key[2] else 'without'} gradients, {axes}: {rung}, because {reason}")
-        return "\n".join(lines)
+    def explain(self) -> Explanation:
+        """How calls so far were run, and why: a text, and a table in a notebook."""
+        from .explanation import explained
+
+        return explained(self)
 
     # ---- state
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,18 +184,40 @@ class Wrapped(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if "_workbench" in self.__dict__:
-            text = json.dumps(_settings(self), sort_keys=True).encode()
-            destination[prefix + SETTINGS] = torch.tensor(list(text), dtype=torch.uint8)
+            destination[prefix + SETTINGS] = described(self)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the state may be that of this wrapping, or of the plain model, which every voter then takes.
+
+        Args:
+            state_dict: names and tensors; those of torch.compile and (Distributed)DataParallel are known, too.
+            args, kwargs: strict (True) and assign (False), as for any module.
+
+        Raises:
+            ValueError: if the state was saved with other wrapper settings; nothing is changed then.
+            RuntimeError: if names or shapes do not fit; nothing is changed by a state of the plain model then.
+        """
+        if "_workbench" not in self.__dict__:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        state = self.__dict__["_engine"]
+        state.strict = kwargs.get("strict", args[0] if args else True)
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        finally:
+            state.strict = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
-            missing, errors = prepare(self, table_of(self), _settings(self), state_dict, prefix)
-            args[2].extend(missing)  # by their names in the plain model
-            args[4].extend(errors)
+            state = self.__dict__["_engine"]
+            # torch's own `strict` is always True here
+            state.loading = Loading(
+                self, state.table, lambda: _build(self)[0], state_dict, prefix, state.strict, *args[2:]
+            )
+            state.loading.prepare()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
-        return _restore(_portable(self))
+        return _restore(_portable(self), table_of(self).given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if "_workbench" not in self.__dict__:
@@ -208,7 +228,7 @@ class Wrapped(nn.Module):
             tensor = container[key]
             if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
                 container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
-        return _restore(new)
+        return _restore(new, table_of(self).given)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if "_workbench" not in self.__dict__:
@@ -216,7 +236,11 @@ class Wrapped(nn.Module):
         if "_portable" not in self.__dict__:
             return _same, (_portable(self),)
         slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
-        return _blank, (type(self)._plain_class, type(self)._theirs), {**self.__dict__, f"slots{MARK}": slots}
+        return (
+            _blank,
+            (type(self)._plain_class, type(self)._theirs, self._workbench.method),
+            {**self.__dict__, f"slots{MARK}": slots},
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_workbench" not in state:
@@ -231,14 +255,17 @@ class Wrapped(nn.Module):
         if "_workbench" not in self.__dict__:
             return super()._get_name()
         names = ", ".join(repr(method) for method in self._workbench.methods)
-        return f"{type(self)._plain_class.__name__}[{names}]"
+        method = "" if self._workbench.method == "forward" else f".{self._workbench.method}"
+        return f"{type(self)._plain_class.__name__}{method}[{names}]"
 
 
-PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
+PUBLIC = tuple(
+    name for name in vars(Wrapped) if not name.startswith("_") and name not in ("forward", "load_state_dict")
+)
 
 
 # ---- building
-_CLASSES: dict[tuple[type, frozenset[str]], type[Wrapped]] = {}
+_CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
 
 
 class _Theirs:
@@ -251,19 +278,20 @@ class _Theirs:
         return self if instance is None else nn.Module.__getattr__(instance, self.name)
 
 
-def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset()) -> type[Wrapped]:
+def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset(), method: str = "forward") -> type[Wrapped]:
     """The subclass of the user's class that its wrapped objects have.
 
     Args:
         cls: the user's class.
         theirs: names of ours that the object to be wrapped holds itself.
+        method: name of the method that answers with risk.
     """
-    if (cls, theirs) not in _CLASSES:
-        _CLASSES[cls, theirs] = _wrapped_class(cls, theirs)
-    return _CLASSES[cls, theirs]
+    if (cls, theirs, method) not in _CLASSES:
+        _CLASSES[cls, theirs, method] = _wrapped_class(cls, theirs, method)
+    return _CLASSES[cls, theirs, method]
 
 
-def _wrapped_class(cls: Any, theirs: frozenset[str]) -> Any:
+def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -273,14 +301,17 @@ def _wrapped_class(cls: Any, theirs: frozenset[str]) -> Any:
         **{name: _Theirs(name) for name in theirs},
     }
 
-    @functools.wraps(cls.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return Wrapped.forward(self, *args, **kwargs)
-
-    namespace["forward"] = forward
-    for name in PUBLIC:
+    for name in (*PUBLIC, "forward"):
         if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
+
+    @functools.wraps(getattr(cls, method, Wrapped.forward))
+    def answer(
+        self: Any, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any
+    ) -> Any:
+        return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
+
+    namespace[method] = answer
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
         namespace["__len__"] = lambda self: len(_contained(self))
         namespace["__iter__"] = lambda self: iter(_contained(self))
@@ -296,45 +327,62 @@ def _contained(container: Any) -> Any:
     return view
 
 
-def begin(model: nn.Module) -> Wrapped:
-    """A structural copy of a plain model, of the wrapped class, with no methods yet; of a wrapped one, a copy that methods can be added to."""
-    if isinstance(model, Wrapped) and "_workbench" in model.__dict__:
-        source = model.__copy__()
-        return source
+def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:
+    if "_workbench" not in wrapped.__dict__:  # a branch, or an object that is still being built
+        return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
+    return calling.predict(wrapped, args, kwargs, risk, tile)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A structural copy of a model that may be wrapped, or have wrapped parts."""
     new = structural_copy(model)
-    return adopt(new)
+    for path, part in model.named_modules():
+        if is_wrapped(part):
+            table = table_of(part)
+            _restore(new.get_submodule(path.replace("_orig_mod.", "")), table.given, table.views)
+    return new
 
 
-def adopt(module: nn.Module) -> Any:
-    """Make a module that nobody else uses a wrapped one without methods."""
-    record = Record.of(module)
+def adopt(module: nn.Module, method: str = "forward") -> Any:
+    """Make a module that nobody else uses a wrapped one without methods.
+
+    Args:
+        module: it is changed in place.
+        method: name of its method that answers with risk.
+    """
+    record = Record.of(module, method)
     held = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
-    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in held))
-    if "forward" in module.__dict__:  # set on the object: it would hide ours
-        module.__dict__[f"forward{MARK}"] = module.__dict__.pop("forward")
+    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in held), method)
+    if method in module.__dict__:  # set on the object: it would hide ours
+        module.__dict__[method + MARK] = module.__dict__.pop(method)
     for key in (
         _HOOKS
     ):  # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
-        if module.__dict__.get(key):
+        if method == "forward" and module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
     module.register_load_state_dict_post_hook(
         _show
     )  # fires last, also when the module is part of a larger one that loads
     module.__dict__["_workbench"] = record
-    module.__dict__["_engine"] = _State(module, {})
+    module.__dict__["_engine"] = state = _State(module, {}, {})
+    state.table.given.update({name: weakref.ref(state.table.get(name)) for name in record.slots})
     return module
 
 
 class _State:
-    """What a wrapped object needs to run and can make anew: its table of tensors and its engine."""
+    """What a wrapped object needs to run and can make anew: its table of tensors and its engine; and of a load what it has to remember."""
 
-    def __init__(self, root: Any, views: dict[str, Tensor]) -> None:
-        self.table = Table(root, root._workbench, views, {})
+    strict: bool | None = None
+    loading: Loading | None = None
+
+    def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
+        self.table = Table(root, root._workbench, views, given)
         self.engine = Engine(root, functools.partial(_build, root), self._originals)
 
     def _originals(self) -> dict[int, str]:
-        return {id(tensor): name for name, ref in self.table.originals.items() if (tensor := ref()) is not None}
+        given = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
+        return {id(tensor): name for name, tensor in given if tensor is not None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -342,30 +390,39 @@ class _State:
 
 def _show(module: nn.Module, incompatible: Any) -> None:
     if "_workbench" in module.__dict__:
-        table_of(module).show()
+        state = module.__dict__["_engine"]
+        if state.loading is not None:
+            state.loading.finish(incompatible)
+            state.loading = None
+        state.table.show()
 
 
-def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str]]:
+def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
     table.verify()
     new = plain(root, record, "", table.views)
     del new.__dict__["_workbench"]
     new.__class__ = type(root)._plain_class
-    for key in _HOOKS:
+    for key in _HOOKS if record.method == "forward" else ():
         new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
     hooks = new._load_state_dict_post_hooks
     new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not _show)
-    if f"forward{MARK}" in new.__dict__:
-        new.__dict__["forward"] = new.__dict__.pop(f"forward{MARK}")
+    if record.method + MARK in new.__dict__:
+        new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
-    return new, slots, {name for name, slot in record.slots.items() if slot.buffer}
+    return new, slots, {name for name, slot in record.slots.items() if slot.buffer}, record.method
 
 
 def _portable(wrapped: Any) -> Any:
     """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
     views = table_of(wrapped).views
-    new = structural_copy(wrapped)
+    if branches := engine_of(wrapped).remembered():
+        wrapped.__dict__[_BRANCHES] = branches
+    try:
+        new = structural_copy(wrapped)
+    finally:
+        wrapped.__dict__.pop(_BRANCHES, None)
     stand_ins = {name: torch.empty(0) for name in views}
     for container, key, name in places(new, {id(view): name for name, view in views.items()}):
         container[key] = stand_ins[name]
@@ -373,15 +430,25 @@ def _portable(wrapped: Any) -> Any:
     return new
 
 
-def _restore(wrapped: Any) -> Any:
-    """Make engine and views anew, after copying, unpickling or moving."""
+def _restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
+    """Make engine and views anew, after copying, unpickling or moving.
+
+    Args:
+        wrapped: the object.
+        given: the tensors of the given model; by default those that the object knows.
+        views: what it holds in the places of released slots; by default what it, or its stand-ins, say.
+    """
     old = wrapped.__dict__.get("_engine")
-    views = wrapped.__dict__.pop("_portable", None) or (old.table.views if old is not None else {})
-    state = _State(wrapped, dict(views))
-    if old is not None:
-        state.table.originals = old.table.originals
-    wrapped.__dict__["_engine"] = state
+    stand_ins = wrapped.__dict__.pop("_portable", None)
+    views = views or stand_ins or (old.table.views if old is not None else {})
+    if given is None:
+        given = old.table.given if old is not None else {}
+    branches = wrapped.__dict__.pop(_BRANCHES, None)
+    wrapped.__dict__["_engine"] = state = _State(wrapped, dict(views), dict(given))
+    if branches:
+        state.engine.recall(branches)
     state.table.show()
+    watch(wrapped)
     return wrapped
 
 
@@ -389,12 +456,8 @@ def _same(wrapped: Any) -> Any:
     return wrapped
 
 
-def _blank(cls: type[nn.Module], theirs: frozenset[str]) -> Any:
-    return object.__new__(wrapped_class(cls, theirs))
-
-
-def _settings(wrapped: Any) -> dict[str, Any]:
-    return {method.name: method.settings() for method in wrapped._workbench.methods}
+def _blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
+    return object.__new__(wrapped_class(cls, theirs, method))
 
 
 def unwrap(wrapped: Any) -> nn.Module:
@@ -411,20 +474,38 @@ def unwrap(wrapped: Any) -> nn.Module:
         A module of the class that was wrapped.
     """
     if not is_wrapped(wrapped):
-        raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}")
+        parts = (
+            [name for name, part in wrapped.named_modules() if is_wrapped(part)]
+            if isinstance(wrapped, nn.Module)
+            else []
+        )
+        hint = f"; its wrapped part is {parts[0]!r}, unwrap that" if parts else ""
+        raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}{hint}")
     return _branch(wrapped, {}, own=False)
 
 
 def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     new = _build(wrapped)[0]
     new.__class__ = type(wrapped)._plain_class
+    if own:
+        _part(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
     extract(new, table_of(wrapped), index, own)
     scaling = extra(wrapped, "scaling")
     if scaling is None:
         return new
-    kept = adopt(new)
+    kept = adopt(new, wrapped._workbench.method)
     Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
     return kept
+
+
+def _part(model: nn.Module, known: set[int]) -> None:
+    """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
+    rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
+    for key, tensor in rest.items():
+        own = tensor.detach().clone()
+        rest[key] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+    for container, key, name in places(model, {key: str(key) for key in rest}):
+        container[key] = rest[int(name)]
 
 
 def is_wrapped(model: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,11 @@ class Clone:
         root: a structural copy of the model.
         slots: id of a tensor that the tree holds -> slot name, for every taken-over parameter and for every buffer.
         buffers: the slot names that are buffers.
+        method: name of the method that a branch calls.
     """
 
-    def __init__(self, root: nn.Module, slots: dict[int, str], buffers: set[str]) -> None:
-        self.root = root
+    def __init__(self, root: nn.Module, slots: dict[int, str], buffers: set[str], method: str = "forward") -> None:
+        self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
         self.buffers = buffers
@@ -37,6 +38,12 @@ class Clone:
         for container, key, slot in self.places:
             if slot in values:
                 container[key] = values[slot]
+
+    def called(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives: by forward with the model's own hooks, but past a __call__ of its class; or by another method."""
+        if self.method == "forward":
+            return nn.Module._call_impl(self.root, *args, **kwargs)
+        return getattr(self.root, self.method)(*args, **kwargs)
 
     def parameters(self) -> dict[int, str]:
         """id of every parameter in place -> its name, the taken-over ones included."""
@@ -57,19 +64,37 @@ class Result:
     taps: dict[str, Tensor] = field(default_factory=dict)
 
 
-def call(clone: Clone, plan: Plan, index: Index, args: tuple, kwargs: dict[str, Any]) -> Result:
-    """Run one branch on a clone."""
-    values = {slot: rule.pick(plan.bank, index) for slot, rule in plan.rules.items()}
-    with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
-        for slot in clone.buffers:
-            values[slot] = (values[slot] if slot in values else plan.bank.get(slot)).clone()
-    return passed(clone, plan, values, index, args, kwargs)
+def is_batched(tensor: Any) -> bool:
+    """Whether a tensor is one of vmap's, which do not count what is written into them."""
+    return isinstance(tensor, Tensor) and torch._C._functorch.is_batchedtensor(tensor)
 
 
-def passed(
-    clone: Clone, plan: Plan, values: dict[str, Tensor], index: Index, args: tuple, kwargs: dict[str, Any]
+def refuse_recomputing() -> AbstractContextManager[Any]:
+    """Around a pass that cannot be run again in the backward pass: activation checkpointing raises there and then."""
+    if not torch.is_grad_enabled():
+        return nullcontext()
+    return torch.autograd.graph.disable_saved_tensors_hooks("activation checkpointing recomputes outside this pass")
+
+
+def call(
+    clone: Clone,
+    plan: Plan,
+    values: dict[str, Tensor],
+    index: Index,
+    args: tuple,
+    kwargs: dict[str, Any],
+    mode: AbstractContextManager[Any] | None = None,
 ) -> Result:
-    """Run the clone's forward with the given tensors; buffers among them must be the branch's own."""
+    """Run one branch on a clone.
+
+    Args:
+        clone: where.
+        plan: the interventions are taken from it.
+        values: the tensors to install, by slot; buffers among them must be the branch's own.
+        index: the branch.
+        args, kwargs: the inputs.
+        mode: what is to be active while the model itself runs, inside the interventions.
+    """
     for intervention in plan.interventions:
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
@@ -83,16 +108,16 @@ def passed(
                 context = intervention.active(parameters, state, inputs)
                 if context is not None:
                     stack.enter_context(context)
-        output = nn.Module._call_impl(
-            clone.root, *args, **kwargs
-        )  # with the model's own hooks, but past a __call__ of its class
+        if mode is not None:
+            stack.enter_context(mode)
+        output = clone.called(*args, **kwargs)
     # batch norm does not count its writes into running statistics, so in training every buffer is taken for written
     training = any(module.training for module in clone.tree.values())
     new: dict[str, Tensor] = {}
     for slot in clone.buffers:
         container, key = clone.home[slot]
         value = container[key]
-        if training or value is not values[slot] or version(value) != versions[slot]:
+        if training or value is not values[slot] or version(value) != versions[slot] or is_batched(value):
             new[slot] = value
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
     return Result(output, new, taps)

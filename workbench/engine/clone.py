@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_ATOMS = (
+ATOMS = (
     type(None),
     bool,
     int,
@@ -31,6 +32,11 @@ _ATOMS = (
 def is_scripted(module: nn.Module) -> bool:
     """Whether a module lives in C++, out of reach of structural copies."""
     return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value is a source of random numbers: branches draw from one and the same, one after another."""
+    return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -87,7 +93,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
     seen: set[int] = set()
     for module, _ in pairs:
         for _, value in attributes(module):
-            _share(value, memo, seen)
+            share(value, memo, seen)
     for old, new in pairs:
         state: dict[str, Any] = {
             "_parameters": {name: tensor for name, tensor in old._parameters.items() if keep(name)},
@@ -106,7 +112,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, _ATOMS):
+    if isinstance(value, ATOMS) or is_generator(value):
         return value
     if type(value) is OrderedDict and not value:  # a dozen of them, for hooks, in most modules
         return OrderedDict()
@@ -116,30 +122,30 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-def _share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
+def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
     """Tell `copy.deepcopy` what is not to be copied: tensors stay, closures over modules of the tree follow the tree."""
-    if isinstance(value, _ATOMS) or id(value) in seen:
+    if isinstance(value, ATOMS) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or is_generator(value):
         memo.setdefault(id(value), value)
     elif isinstance(value, types.FunctionType):
         if (new := rebound(value, memo)) is not value:
             memo[id(value)] = new
     elif isinstance(value, dict):
         for item in value.values():
-            _share(item, memo, seen)
+            share(item, memo, seen)
     elif isinstance(value, list | tuple | set | frozenset | deque):
         for item in value:
-            _share(item, memo, seen)
+            share(item, memo, seen)
     elif isinstance(value, functools.partial):
         for item in (value.func, value.args, value.keywords):
-            _share(item, memo, seen)
+            share(item, memo, seen)
     elif isinstance(value, types.MethodType):
-        _share(value.__self__, memo, seen)
+        share(value.__self__, memo, seen)
     elif id(value) not in memo and hasattr(value, "__dict__"):
         for item in vars(value).values():
-            _share(item, memo, seen)
+            share(item, memo, seen)
 
 
 def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:

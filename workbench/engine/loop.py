@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..errors import NotDealableError
 from .body import Result, call
+from .objects import DEPTH
 from .plan import Plan
 from .random import Streams
+from .state import mark
 from .tree import flatten, version
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ def versions(leaves: list[Any]) -> list[int]:
     return [version(leaf) for leaf in leaves]
 
 
-def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list[Result]:
+def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
     """All branches, one after another.
 
     Returns:
@@ -32,7 +35,9 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
     """
     results: list[Result] = []
     leaves, rebuild = flatten((args, kwargs))
-    streams = Streams(plan.axes, leaves)
+    streams = Streams(plan.axes, engine.sources(leaves))
+    keys = engine.begin(plan)
+    objects = engine.objects.branches(leaves, keys, apart=bool(plan.dealt))
     for k, index in enumerate(plan.indices()):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         given = leaves
@@ -40,9 +45,14 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
             given = [_rows(leaf, plan.rows[index[plan.dealt]]) for leaf in leaves]
         elif not last and engine.writes_inputs is not False:
             given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        given = [own[keys[k]] if own is not None else leaf for leaf, own in zip(given, objects, strict=True)]
         before = versions(given)
-        with streams.branch(index), engine.attributes(k):
-            results.append(call(engine.clone(k), plan, index, *rebuild(given)))
+        marks = [mark(leaf, DEPTH) for leaf, own in zip(given, objects, strict=True) if own is not None]
+        clone = engine.clone(index)
+        # the caller's own lists and dicts as well, where nothing in them was exchanged
+        inputs = (args, kwargs) if last and all(a is b for a, b in zip(given, leaves, strict=True)) else rebuild(given)
+        with streams.branch(index), engine.watching(clone, plan, k == 0):
+            results.append(call(clone, plan, plan.values(index, clone.buffers), index, *inputs))
         if versions(given) != before:
             if engine.writes_inputs is False and not last:
                 raise RuntimeError(
@@ -50,7 +60,22 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
                     "copy the input at the start of forward"
                 )
             engine.writes_inputs = True
+        if [mark(leaf, DEPTH) for leaf, own in zip(given, objects, strict=True) if own is not None] != marks:
+            if engine.objects.changes is False and not last:
+                raise RuntimeError(
+                    "the model changed an object among its inputs, which it did not do in its first call, so the other branches would see "
+                    "another one; start with a new wrapped object, or copy it at the start of forward"
+                )
+            engine.objects.changes = True
     engine.writes_inputs = bool(engine.writes_inputs)
+    if any(own is not None for own in objects):
+        engine.objects.changes = bool(engine.objects.changes)
+        if engine.objects.changes and plan.dealt:
+            raise NotDealableError("the model changes an object among its inputs")
+        if engine.objects.changes and plan.size > 1:
+            for own in objects:
+                if own is not None:
+                    engine.objects.remember(keys, [own[key] for key in keys])
     return results
 
 

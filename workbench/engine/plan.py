@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +23,14 @@ class Axis:
         size: number of branches along it.
         randomness: what the model's own random calls do along it, as in `torch.func.vmap`: "different", "same" or "error".
         own_first: position 0 is the model itself, and the others only stand beside it: of whole numbers and whatever is no tensor its are taken.
+        apart: the branches differ from the first layer on (noise), so that they share no trunk.
     """
 
     name: str
     size: int
     randomness: str = "different"
     own_first: bool = False
+    apart: bool = False
 
 
 class Bank:
@@ -216,6 +218,8 @@ class Plan:
     rows: list[Tensor] = field(default_factory=list)  # for each branch along it the rows it answers
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
+    chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
+    purity: str = "once"  # what is made of attributes that forward changes
 
     @property
     def size(self) -> int:
@@ -224,6 +228,14 @@ class Plan:
         for axis in self.axes:
             size *= axis.size
         return size
+
+    def values(self, index: Index, buffers: Iterable[str]) -> dict[str, Tensor]:
+        """The tensors of a branch by slot: those that the rules pick, and copies of the buffers, which it may write into."""
+        values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items()}
+        with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
+            for slot in buffers:
+                values[slot] = (values[slot] if slot in values else self.bank.get(slot)).clone()
+        return values
 
     def indices(self) -> Iterator[dict[str, int]]:
         """The position of every branch, last axis fastest."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .clone import is_generator
 from .plan import Axis
 
 
@@ -17,26 +20,114 @@ def devices(leaves: list[Any]) -> list[torch.device]:
     return sorted({leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}, key=str)
 
 
-def state(cuda: list[torch.device]) -> list[Tensor]:
-    """The state of torch's global generators: the CPU's, then each device's."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in cuda)]
+def generators(tree: dict[str, nn.Module]) -> list[Any]:
+    """The generators that modules hold as attributes, in lists and dicts as well."""
+    found: dict[int, Any] = {}
+
+    def look(value: Any, depth: int) -> None:
+        if is_generator(value):
+            found[id(value)] = value
+        elif depth and isinstance(value, list | tuple):
+            for item in value:
+                look(item, depth - 1)
+        elif depth and isinstance(value, dict):
+            for item in value.values():
+                look(item, depth - 1)
+
+    for module in tree.values():
+        for name, value in module.__dict__.items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                look(value, 2)
+    return list(found.values())
 
 
-def restore(states: list[Tensor], cuda: list[torch.device]) -> None:
-    """Set what `state` gave."""
-    torch.set_rng_state(states[0])
-    for device, value in zip(cuda, states[1:], strict=True):
-        torch.cuda.set_rng_state(value, device)
+class Sources:
+    """Everything that a model may draw random numbers from: torch's global generators, Python's, numpy's, and generators of its own.
+
+    Args:
+        leaves: the inputs, for their devices.
+        own: generators that the model holds.
+    """
+
+    def __init__(self, leaves: list[Any], own: list[Any]) -> None:
+        self._devices, self._own = devices(leaves), own
+
+    def torch(self) -> list[Any]:
+        """The state of torch's global generators: the CPU's, then each device's."""
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+    def elsewhere(self) -> list[Any]:
+        """The states of Python's, numpy's and the model's own generators."""
+        numpy: Any = sys.modules.get("numpy")
+        return [
+            random.getstate(),
+            None if numpy is None else numpy.random.get_state(legacy=False),
+            *(_state(generator) for generator in self._own),
+        ]
+
+    def unknown_to_torch(self) -> list[Any]:
+        """Those among them that vmap does not know."""
+        python, numpy, *own = self.elsewhere()
+        return [python, numpy, *(s for g, s in zip(self._own, own, strict=True) if not isinstance(g, torch.Generator))]
+
+    def all(self) -> tuple[list[Any], list[Any]]:
+        return self.torch(), self.elsewhere()
+
+    def restore(self, states: tuple[list[Any], list[Any]]) -> None:
+        """Set what `all` gave."""
+        (cpu, *cuda), (python, numpy, *own) = states
+        torch.set_rng_state(cpu)
+        for device, value in zip(self._devices, cuda, strict=True):
+            torch.cuda.set_rng_state(value, device)
+        random.setstate(python)
+        if numpy is not None:
+            sys.modules["numpy"].random.set_state(numpy)
+        for generator, value in zip(self._own, own, strict=True):
+            _set(generator, value)
+
+
+def moved(before: list[Any], after: list[Any]) -> bool:
+    """Whether anything was drawn between two states."""
+    return comparable(before) != comparable(after)
+
+
+def comparable(value: Any) -> Any:
+    """A form of a generator's state that can be compared."""
+    if isinstance(value, Tensor):
+        return value.numpy().tobytes()
+    if hasattr(value, "tobytes"):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return tuple((key, comparable(item)) for key, item in value.items())
+    return tuple(map(comparable, value)) if isinstance(value, list | tuple) and len(value) < 16 else value
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "get_state"):  # numpy's RandomState
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state  # numpy's Generator, or a bit generator
+
+
+def _set(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator | random.Random) or hasattr(generator, "set_state"):
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
 
 
 class Streams:
     """Gives each pass the stream that its place along the axes asks for."""
 
-    def __init__(self, axes: tuple[Axis, ...], leaves: list[Any]) -> None:
-        self._devices = devices(leaves)
+    def __init__(self, axes: tuple[Axis, ...], sources: Sources) -> None:
+        self._sources = sources
         self._same = {axis.name for axis in axes if axis.randomness in ("same", "error") and axis.size > 1}
         self._error = any(axis.randomness == "error" for axis in axes)
-        self._starts: dict[tuple, list[Tensor]] = {}
+        self.differ = any(axis.randomness == "different" and axis.size > 1 for axis in axes)
+        self._starts: dict[tuple, tuple[list[Any], list[Any]]] = {}
 
     @contextmanager
     def branch(self, index: Mapping[str, int]) -> Iterator[None]:
@@ -46,13 +137,11 @@ class Streams:
             return
         key = tuple((name, i) for name, i in index.items() if name not in self._same)
         if key in self._starts:
-            restore(self._starts[key], self._devices)
+            self._sources.restore(self._starts[key])
         else:
-            self._starts[key] = state(self._devices)
+            self._starts[key] = self._sources.all()
         yield
-        if self._error and any(
-            not torch.equal(a, b) for a, b in zip(self._starts[key], state(self._devices), strict=True)
-        ):
+        if self._error and moved([*self._starts[key]], [*self._sources.all()]):
             raise RuntimeError(
                 'the model draws random numbers, which randomness="error" forbids; use randomness="different" (each sample its own) or '
                 '"same" (all samples alike)'

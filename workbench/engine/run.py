@@ -1,12 +1,9 @@
-"""From a plan to the outputs of all branches: pick an executor, keep the clones, merge the state once."""
+"""One call of a wrapped object: the clones that its branches run on, what they share, and what is kept of what they did."""
 
 from __future__ import annotations
 
-import dis
-import logging
 import threading
-import traceback
-import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,43 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import loop, random, state, vmapped
+from ..errors import (
+    NonTensorOutputError,
+    NotDealableError,
+    OutputShapeError,
+    PurityError,
+    UnreachedParametersError,
+    WorkbenchWarning,
+)
+from . import loop
 from .body import Clone, Result
-from .plan import Bank, Plan
+from .buffers import Buffers
+from .combine import Branched, combined
+from .ladder import RUNGS, STRATEGIES, Decision, Kind, execute
+from .memory import carried, duplicate, put, taken, tensors_in, transfer
+from .objects import Key, Objects, refuse_iterators
+from .plan import Bank, Index, Plan
+from .random import Sources, generators
 from .reach import reached
-from .tree import flatten, paths, tensors
+from .state import Attribute, Tree, Values, changed, described, difference, fingerprint, modules, registered, structure
+from .tree import flatten, tensors
 
-log = logging.getLogger("workbench")
-STRATEGIES = ("auto", "loop", "vmap")
-
-
-class NonTensorOutputError(TypeError):
-    """A part of the output that is no tensor differs between the branches, so there is no one value to return."""
+PURITIES = ("once", "warn", "raise", "allow")
 
 
-class OutputShapeError(RuntimeError):
-    """A part of the output has another shape in another branch, so that the branches can't be averaged."""
-
-
-class NotDealableError(RuntimeError):
-    """The rows of the output do not answer the rows of the input one by one."""
-
-
-class UnreachedParametersError(RuntimeError):
-    """The branches would not differ where they should: the model uses other tensors than those that a wrapper has taken over."""
-
-
-class Branched:
-    """The outputs of all branches: one tree whose tensor leaves have the axes of the run in front.
-
-    Args:
-        axes: names of the leading axes, outermost first.
-        leaves: the leaves of the output; tensors are [*sizes, ...].
-        rebuild: puts as many leaves into the shape of the model's output.
-    """
-
-    def __init__(self, axes: tuple[str, ...], leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> None:
-        self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
+def branch_key(index: Index) -> Key:
+    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has."""
+    return tuple(sorted((name, i) for name, i in index.items() if i))
 
 
 class Engine:
@@ -59,69 +46,196 @@ class Engine:
 
     Args:
         root: the wrapped module.
-        build: makes a plain structural copy of it, and tells which tensors it holds under which slot name: (copy, id -> slot, buffer slots).
+        build: makes a plain structural copy of it, tells which tensors it holds under which slot name, and what a branch calls:
+            (copy, id -> slot, buffer slots, method).
         originals: taken-over parameters of the given model that must not be reached any more, by slot.
     """
 
     def __init__(
         self,
         root: nn.Module,
-        build: Callable[[], tuple[nn.Module, dict[int, str], set[str]]],
+        build: Callable[[], tuple[nn.Module, dict[int, str], set[str], str]],
         originals: Callable[[], dict[int, str]],
     ) -> None:
         self.root, self._build, self._originals = root, build, originals
         self.lock = threading.RLock()
         self.writes_inputs: bool | None = None  # unknown before the first call
-        self.impure: dict[bool, frozenset[state.Attribute]] = {}  # by mode: the attributes that forward changes
-        self.decisions: dict[tuple, tuple[str, str]] = {}  # by kind of call: the executor, and why
-        self._sets: dict[tuple, tuple[list[Clone], list[Any]]] = {}
-        self._clones: list[Clone] = []
-        self._tree: dict[str, nn.Module] = {}
+        self.objects = Objects()
+        self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
+        self.decisions: dict[Kind, Decision] = {}
+        self.kind: Kind  # of the last call
+        self.memory: dict[Key, Values] = {}  # what those are in branches that have no clone at present
+        self._watched: set[bool] = set()  # the modes (training or not) that forward has run in
+        self._clones: dict[Key, Clone] = {}
+        self._current: set[Key] = set()  # the branches that took part in the last call: their attributes are up to date
+        self._kept: Values = {}  # marks of the impure attributes as the last call left them in the wrapped object
+        self._last: Clone | None = None
+        self._saved: tuple = ({}, frozenset(), set())
+        self._tree: Tree = {}
+        self._facts: tuple = ()
+        self._shape: tuple = ()
+        self._modes: list[bool] = []
+        self._alive: list[Any] = []
+        self._generators: list[Any] = []
         self._checked = False
 
     # ---- clones
-    def mode(self) -> bool:
-        return self.root.training
+    def clones(self) -> list[Clone]:
+        """Those that there are."""
+        return list(self._clones.values())
 
-    def clone(self, k: int) -> Clone:
-        """The k-th clone; made when it is first asked for."""
-        while len(self._clones) <= k:
-            self._clones.append(Clone(*self._build()))
-        return self._clones[k]
+    def clone(self, index: Index) -> Clone:
+        """The clone of a branch; `begin` has made it."""
+        return self._clones[branch_key(index)]
+
+    def sources(self, leaves: list[Any]) -> Sources:
+        """What the model may draw random numbers from."""
+        return Sources(leaves, self._generators)
+
+    def begin(self, plan: Plan, alone: bool = False) -> list[Key]:
+        """Make what clones are missing, and give each the attributes that its branch is to start from.
+
+        A branch goes on from where its last pass left it; one that had no part in the last call starts from its nearest relative that had, or
+        from what the wrapped object shows. What the user has changed there since then holds for all.
+
+        Args:
+            plan: of the run.
+            alone: only for the first branch, which stands for all.
+        """
+        keys = [branch_key(index) for index in plan.indices()][: 1 if alone else None]
+        self._last = None
+        missing = [key for key in keys if key not in self._clones]
+        for key in missing:
+            self._clones[key] = Clone(*self._build())
+        for key in keys:
+            for module, mode in zip(self._clones[key].tree.values(), self._modes, strict=True):
+                module.training = mode
+        if self.impure:
+            now = fingerprint(self._tree, self.impure)
+            touched = frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
+            starts = {key: self._start(key) for key in keys if key in missing or key not in self._current}
+            for key in keys:
+                clone = self._clones[key]
+                if key in starts:
+                    put(carried(starts[key], self._tree, clone.tree), clone.tree)
+                transfer(touched, self._tree, clone.tree)
+        return keys
+
+    def _start(self, key: Key) -> Values:
+        """What the attributes of a branch are to be that has no clone with them: in terms of the wrapped object's modules."""
+        if key in self.memory:
+            return self.memory[key]
+        for i in range(len(key)):
+            near = key[:i] + key[i + 1 :]
+            if near in self._current:
+                return self.memory[near] if near in self.memory else self._taken(self._clones[near])
+        return taken(self.impure, self._tree)
+
+    def _taken(self, clone: Clone) -> Values:
+        return carried(taken(self.impure, clone.tree), clone.tree, self._tree)
+
+    def remembered(self) -> dict[Key, Values]:
+        """What the attributes that forward changes are in each branch."""
+        if not self.impure:
+            return {}
+        own = {key: self._taken(clone) for key, clone in self._clones.items() if key in self._current}
+        return {**self.memory, **own}
+
+    def recall(self, branches: dict[Key, Values]) -> None:
+        """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
+        self.memory, self._current = branches, set(branches)
+        self.impure = frozenset(name for values in branches.values() for name in values)
+        self._refresh()
+        self._kept = fingerprint(self._tree, self.impure)
+
+    def forget(self) -> None:
+        """Let go of the clones, after a pass that was none: all is as it was before the call."""
+        self.memory, self.impure, self._watched = self._saved[0], self._saved[1], set(self._saved[2])
+        self._current = set(self.memory)
+        self._clones.clear()
 
     def _refresh(self) -> None:
-        """Use the clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
-        ignore = frozenset().union(*self.impure.values()) if self.impure else frozenset()
-        facts = state.structure(self._tree, ignore) if self._tree else None
-        if facts is None or facts not in self._sets:
-            self._tree = {path: module for path, module in state.modules(self.root).items() if "@" not in path}
-            facts = state.structure(self._tree, ignore)
-        if facts not in self._sets:
-            if len(self._sets) >= 4:  # training and evaluation mode, and a change or two
-                self._sets.pop(next(iter(self._sets)))
-            alive = [list(module.__dict__.values()) for module in self._tree.values()]  # so that no id is used again
-            self._sets[facts] = ([], alive)
-        self._clones = self._sets[facts][0]
+        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
+        if self._tree and structure(self._tree, self.impure) == self._facts:
+            return
+        self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
+        self._modes = [module.training for module in self._tree.values()]
+        if structure(self._tree, self.impure, modes=False) != self._shape:
+            self.memory = self.remembered()
+            self._current = set(self.memory)
+            self._clones.clear()
+            self._generators = generators(self._tree)
+        self._note()
 
-    def sync(self, clone: Clone) -> None:
-        """Give a clone the attributes that forward changes, as the wrapped object has them now."""
-        state.transfer(self.impure.get(self.mode(), frozenset()), self._tree, clone.tree)
+    def _note(self) -> None:
+        """Remember what the wrapped object looks like."""
+        self._facts = structure(self._tree, self.impure)
+        self._shape = structure(self._tree, self.impure, modes=False)
+        self._alive = [  # so that no id is used again
+            (
+                [value for name, value in module.__dict__.items() if (path, name) not in self.impure],
+                *(list(module.__dict__[kind].values()) for kind in ("_parameters", "_buffers", "_modules")),
+            )
+            for path, module in self._tree.items()
+        ]
 
+    # ---- attributes
     @contextmanager
-    def attributes(self, k: int) -> Iterator[None]:
-        """Around a pass on clone k: attributes start as the wrapped object has them; what the first clone changes is found out."""
-        clone = self.clone(k)
-        self.sync(clone)
-        watch = k == 0 and self.mode() not in self.impure
-        before = state.fingerprint(clone.tree) if watch else {}
-        yield
-        if watch:
-            self.impure[self.mode()] = state.changed(before, state.fingerprint(clone.tree))
+    def watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
+        """Around a pass: finds out what the first branch changes, and lets the others start from what that was before.
 
-    def keep_attributes(self) -> None:
-        """Let the wrapped object end as if it had been called once: with what the first branch left."""
-        if self._clones:
-            state.transfer(self.impure.get(self.mode(), frozenset()), self._clones[0].tree, self._tree)
+        Raises:
+            PurityError: if it changes anything and `plan.purity` is "raise".
+            RuntimeError: if forward makes layers, which nothing would train.
+        """
+        mode = self.root.training
+        new = mode not in self._watched
+        if not first:
+            if plan.purity == "allow" and self._last is not None:
+                transfer(self.impure, self._last.tree, clone.tree)
+            else:
+                transfer(self.impure - self._saved[1], self._tree, clone.tree)
+            yield
+            self._last = clone
+            return
+        if not new and not self.impure:
+            yield
+            self._last = clone
+            return
+        private = self._privately(clone) if new else {}
+        before, held = fingerprint(clone.tree), registered(clone.tree)
+        words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
+        yield
+        self._last = clone
+        found = changed(before, fingerprint(clone.tree))
+        put({name: value for name, value in private.items() if name not in found}, clone.tree)
+        _refuse_layers(self.root, held, registered(clone.tree))
+        if words and found:
+            _complain(self.root, plan.purity, difference(words, described(clone.tree, found), found), new)
+        self.impure |= found
+        self._watched.add(mode)
+
+    def _privately(self, clone: Clone) -> Values:
+        """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
+        places = tensors_in(clone.tree)
+        put(carried(places, clone.tree, clone.tree), clone.tree)
+        return places
+
+    def _keep(self, plan: Plan, results: list[Result], keys: set[Key]) -> None:
+        """Let the wrapped object end as if it had been called once."""
+        buffers = Buffers()
+        for index, result in zip(plan.indices(), results, strict=True):
+            for slot, value in result.buffers.items():
+                name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
+                buffers.add(name, row, value.detach())
+        buffers.merge(plan.bank)
+        if self.impure:
+            first = self._clones[branch_key(next(plan.indices()))]
+            source = self._last if plan.purity == "allow" and self._last is not None else first
+            transfer(self.impure, source.tree, self._tree)
+            self._kept = fingerprint(self._tree, self.impure)
+            self.memory, self._current = {}, keys
+            self._note()
 
     # ---- running
     def run(
@@ -132,112 +246,35 @@ class Engine:
         Args:
             plan: what differs between the branches.
             args, kwargs: the inputs, the same for all branches unless the plan deals their rows.
-            strategy: "auto", "loop" or "vmap".
+            strategy: "auto", the name of a rung, or "tune".
 
         Returns:
             The outputs with the axes of the plan in front, and the single results for who needs their taps.
         """
         with self.lock:
             self._refresh()
-            results = self._execute(plan, args, kwargs, strategy)
-            # before anything is kept, since it may find that the branches do not fit together
-            branched = combined(plan, results)
+            if plan.size > 1:
+                refuse_iterators(flatten((args, kwargs))[0])
+            self._saved = self.remembered(), self.impure, set(self._watched)
+            try:
+                results = execute(self, plan, args, kwargs, strategy)
+                # before anything is kept, since it may find that the branches do not fit together
+                branched = combined(plan, results)
+            except BaseException:
+                self.forget()
+                raise
             if plan.keep_state:
-                buffers = state.Buffers()
-                for index, result in zip(plan.indices(), results, strict=True):
-                    for slot, value in result.buffers.items():
-                        name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
-                        buffers.add(name, row, value.detach())
-                buffers.merge(plan.bank)
-                self.keep_attributes()
-                self._refresh_keys()
+                alone = self.decisions[self.kind].rung in ("vmap", "rescue")
+                keys = [branch_key(index) for index in plan.indices()]
+                self._keep(plan, results, set(keys[: 1 if alone else None]))
+                if plan.size > 1 and not alone:
+                    columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
+                    self.objects.kept(keys, columns)
+            elif self.impure:
+                self.forget()
             if not self._checked:
                 self._check_reach(plan, results, args, kwargs)
         return branched, results
-
-    def _refresh_keys(self) -> None:
-        """File the clones under what the wrapped object looks like after the call, or its own changes would throw them away."""
-        if any(self.impure.values()):
-            ignore = frozenset().union(*self.impure.values())
-            facts = state.structure(self._tree, ignore)
-            if facts not in self._sets:
-                alive = [list(module.__dict__.values()) for module in self._tree.values()]
-                self._sets[facts] = (self._clones, alive)
-
-    def _execute(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> list[Result]:
-        leaves = tensors((args, kwargs))
-        device = next((leaf.device.type for leaf in leaves), "cpu")
-        autocast = torch.is_autocast_enabled(device)
-        few = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1) <= 2
-        key = (
-            strategy,
-            self.mode(),
-            torch.is_grad_enabled(),
-            plan.axes,
-            device,
-            autocast,
-            plan.loop_only,
-            plan.dealt,
-            few,
-        )
-        first = key not in self.decisions
-        if first:
-            self.decisions[key] = self._first_rung(plan, strategy, device, autocast, few)
-        if self.decisions[key][0] == "vmap":
-            return self._try_vmap(key, first, plan, args, kwargs, strategy)
-        return loop.run(self, plan, args, kwargs)
-
-    def _first_rung(self, plan: Plan, strategy: str, device: str, autocast: bool, few: bool) -> tuple[str, str]:
-        if plan.size == 1:
-            return "loop", "there is one branch"
-        loop_only = plan.loop_only
-        if any(writes_globals(type(module)) for module in self._tree.values()):
-            loop_only = "the model writes global variables, where vmap would leave dead tensors"
-        if strategy != "auto":
-            if strategy == "vmap" and loop_only:
-                raise ValueError(f'strategy="vmap" is not possible here: {loop_only}')
-            return strategy, f'strategy="{strategy}"'
-        if loop_only or plan.dealt:
-            return "loop", loop_only or "each row is answered by one branch"
-        if autocast and device == "cpu":
-            return "loop", "under autocast vmap computes in other dtypes"
-        if plan.shares_trunk:
-            return "vmap", "the branches share a trunk, which vmap computes once"
-        if device != "cpu":
-            return "vmap", "one launch for all branches"
-        if few and plan.size >= 16:
-            return "vmap", "few rows and many branches"
-        return "loop", "on the CPU a pass for each branch is as fast as all at once"
-
-    def _try_vmap(
-        self, key: tuple, first: bool, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
-    ) -> list[Result]:
-        """Under vmap; if that refuses the model, everything is put back and from then on the loop runs.
-
-        The first call of a kind works on copies of the inputs, since a model that writes into them must be found out.
-        """
-        leaves, rebuild = flatten((args, kwargs))
-        devices = random.devices(leaves)
-        before = random.state(devices)
-        given = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        versions = loop.versions(given)
-        impure = dict(self.impure)
-        try:
-            results = vmapped.run(self, plan, *rebuild(given))
-            if first and loop.versions(given) != versions:
-                raise RuntimeError("the model writes into its inputs")
-            return results
-        except Exception as error:
-            if strategy == "vmap" or (not first and loop.versions(given) != versions):
-                del self.decisions[key]
-                raise
-            self._clones.clear()  # the failed pass may have left dead tensors in its clone
-            self.impure = impure
-            random.restore(before, devices)
-            reason = f"vmap refused the model ({_where(error)})"
-            self.decisions[key] = ("loop", reason)
-            log.info("%s; running %d passes in a loop instead. strategy='loop' silences this.", reason, plan.size)
-        return loop.run(self, plan, args, kwargs)
 
     def _check_reach(self, plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
@@ -257,7 +294,9 @@ class Engine:
             return
         self._checked = True
         found = reached(outputs)
-        stale = sorted(name for key, name in self._originals().items() if key in found)
+        # what comes in may have been computed by the given model itself
+        before = reached([leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad])
+        stale = sorted(name for key, name in self._originals().items() if key in found and key not in before)
         if stale:
             raise UnreachedParametersError(
                 f"the model uses {', '.join(stale[:3])} of the model that was given, by a reference that does not move "
@@ -274,115 +313,46 @@ class Engine:
     def _with_gradients(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Result:
         """One branch once more, with gradients, for looking only."""
         leaves, rebuild = flatten((args, kwargs))
-        devices = random.devices(leaves)
-        before = random.state(devices)
+        sources = self.sources(leaves)
+        before = sources.all()
+        self._saved = self.remembered(), self.impure, set(self._watched)
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                copies = rebuild([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+                copies = rebuild([duplicate(leaf) if not isinstance(leaf, Tensor) else leaf.detach().clone() for leaf in leaves])
                 return loop.run(self, plan, *copies)[0]
         finally:
-            random.restore(before, devices)
+            sources.restore(before)
+            if self.impure:
+                self.forget()
 
 
-_writing: dict[type, bool] = {}
-
-
-def writes_globals(cls: type) -> bool:
-    """Whether a method of the class assigns to a global variable."""
-    if cls not in _writing:
-        functions = [
-            getattr(item, "__func__", item)
-            for base in cls.__mro__
-            if not base.__module__.startswith("torch.")
-            for item in vars(base).values()
-        ]
-        _writing[cls] = any(
-            step.opname == "STORE_GLOBAL"
-            for function in functions
-            if isinstance(function, types.FunctionType)
-            for step in dis.get_instructions(function)
-        )
-    return _writing[cls]
-
-
-def _where(error: Exception) -> str:
-    """The message of an error in one line, with the innermost line outside torch and this package."""
-    message = str(error).strip().split("\n")[0][:160]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if (
-            "/torch/" not in frame.filename
-            and "/workbench/" not in frame.filename
-            and not frame.filename.startswith("<")
-        ):
-            return f"{message}; at {frame.filename}:{frame.lineno}"
-    return message
-
-
-def combined(plan: Plan, results: list[Result]) -> Branched:
-    """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places."""
-    axes = plan.axes
-    trees = [flatten(result.output) for result in results]
-    rebuild = trees[0][1]
-    if len({len(leaves) for leaves, _ in trees}) > 1:
-        raise NonTensorOutputError(
-            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
-        )
-    if plan.dealt:
-        axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-    sizes = [axis.size for axis in axes]
-    order = None
-    if plan.dealt:
-        order = torch.argsort(torch.cat(plan.rows))
-    beside = [axis.name for axis in axes if axis.own_first]
-    equals = [k for k, index in enumerate(plan.indices()) if not any(index[name] for name in beside)]
-    columns: list[Any] = []
-    for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
-        if not isinstance(items[0], Tensor):
-            columns.append(_agreed([items[k] for k in equals], results[0].output, i))
-        elif order is None:
-            columns.append(_stack(items, sizes, results[0].output, i))
-        else:
-            columns.append(_gathered(items, plan, sizes, order))
-    return Branched(tuple(axis.name for axis in axes), columns, rebuild)
-
-
-def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
-    if len(items) == 1:
-        return items[0].reshape((*sizes, *items[0].shape))
-    shapes = {tuple(item.shape) for item in items}
-    if len(shapes) > 1:
-        raise OutputShapeError(
-            f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape"
-        )
-    return torch.stack(items).reshape((*sizes, *items[0].shape))
-
-
-def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
-    """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
-    position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
-    grouped: dict[tuple, list[Tensor]] = {}
-    for index, item in zip(plan.indices(), items, strict=True):
-        if not item.dim() or item.shape[0] != len(plan.rows[index[plan.dealt]]):
-            raise NotDealableError
-        key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)
-        grouped.setdefault(key, []).append(item)
-    if len({tuple(item.shape[1:]) for item in items}) > 1:
-        raise NotDealableError
-    stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device)) for parts in grouped.values()])
-    return stacked.reshape((*sizes, *stacked.shape[1:]))
-
-
-def _agreed(items: list[Any], output: Any, i: int) -> Any:
-    first = items[0]
-    for item in items[1:]:
-        same = item is first
-        if not same:
-            try:
-                same = type(item) is type(first) and bool(item == first)
-            except Exception:  # values that cannot be compared are taken as given by the first branch
-                same = True
-        if not same and isinstance(first, bool | int | float | complex | str):
-            raise NonTensorOutputError(
-                f"{paths(output)[i]} is {first!r} in one branch and {item!r} in another; return it as a tensor, or leave it out of the output"
+def _refuse_layers(root: nn.Module, before: dict[Attribute, tuple], after: dict[Attribute, tuple]) -> None:
+    for (path, kind), names in after.items():
+        if new := [name for name in names if name not in before.get((path, kind), ())]:
+            what = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
+            name = f"{path}.{new[0]}" if path else new[0]
+            raise RuntimeError(
+                f"forward of {root._get_name()} made the {what} {name!r}, which no optimizer, state_dict or voter would know; call the model "
+                "once with real inputs before wrapping it"
             )
-    return first
+
+
+def _complain(root: nn.Module, purity: str, lines: str, new: bool) -> None:
+    message = f"forward of {root._get_name()} changes attributes of the model:\n{lines}"
+    if purity == "raise":
+        raise PurityError(f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"')
+    if new:
+        warnings.warn(f"{message}\nThey end as if the model had been called once", WorkbenchWarning, stacklevel=2)
+
+
+__all__ = [
+    "PURITIES",
+    "RUNGS",
+    "STRATEGIES",
+    "Branched",
+    "Engine",
+    "NonTensorOutputError",
+    "NotDealableError",
+    "OutputShapeError",
+    "UnreachedParametersError",
+]

@@ -1,18 +1,15 @@
-"""What a forward pass changes beside its output: found once in each mode, kept as if the model had been called once."""
+"""What forward changes beside its output: found by marks of the modules' attributes before and after."""
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections import defaultdict
+import sys
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..errors import WorkbenchWarning
 from .clone import is_scripted
-from .plan import Bank
 from .tree import version
 
 # what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
@@ -21,50 +18,106 @@ _OWN = frozenset(
 )
 _MISSING = object()
 Attribute = tuple[str, str]  # module path, attribute name
+Tree = dict[str, nn.Module]
+Values = dict[Attribute, Any]
 
 
-def modules(root: nn.Module) -> dict[str, nn.Module]:
+def modules(root: nn.Module) -> Tree:
     """Every module below `root` by path, the copies of shared ones left out, scripted ones as well."""
     return {path: module for path, module in root.named_modules() if not is_scripted(module)}
 
 
-def _print(value: Any, depth: int = 2) -> Any:
-    """A value that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for containers."""
+def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
+    """Every attribute that is no registered tensor or module."""
+    for path, module in tree.items():
+        for name, value in module.__dict__.items():
+            if name not in _OWN:
+                yield (path, name), value
+
+
+def mark(value: Any, depth: int = 3) -> Any:
+    """Something that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for the rest."""
     if isinstance(value, Tensor):
         return "tensor", id(value), version(value)
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
-    if depth and isinstance(value, list | tuple | set | frozenset):
-        return type(value).__name__, len(value), tuple(_print(item, depth - 1) for item in value)
-    if depth and isinstance(value, dict):
-        return "dict", tuple((key, _print(item, depth - 1)) for key, item in value.items())
+    if not depth or isinstance(value, nn.Module | type) or callable(value):
+        return id(value)
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return type(value).__name__, len(value), tuple(mark(item, depth - 1) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((key, mark(item, depth - 1)) for key, item in value.items())
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
+        return "array", value.tobytes() if value.nbytes < 1 << 20 else id(value)
+    if hasattr(value, "__dict__"):
+        return "object", id(value), tuple((key, mark(item, depth - 1)) for key, item in vars(value).items())
     return id(value)
 
 
-def fingerprint(tree: dict[str, nn.Module]) -> dict[Attribute, Any]:
-    """What the attributes of all modules hold, contents of containers included."""
+def fingerprint(tree: Tree, only: frozenset[Attribute] | None = None) -> Values:
+    """A mark of every attribute, or of some."""
+    return {key: mark(value) for key, value in attributes(tree) if only is None or key in only}
+
+
+def changed(before: Values, after: Values) -> frozenset[Attribute]:
+    """The attributes that differ, appeared or went away between two fingerprints."""
+    return frozenset(
+        key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING)
+    )
+
+
+def described(tree: Tree, only: frozenset[Attribute] | None = None) -> dict[Attribute, str]:
+    """Attributes in words, for a comparison that people read."""
+    return {key: _words(value) for key, value in attributes(tree) if only is None or key in only}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{shape} tensor {value.tolist()}" if value.numel() <= 4 else f"{shape} tensor (version {version(value)})"
+    if isinstance(value, list | tuple | deque) and any(isinstance(item, Tensor) for item in value):
+        return f"{type(value).__name__} of {len(value)}: [{', '.join(map(_words, value))}]"[:120]
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:70]} ... ({type(value).__name__})"
+
+
+def difference(before: dict[Attribute, str], after: dict[Attribute, str], names: frozenset[Attribute]) -> str:
+    """What changed, a line for each attribute: `encoder.steps: 0 -> 1`."""
+    lines = []
+    for path, name in sorted(names):
+        old, new = before.get((path, name), "(not there)"), after.get((path, name), "(gone)")
+        if old == new:
+            new = "(changed inside)"
+        lines.append(f"  {path}.{name}: {old} -> {new}" if path else f"  {name}: {old} -> {new}")
+    return "\n".join(lines)
+
+
+def registered(tree: Tree) -> dict[Attribute, tuple]:
+    """The names of the tensors and modules that each module holds."""
     return {
-        (path, name): _print(value)
+        (path, kind): tuple(name for name, item in module.__dict__[kind].items() if item is not None)
         for path, module in tree.items()
-        for name, value in module.__dict__.items()
-        if name not in _OWN
+        for kind in ("_parameters", "_buffers", "_modules")
     }
 
 
-def structure(tree: dict[str, nn.Module], ignore: frozenset[Attribute] = frozenset()) -> tuple:
-    """A cheap fingerprint by identity: it changes when somebody replaces a parameter, a sub-module or an attribute."""
-    ignored: dict[str, set[str]] = defaultdict(set)
+def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:
+    """A cheap fingerprint by identity: it changes when somebody replaces a parameter, a sub-module or an attribute.
+
+    Args:
+        tree: the modules.
+        ignore: attributes that may change.
+        modes: whether training or evaluation mode counts.
+    """
+    ignored: dict[str, set[str]] = {path: set() for path, _ in ignore}
     for path, name in ignore:
         ignored[path].add(name)
     facts: list[Any] = []
     for path, module in tree.items():
         held = module.__dict__
-        if path in ignored:
-            facts.append(
-                tuple(
-                    (name, id(value)) for name, value in held.items() if name not in ignored[path] and name != "_engine"
-                )
-            )
+        if path in ignored or not modes:
+            skip = {*ignored.get(path, ()), "_engine", *(() if modes else ("training",))}
+            facts.append(tuple((name, id(value)) for name, value in held.items() if name not in skip))
         else:
             facts.append(tuple(map(id, held.values())))
         facts.append(tuple(map(id, held["_parameters"].values())))
@@ -72,113 +125,3 @@ def structure(tree: dict[str, nn.Module], ignore: frozenset[Attribute] = frozens
         facts.append(tuple(map(id, held["_modules"].values())))
         facts.append((len(held["_forward_hooks"]), len(held["_forward_pre_hooks"]), len(held["_backward_hooks"])))
     return tuple(facts)
-
-
-def changed(before: dict[Attribute, Any], after: dict[Attribute, Any]) -> frozenset[Attribute]:
-    """The attributes that differ, appeared or went away between two fingerprints."""
-    return frozenset(
-        key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING)
-    )
-
-
-def transfer(attributes: frozenset[Attribute], source: dict[str, nn.Module], target: dict[str, nn.Module]) -> None:
-    """Give the modules of one tree the attribute values of another; references to modules follow, tensors are shared."""
-    if not attributes:
-        return
-    memo: dict[int, Any] = {id(module): target[path] for path, module in source.items() if path in target}
-    for path, name in attributes:
-        if path not in source or path not in target:
-            continue
-        value = source[path].__dict__.get(name, _MISSING)
-        if value is _MISSING:
-            target[path].__dict__.pop(name, None)
-        else:
-            target[path].__dict__[name] = _transferred(value, memo)
-
-
-def _transferred(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor):
-        return value
-    if type(value) in (list, tuple, set):
-        return type(value)(_transferred(item, memo) for item in value)
-    if type(value) is dict:
-        return {key: _transferred(item, memo) for key, item in value.items()}
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception:  # not copyable: both trees share it
-        return value
-
-
-def held_tensors(attributes: frozenset[Attribute], tree: dict[str, nn.Module]) -> dict[tuple, Tensor]:
-    """The tensors inside the named attributes, by attribute and place."""
-    found: dict[tuple, Tensor] = {}
-
-    def look(value: Any, place: tuple) -> None:
-        if isinstance(value, Tensor):
-            found[place] = value
-        elif isinstance(value, list | tuple):
-            for i, item in enumerate(value):
-                look(item, (*place, i))
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                look(item, (*place, key))
-
-    for path, name in attributes:
-        if path in tree and name in tree[path].__dict__:
-            look(tree[path].__dict__[name], (path, name))
-    return found
-
-
-def put_back(values: dict[tuple, Tensor], tree: dict[str, nn.Module]) -> None:
-    """Set tensors at the places that `held_tensors` named."""
-    for (path, name, *place), value in values.items():
-        holder: Any = tree[path].__dict__
-        keys = [name, *place]
-        chain = [holder]
-        for key in keys[:-1]:
-            chain.append(chain[-1][key])
-        for depth in range(len(keys) - 1, -1, -1):
-            if isinstance(chain[depth], tuple):  # rebuilt from the inside out
-                items = list(chain[depth])
-                items[keys[depth]] = value
-                value = type(chain[depth])(items)
-            else:
-                chain[depth][keys[depth]] = value
-                break
-
-
-class Buffers:
-    """Collects the buffers of all branches and merges them once.
-
-    A buffer that a method has given an axis keeps one row for each of its branches. Over all other axes a floating buffer takes the mean:
-    for running statistics, whose update is linear, the mean of n updates is the one update with the mean statistic. Counters must agree.
-    """
-
-    def __init__(self) -> None:
-        self._new: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
-
-    def add(self, name: str, row: int | None, value: Tensor) -> None:
-        self._new[name, row].append(value)
-
-    @torch.no_grad()
-    def merge(self, bank: Bank) -> None:
-        for (name, row), values in self._new.items():
-            target = bank.get(name) if row is None else bank.get(name)[row]
-            if len(values) == 1 or all(value is values[0] for value in values):
-                new = values[0]
-            elif target.is_floating_point() or target.is_complex():
-                new = torch.stack(values).mean(0)
-            else:
-                new = values[0]
-                if any(not torch.equal(new, value) for value in values[1:]):
-                    warnings.warn(
-                        f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
-                        WorkbenchWarning,
-                        stacklevel=2,
-                    )
-            if new.shape != target.shape:
-                raise RuntimeError(
-                    f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
-                    "register it with its final shape before wrapping"
-                )
-            target.copy_(new)

@@ -65,6 +65,30 @@ def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     return leaves, lambda values: rebuild(iter(values))
 
 
+def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
+    """Let the lists and dicts of a tree hold what those of its copy have come to hold.
+
+    Args:
+        tree: lists and dicts in it are changed in place.
+        other: a tree that was rebuilt from it.
+        back: id of a leaf of the copy -> the leaf of the tree.
+    """
+    mine = children(tree)
+    if mine is None or not isinstance(other, type(tree)):
+        return
+    theirs = children(other) or []
+    pairs = [(own, copied) for (_, own), (_, copied) in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
+    held = {id(copied): own for own, copied in pairs}
+    if isinstance(tree, list):
+        tree[:] = [back.get(id(item), held.get(id(item), item)) for item in other]
+    elif type(tree) is dict:
+        items = {key: back.get(id(item), held.get(id(item), item)) for key, item in other.items()}
+        tree.clear()
+        tree.update(items)
+    for own, copied in pairs:
+        follow(own, copied, back)
+
+
 def paths(tree: Any, root: str = "output") -> list[str]:
     """The place of every leaf, in the order of `flatten`: `output['logits'][0]`."""
     parts = children(tree)

@@ -1,42 +1,74 @@
-"""The fast executor: one pass under nested `torch.vmap`, which carries the branch axis physically and so is right, or raises."""
+"""The fast executor: one pass under nested `torch.vmap`, which carries the branch axes physically and so is right, or raises."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .body import Result, passed
+from .body import Clone, Result, call, is_batched, refuse_recomputing
+from .clone import share
 from .plan import Plan
-from .state import changed, fingerprint, held_tensors, put_back
+from .rescue import Rescue
 from .tree import flatten
 
 if TYPE_CHECKING:
     from .run import Engine
 
-_RECOMPUTES = "activation checkpointing recomputes outside vmap"
 
-
-def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list[Result]:
-    """All branches in one pass.
+def run(
+    engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False, rescue: bool = False
+) -> list[Result]:
+    """All branches in one pass, or in as few as `plan.chunk` allows.
 
     What comes before the first tensor that differs between branches is computed once.
+
+    Args:
+        engine: it holds the clones.
+        plan: what differs between the branches.
+        args, kwargs: the inputs.
+        first: whether to look for tensors that outlive the pass, where nobody would expect them to have branches.
+        rescue: whether operations that vmap knows no rule for are put in other words.
 
     Returns:
         One result a branch, in the order of `plan.indices()`.
     """
-    clone = engine.clone(0)
-    slots: list[str] = []
-    stacked: list[Tensor] = []
-    names: list[tuple[str, ...]] = []
-    active = {axis.name for axis in plan.axes}
-    outer = {axis.name: i for i, axis in enumerate(plan.axes)}
-    noisy = tuple(
-        axis.name for axis in plan.axes if axis.name not in {n for rule in plan.rules.values() for n in rule.axes()}
-    )
+    engine.begin(plan, alone=True)
+    clone = engine.clone(next(plan.indices()))
+    outer = plan.axes[0].size
+    step = plan.chunk or outer
+    results: list[Result] = []
+    made: list[weakref.ref[Tensor]] | None = [] if first else None
+    for start in range(0, outer, step):
+        results += _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
+    if any(is_batched(ref()) for ref in made or ()):
+        gc.collect()
+        if any(is_batched(ref()) for ref in made or ()):
+            raise RuntimeError(
+                "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
+            )
+    return results
+
+
+def rescued(
+    engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False
+) -> list[Result]:
+    """As `run`, with operations that vmap knows no rule for put in other words."""
+    return run(engine, plan, args, kwargs, first, rescue=True)
+
+
+def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on."""
+    active = {axis.name: i for i, axis in enumerate(plan.axes)}
+    outermost = plan.axes[0].name
+    stacked: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
     for slot, rule in plan.rules.items():
         tensor, axes = rule.dense(plan.bank)
         for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
@@ -44,41 +76,63 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
                 tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
         own = [name for name in axes if name in active]
         # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
-        order = sorted(range(len(own)), key=lambda i: outer[own[i]])
-        slots.append(slot)
-        stacked.append(tensor.permute(*order, *range(len(own), tensor.dim())))
-        names.append(tuple(own[i] for i in order))
+        order = sorted(range(len(own)), key=lambda i: active[own[i]])
+        tensor = tensor.permute(*order, *range(len(own), tensor.dim()))
+        if outermost in own:
+            tensor = tensor.narrow(0, start, count)
+        stacked[slot] = tensor, tuple(own[i] for i in order)
+    ruled = {name for rule in plan.rules.values() for name in rule.axes()}
     training = any(module.training for module in clone.tree.values())
+    # noise reaches the statistics in training, so each branch needs its own
+    apart = [axis for axis in plan.axes if axis.name not in ruled] if training else []
+    sizes = [count if axis.name == outermost else axis.size for axis in apart]
     with torch.inference_mode(False):
         for slot in clone.buffers:
-            if slot in slots:
-                at = slots.index(slot)
-                stacked[at] = stacked[at].clone(memory_format=torch.contiguous_format)
-                continue
-            apart = noisy if training else ()  # noise reaches the statistics, so each branch needs its own
-            sizes = [axis.size for axis in plan.axes if axis.name in apart]
-            tensor = plan.bank.get(slot)
-            slots.append(slot)
-            stacked.append(tensor.expand((*sizes, *tensor.shape)).clone())
-            names.append(apart)
+            if slot in stacked:
+                tensor, own_names = stacked[slot]
+                stacked[slot] = tensor.clone(memory_format=torch.contiguous_format), own_names
+            else:
+                tensor = plan.bank.get(slot)
+                stacked[slot] = tensor.expand((*sizes, *tensor.shape)).clone(), tuple(axis.name for axis in apart)
+    return stacked
 
+
+def _pass(
+    engine: Engine,
+    clone: Clone,
+    plan: Plan,
+    start: int,
+    count: int,
+    args: tuple,
+    kwargs: dict[str, Any],
+    rescue: bool,
+    made: list[weakref.ref[Tensor]] | None,
+) -> list[Result]:
+    """One pass for `count` branches of the outermost axis and all of the others."""
+    plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
+    stacked = _stacked(plan, clone, start, count)
     shape: dict[str, Any] = {}
 
-    def once(values: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor], dict[tuple, Tensor]]:
-        engine.sync(clone)
-        recorded = engine.impure.get(engine.mode())
-        before = fingerprint(clone.tree) if recorded is None else {}
-        result = passed(clone, plan, dict(zip(slots, values, strict=True)), plan.fixed, args, kwargs)
-        if recorded is None:
-            recorded = engine.impure[engine.mode()] = changed(before, fingerprint(clone.tree))
+    def once(values: list[Tensor], token: Tensor) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
+        if rescue:
+            modes.append(Rescue(token))
+        elif len(plan.axes) > 1:
+            modes.append(_NoAttention())
+        with engine.watching(clone, plan, first=True):
+            installed = dict(zip(stacked, values, strict=True))
+            result = call(clone, plan, installed, plan.fixed, args, kwargs, _together(modes))
+        _refuse_held(clone, engine.impure)
+        if made is not None:
+            clone.install(plan.values(plan.fixed, clone.buffers))  # what is still in place is not kept by the model
         leaves, shape["rebuild"] = flatten(result.output)
         shape["static"] = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return outputs, result.buffers, result.taps, held_tensors(recorded, clone.tree)
+        return outputs, result.buffers, result.taps
 
     def nest(level: int, values: list[Tensor], axes: list[tuple[str, ...]], token: Tensor) -> Any:
         if level == len(plan.axes):
-            return once(values)
+            return once(values, token)
         axis = plan.axes[level]
         dims = [own.index(axis.name) if axis.name in own else None for own in axes]
         rest = [tuple(name for name in own if name != axis.name) for own in axes]
@@ -88,17 +142,15 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> list
             randomness=axis.randomness,
         )(values, token.new_zeros(axis.size))
 
-    refuse = torch.autograd.graph.disable_saved_tensors_hooks(_RECOMPUTES) if torch.is_grad_enabled() else nullcontext()
-    with refuse, _NoAttention() if len(plan.axes) > 1 else nullcontext():
-        outputs, buffers, taps, held = nest(0, stacked, names, torch.zeros(()))
-    depth = len(plan.axes)
-    put_back({place: _first(tensor, depth) for place, tensor in held.items()}, clone.tree)
+    with refuse_recomputing():
+        tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
+        outputs, buffers, taps = nest(0, list(tensors), list(names), torch.zeros(()))
 
     results = []
     for index in plan.indices():
         place = tuple(index[axis.name] for axis in plan.axes)
-        tensors = iter(outputs)
-        leaves = [next(tensors)[place] if static is None else static[0] for static in shape["static"]]
+        items = iter(outputs)
+        leaves = [next(items)[place] if static is None else static[0] for static in shape["static"]]
         results.append(
             Result(
                 shape["rebuild"](leaves),
@@ -120,7 +172,33 @@ class _NoAttention(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _first(tensor: Tensor, depth: int) -> Tensor:
-    for _ in range(depth):
-        tensor = tensor[0]
-    return tensor
+@contextmanager
+def _together(modes: list[TorchFunctionMode]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
+class _Noting(TorchFunctionMode):
+    """Notes what comes out of every call, without keeping it alive."""
+
+    def __init__(self, made: list[weakref.ref[Tensor]]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __torch_function__(
+        self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self._made.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+        return out
+
+
+def _refuse_held(clone: Clone, impure: frozenset[tuple[str, str]]) -> None:
+    """What forward leaves in attributes must be the same for all branches: one clone stands for all of them here."""
+    for path, name in impure:
+        held: dict[int, Any] = {}
+        share(clone.tree[path].__dict__.get(name), held, set())
+        if any(is_batched(item) for item in held.values()):
+            raise RuntimeError(f"forward keeps a tensor of its branch in {path + '.' if path else ''}{name}")

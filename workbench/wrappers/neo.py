@@ -39,7 +39,7 @@ class Wrapper(_Wrapper):
         layers: names of modules whose inputs are the features; by default up to eight layers, evenly spread.
         density: "gaussian" (one joint Gaussian with shrinkage, Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et
             al. 2017), or a `Density`.
-        common: output, strategy, verbose, example; see `workbench.Wrapper`.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ class Wrapper(_Wrapper):
 class Neo(Method):
     """The method on one model; see `Wrapper`."""
 
-    name, kind, order = "neo", "vacuitic", 40
+    name, kind, order, needs_fit, own_pass = "neo", "vacuitic", 40, True, True
 
     def __init__(self, layers: tuple[str, ...] | None, density: str | Density) -> None:
         self.layers, self.density = layers, density

@@ -36,7 +36,7 @@ class Wrapper(_Wrapper):
         trainable: learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al.
             2015); the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.
         randomness: what the model's own random calls do from sample to sample: "different", "same", or "error" (refused).
-        common: output, strategy, verbose, example; see `workbench.Wrapper`.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ class Sample(Method):
 
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
-        return Axis(self.name, self.n_samples, self.randomness) if several else None
+        return Axis(self.name, self.n_samples, self.randomness, apart=True) if several else None
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         return spread(parts, dim)

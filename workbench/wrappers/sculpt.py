@@ -9,6 +9,7 @@ from torch import Tensor
 from ..distributions import Cauchy, Laplace, LogitNormal, LogNormal, Normal, StudentT
 from ..distributions.base import Distribution
 from ..engine.plan import Axis, Shared, Split
+from ..engine.tree import is_float, tree_map
 from ..initial import Draws
 from ..method import Call, Method
 from ..wrapping import Wrapper as _Wrapper
@@ -27,7 +28,7 @@ class Wrapper(_Wrapper):
     Args:
         distribution: of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal; LogitNormal for class logits.
         n_layers: how many of the last layers the risk head has of its own; by default 3, or all if the model has fewer.
-        common: output, strategy, verbose, example; see `workbench.Wrapper`.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
         >>> import torch
@@ -87,16 +88,23 @@ class Sculpt(Method):
             table.record.rules[name] = Split(self.name, (table.record.rules.get(name, Shared(name)), Shared(new)))
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        y, raw = parts["y"].unbind(dim)
-        raw = raw.real if raw.is_complex() else raw
-        return {"y": y, "aleatoric": self.distribution.to_risk(raw).square()}
+        y, beside = parts["y"].unbind(dim)
+        return {"y": y, "aleatoric": self._risk(beside).square()}
 
-    def probs(self, logits: Tensor, risk: Tensor) -> Tensor:
-        """Class probabilities under noise of the logits."""
+    def _risk(self, beside: Any) -> Any:
+        """The standard deviation that the risk head's output stands for."""
+        if not is_float(beside):
+            return beside
+        return self.distribution.to_risk(beside.real if beside.is_complex() else beside)
+
+    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
+        return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
+
+    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
         probs = getattr(self.distribution, "probs", None)
         if probs is None:
             raise ValueError(f"class outputs need sculpt.Wrapper(LogitNormal), not {type(self.distribution).__name__}")
-        return probs(logits, risk)
+        return probs(scores, self._risk(beside))
 
 
 __all__ = ["Cauchy", "Laplace", "LogNormal", "LogitNormal", "Normal", "Sculpt", "StudentT", "Wrapper"]

@@ -30,7 +30,7 @@ class Wrapper(_Wrapper):
         finetune: start every voter at the given weights instead of at a fresh initialisation.
         share: None, every voter has all parameters of its own; "rank1", one shared weight and rank-one factors for each voter (Wen et al.
             2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk.
-        common: output, strategy, verbose, example; see `workbench.Wrapper`.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Frozen parameters (requires_grad=False) stay shared, unless all are frozen.
 
@@ -75,7 +75,7 @@ class Wrapper(_Wrapper):
 class Vote(Method):
     """The method on one model; see `Wrapper`."""
 
-    name, kind, order = "vote", "epistemic", 10
+    name, kind, order, members = "vote", "epistemic", 10, True
 
     def __init__(
         self, n_voters: int, alpha: float, use_bias: bool, independent: bool, finetune: bool, share: str | int | None
@@ -89,6 +89,9 @@ class Vote(Method):
 
     def axis(self, call: Call) -> Axis | None:
         return Axis(self.name, self.n_voters)
+
+    def deals(self, training: bool, asked: bool = False) -> int:
+        return self.n_voters if asked or (training and self.independent) else 0
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         return spread(parts, dim)

@@ -1,0 +1,266 @@
+"""What a wrapped model must answer beside the rest of PyTorch, as a differentiable function of its state_dict.
+
+No wrapped object runs here: plain models are called one by one, each with the tensors of one branch, taken by their names
+(`last.weight@vote` has one row for each voter, `last.weight@sculpt` belongs to the risk head).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from workbench import Risk, Wrapper, compose, neo, sample, sculpt, vote
+
+VOTERS, SAMPLES, ROWS, AMOUNT = 3, 2, 6, 0.2
+
+
+class Net(nn.Module):
+    """[rows, 3] -> [rows, 2], in double precision, with statistics that training moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(3, 6), nn.BatchNorm1d(6)
+        self.second, self.last = nn.Linear(6, 5), nn.Linear(5, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.norm(self.first(x))))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A wrapper, and how many branches of which sort it gives a model.
+
+    Args:
+        make: Makes the wrapper.
+        voters, samples: Number of each.
+        noise: What noise is put on: "activations", "weights" or "" (nothing).
+        head: Whether there is a risk head.
+    """
+
+    make: Callable[..., Wrapper]
+    voters: int = 1
+    samples: int = 1
+    noise: str = ""
+    head: bool = False
+
+
+def _sample(where: str, **common: Any) -> Wrapper:
+    distribution = sample.Normal(AMOUNT) if where == "weights" else sample.Bernoulli(AMOUNT)
+    return sample.Wrapper(SAMPLES, distribution, where=where, **common)
+
+
+KINDS = {
+    "vote": Kind(lambda **c: vote.Wrapper(VOTERS, **c), VOTERS),
+    "vote_rank1": Kind(lambda **c: vote.Wrapper(VOTERS, share="rank1", **c), VOTERS),
+    "vote_last2": Kind(lambda **c: vote.Wrapper(VOTERS, share=2, **c), VOTERS),
+    "sculpt": Kind(lambda **c: sculpt.Wrapper(**c), head=True),
+    "sample_activations": Kind(lambda **c: _sample("activations", **c), samples=SAMPLES, noise="activations"),
+    "sample_weights": Kind(lambda **c: _sample("weights", **c), samples=SAMPLES, noise="weights"),
+    "vote_sculpt": Kind(lambda **c: compose(vote.Wrapper(VOTERS, **c), sculpt.Wrapper()), VOTERS, head=True),
+    "sample_sculpt": Kind(
+        lambda **c: compose(_sample("activations", **c), sculpt.Wrapper()),
+        samples=SAMPLES,
+        noise="activations",
+        head=True,
+    ),
+}
+CERTAIN = [name for name, kind in KINDS.items() if not kind.noise]  # no random numbers: equal whatever draws them
+
+
+def wrap(name: str, model: nn.Module | None = None, **common: Any) -> Any:
+    """A wrapped model that is the same at every call; "neo" is fitted."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        model = Net() if model is None else model
+        if name == "neo":
+            wrapped: Any = neo.Wrapper(**common)(model)
+            return wrapped.eval().fit(torch.randn(60, 3, dtype=torch.float64))
+        return KINDS[name].make(**common)(model)
+
+
+def data(rows: int = ROWS, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Inputs [rows, 3] and targets [rows, 2]."""
+    numbers = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return numbers[:, :3], numbers[:, 3:]
+
+
+def state_of(wrapped: nn.Module) -> dict[str, Tensor]:
+    """Copies of a wrapped model's tensors, of which the parameters can be differentiated by."""
+    parameters = dict(wrapped.named_parameters())
+    return {
+        name: tensor.detach().clone().requires_grad_(name in parameters and parameters[name].requires_grad)
+        for name, tensor in wrapped.state_dict(keep_vars=True).items()
+        if "@workbench" not in name
+    }
+
+
+def seeded(function: Callable[..., Any], *args: Any, seed: int = 5, **kwargs: Any) -> Any:
+    """Call with torch's global generator at a seed, and put its state back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return function(*args, **kwargs)
+
+
+# ---- the reference --------------------------------------------------------------------------------------------------
+
+
+def tensor_of(state: dict[str, Tensor], name: str, voter: int, head: int) -> tuple[str, Tensor]:
+    """The key in the state, and the value, of what a branch uses under a name of the plain model."""
+    keys = {key.removesuffix("@vote") for key in state}
+    key = f"{name}@sculpt" if head and f"{name}@sculpt" in keys else name
+    if f"{key}@vote" in state:
+        return f"{key}@vote", state[f"{key}@vote"][voter]
+    value = state[key]
+    if f"{key}@vote_out" in state:
+        left, right = state[f"{key}@vote_out"][voter], state.get(f"{key}@vote_in")
+        value = value * left if right is None else value * torch.outer(left, right[voter])
+    return key, value
+
+
+@dataclasses.dataclass
+class Answer:
+    """What all branches together say.
+
+    Args:
+        y: The prediction.
+        risks: Standard deviations by name.
+        buffers: The buffers after the call, by their key in the state.
+        outputs: The single answers [voters, samples, heads, ...].
+    """
+
+    y: Tensor
+    risks: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    outputs: Tensor
+
+
+def expected(
+    name: str,
+    state: dict[str, Tensor],
+    x: Tensor,
+    training: bool = False,
+    risk: bool = True,
+    loss: bool = False,
+    make: Callable[[], nn.Module] = Net,
+) -> Answer:
+    """The answer of plain models with the tensors of a state; random numbers come from torch's global generator."""
+    kind = KINDS.get(name, Kind(neo.Wrapper))
+    samples = kind.samples if (risk or not training) and not loss else 1
+    heads = 2 if kind.head and (risk or loss) else 1
+    moved: dict[tuple[str, int], list[Tensor]] = {}
+    outputs = []
+    for voter in range(kind.voters):
+        for _ in range(samples):
+            start = torch.get_rng_state()
+            for head in range(heads):
+                torch.set_rng_state(start)  # both heads see the same noise
+                model = seeded(make).train(training)  # building it draws numbers, too
+                keys, tensors = {}, {}
+                for tensor_name, _ in [*model.named_parameters(), *model.named_buffers()]:
+                    keys[tensor_name], tensors[tensor_name] = tensor_of(state, tensor_name, voter, head)
+                for tensor_name, parameter in model.named_parameters():
+                    if kind.noise == "weights" and parameter.dim() > 1:
+                        noise = 1 + AMOUNT * torch.randn_like(parameter)
+                        tensors[tensor_name] = tensors[tensor_name] * noise
+                buffers = {tensor_name: tensors[tensor_name].clone() for tensor_name, _ in model.named_buffers()}
+                if kind.noise == "activations":
+                    _disturb(model)
+                outputs.append(functional_call(model, {**tensors, **buffers}, (x.clone(),)))
+                for tensor_name, value in buffers.items():
+                    own = voter if keys[tensor_name].endswith("@vote") else -1
+                    moved.setdefault((keys[tensor_name], own), []).append(value)
+    stacked = torch.stack(outputs).reshape(kind.voters, samples, heads, *outputs[0].shape)
+    y, raw = stacked[:, :, 0].flatten(0, 1), stacked[:, :, 1:].flatten(0, 2)
+    variances = {"epistemic": y.var(0, correction=0)} if kind.voters * kind.samples > 1 else {}
+    if len(raw):
+        variances["aleatoric"] = (F.softplus(raw) + 1e-9).square().mean(0)
+    if len(variances) > 1:
+        variances["total"] = variances["epistemic"] + variances["aleatoric"]
+    after = {key: state[key].detach().clone() for key, _ in moved}
+    for (key, own), values in moved.items():
+        mean = torch.stack(values).double().mean(0).to(values[0])
+        after[key] = mean if own < 0 else after[key].index_copy(0, torch.tensor([own]), mean[None])
+    risks = {key: root(variance) for key, variance in variances.items()} if risk else {}
+    return Answer(y.mean(0) if len(y) > 1 else y[0], risks, after, stacked)
+
+
+def root(variance: Tensor) -> Tensor:
+    """Standard deviation, whose gradient is zero where all agree."""
+    spread = variance > 0
+    return torch.where(spread, torch.where(spread, variance, 1.0).sqrt(), 0.0)
+
+
+def _disturb(model: nn.Module) -> None:
+    """Dropout on what enters every linear layer but the first one that data pass."""
+    for layer in [module for module in model.modules() if isinstance(module, nn.Linear)][1:]:
+        layer.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], AMOUNT, training=True),))
+
+
+def expected_loss(name: str, state: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
+    """Each voter's own squared error, with a risk head its negative log likelihood added, averaged over the voters."""
+    terms = []
+    for heads in expected(name, state, x, training=True, loss=True).outputs.flatten(0, 1):
+        terms.append((heads[0] - target).square().mean())
+        if len(heads) > 1:
+            normal = torch.distributions.Normal(heads[0], F.softplus(heads[1]) + 1e-9)
+            terms[-1] = terms[-1] - normal.log_prob(target).mean()
+    return torch.stack(terms).mean()
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+def parts(output: Any) -> dict[str, Tensor]:
+    """Prediction and risks by name, of what a wrapped model gave; the risk of a single wrapper is "risk"."""
+    if isinstance(output, Tensor):
+        return {"y": output}
+    y, risk = output
+    return {"y": y, **({name: getattr(risk, name) for name in risk.names()} if isinstance(risk, Risk) else {"risk": risk})}
+
+
+def assert_answer(output: Any, answer: Answer) -> None:
+    """Assert that prediction and risks are those expected."""
+    found = parts(output)
+    like = {"y": answer.y, **answer.risks}
+    if len(answer.risks) == 1:
+        like = {"y": answer.y, "risk": next(iter(answer.risks.values()))}
+    assert found.keys() == like.keys()
+    for name, tensor in found.items():
+        close(tensor, like[name], name)
+
+
+def assert_buffers(wrapped: nn.Module, answer: Answer) -> None:
+    """Assert that the buffers are those after the expected answer."""
+    state = wrapped.state_dict()
+    for key, value in answer.buffers.items():
+        close(state[key], value, f"buffer {key}")
+
+
+def assert_gradients(wrapped: nn.Module, state: dict[str, Tensor]) -> None:
+    """Assert that the parameters have the gradients of the state; none is as good as zero."""
+    assert any(tensor.grad is not None for tensor in state.values())
+    for name, parameter in wrapped.named_parameters():
+        if name not in state:  # of a signature
+            continue
+        like = state[name].grad
+        if like is None or parameter.grad is None:
+            assert all(grad is None or not grad.any() for grad in (like, parameter.grad)), name
+        else:
+            close(parameter.grad, like, f"gradient of {name}")
+
+
+def close(found: Tensor, like: Tensor, what: str) -> None:
+    torch.testing.assert_close(found, like, rtol=1e-8, atol=1e-9, msg=lambda message: f"{what}: {message}")
+
+
+def objective(output: Any) -> Tensor:
+    """A number in which every part of an answer has another weight."""
+    answer = {"y": output.y, **output.risks} if isinstance(output, Answer) else parts(output)
+    return torch.stack([(answer[name] * (2 + i)).sin().sum() for i, name in enumerate(sorted(answer))]).sum()

@@ -1,0 +1,882 @@
+"""`diagnose` finds each trouble in a model that has it, at its line, in no other model, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from zoo import CASES
+
+from workbench import WorkbenchWarning, Wrapped, compose, neo, sample, sculpt, vote
+from workbench.doctor import KINDS, Diagnosis, diagnose
+from workbench.doctor.kinds import WRAPPERS
+from workbench.unregistered import unregistered
+
+pytestmark = pytest.mark.usefixtures("seeded")
+FILE = Path(__file__)
+
+
+def x(rows: int = 6, features: int = 3) -> Tensor:
+    return torch.randn(rows, features, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(torch.tanh(self.a(x)))
+
+
+# ---- one model for each trouble; the lines are marked -------------------------------------------------------------------
+class Raises(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) @ x  # HERE
+
+
+class RaisesInTraining(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise KeyError("no such thing")  # HERE
+        return super().forward(x)
+
+
+class Unregistered(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.tensor(0.5), torch.tensor(2.0)]  # HERE
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scales[0]
+
+
+class Grows(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.info: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.info.append(len(x))  # HERE
+        return super().forward(x)
+
+
+class GrowsDict(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.info: dict[int, int] = {}
+
+    def note(self) -> None:
+        self.info[len(self.info)] = 0  # HERE
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note()
+        return super().forward(x)
+
+
+class Counts(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1  # HERE
+        return super().forward(x)
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class ChangesObject(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = Statistics()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.statistics.calls += 1  # HERE
+        return super().forward(x)
+
+
+class WritesBuffer(Base):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1  # HERE
+        return super().forward(x)
+
+
+class WritesInput(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2)  # HERE
+        return super().forward(x)
+
+
+LAST: Any = None
+LOG: list[int] = []
+
+
+class WritesGlobal(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        global LAST
+        LAST = len(x)  # HERE
+        return super().forward(x)
+
+
+class AppendsToGlobal(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        LOG.append(len(x))  # HERE
+        return super().forward(x)
+
+
+class WritesClass(Base):
+    calls: ClassVar[int] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1  # HERE
+        return super().forward(x)
+
+
+class NumpyNoise(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        noise = np.random.normal()  # noqa: NPY002  # HERE
+        return super().forward(x) + noise
+
+
+class PythonNoise(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        noise = random.random()  # HERE
+        return super().forward(x) + noise
+
+
+class OwnGenerator(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand((), generator=self.generator)  # HERE
+        return super().forward(x) + noise
+
+
+class AlwaysNoisy(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(4)  # HERE
+        return self.b(self.a(x) + noise)
+
+
+class If(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h[:, 0].max() > -9:  # HERE
+            h = torch.tanh(h)
+        return self.b(h)
+
+
+class Item(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.a.bias.sum().item()  # HERE
+        return super().forward(x) + bias
+
+
+class Mask(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        few = h[h < -100]  # HERE
+        return self.b(h) + few.sum()
+
+
+class Gradient(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(self.a(z := x.detach().requires_grad_()).sum(), z, create_graph=True)  # HERE
+        return super().forward(x) + g.sum()
+
+
+class Checkpointed(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)  # HERE
+        return self.b(torch.tanh(h))
+
+
+class Out(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class CustomFunction(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = Out.apply(self.a(x))  # HERE
+        return self.b(h)
+
+
+class Mixes(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h - h.mean(0)  # HERE
+        return self.b(h)
+
+
+class MixesInTraining(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.training:
+            h = h - h.mean(0)  # HERE
+        return self.b(h)
+
+
+class Scalar(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.square().mean()  # HERE
+
+
+class Argmax(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.argmax(-1)  # HERE
+
+
+class Softmax(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        p = y.softmax(-1)  # HERE
+        return p.reshape(-1, 2)
+
+
+class LogSoftmax(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.log_softmax(super().forward(x), dim=-1)  # HERE
+
+
+class Says(Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return super().forward(x), "done"
+
+
+class Detached(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.detach()  # HERE
+
+
+class Unused(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+class Compiled(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.compile(self.a, backend="eager")  # type: ignore[assignment]
+
+
+class Tied(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(2, 4)
+        self.c.weight = nn.Parameter(torch.ones(4, 2))
+        self.d = nn.Linear(2, 4)
+        self.d.weight = self.c.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return self.c(y) + self.d(y)
+
+
+def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:  # HERE
+    return 2 * output
+
+
+def hooked() -> nn.Module:
+    model = Base()
+    model.b.register_forward_hook(doubled)
+    return model
+
+
+def frozen() -> nn.Module:
+    model = Base()
+    model.a.requires_grad_(False)
+    return model
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return nn.Sequential(nn.Linear(3, 4), torch.jit.script(nn.Linear(4, 1)))
+
+
+def wrapped_part() -> nn.Module:
+    return nn.Sequential(vote.Wrapper(2)(nn.Linear(3, 4)), nn.Linear(4, 1))
+
+
+# kind -> the models that have this trouble and no other, and whether it has a line
+TROUBLES: list[tuple[str, Callable[[], Any], bool]] = [
+    ("error", Raises, True),
+    ("error", RaisesInTraining, True),
+    ("unregistered", Unregistered, True),
+    ("grows", Grows, True),
+    ("grows", GrowsDict, True),
+    ("state", Counts, True),
+    ("object", ChangesObject, True),
+    ("buffers", WritesBuffer, True),
+    ("input_write", WritesInput, True),
+    ("global_write", WritesGlobal, True),
+    ("global_write", AppendsToGlobal, True),
+    ("global_write", WritesClass, True),
+    ("randomness", NumpyNoise, True),
+    ("randomness", PythonNoise, True),
+    ("randomness", OwnGenerator, True),
+    ("random_eval", AlwaysNoisy, True),
+    ("control_flow", If, True),
+    ("item", Item, True),
+    ("dynamic_shape", Mask, True),
+    ("autograd", Gradient, True),
+    ("checkpoint", Checkpointed, True),
+    ("vmap", CustomFunction, True),
+    ("batch_mixing", Mixes, True),
+    ("batch_mixing", MixesInTraining, True),
+    ("no_rows", Scalar, True),
+    ("integer_output", Argmax, True),
+    ("probabilities", Softmax, True),
+    ("probabilities", LogSoftmax, True),
+    ("non_tensor_output", Says, False),
+    ("no_gradient", Detached, True),
+    ("unused", Unused, False),
+    ("compiled", Compiled, False),
+    ("tied", Tied, False),
+    ("hooks", hooked, True),
+    ("frozen", frozen, False),
+    ("scripted", scripted, False),
+    ("wrapped_part", wrapped_part, False),
+    ("lazy", lambda: nn.Sequential(nn.LazyLinear(2)), False),
+    ("no_parameters", lambda: nn.Sequential(nn.ReLU()), False),
+    ("wrapped", lambda: vote.Wrapper(2)(Base()), False),
+]
+troubles = pytest.mark.parametrize(
+    ("kind", "build", "has_line"), TROUBLES, ids=[f"{kind}-{build.__name__}" for kind, build, _ in TROUBLES]
+)
+
+
+def marked(build: Any) -> str:
+    """The line of the mark, as findings have it."""
+    lines, start = inspect.getsourcelines(doubled if build is hooked else build)
+    (number,) = [start + i for i, line in enumerate(lines) if line.rstrip().endswith("# HERE")]
+    return f"{Path(inspect.getfile(doubled)).relative_to(Path.cwd())}:{number}"
+
+
+# ---- what is found ---------------------------------------------------------------------------------------------------
+@troubles
+def test_the_trouble_is_found_at_its_line_and_no_other(kind: str, build: Any, has_line: bool) -> None:
+    found = diagnose(build(), x())
+    assert {each.kind for each in found.findings} == {kind}
+    assert {each.line for each in found.find(kind)} == {marked(build) if has_line else ""}
+    if has_line and kind != "hooks":
+        assert all(each.code.endswith("# HERE") for each in found.findings)
+
+
+PLAIN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (6, 3)),
+    "own class": (Base, (6, 3)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)), (6, 3)),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(2)),
+        (6, 1, 5, 5),
+    ),
+    "lstm": (lambda: CASES["lstm"].build(), (6, 4, 8)),  # type: ignore[dict-item]
+    "transformer": (lambda: CASES["transformer"].build(), (6, 4, 8)),  # type: ignore[dict-item]
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
+        (6, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("training", [True, False])
+def test_ordinary_models_have_no_findings(name: str, training: bool) -> None:
+    build, shape = PLAIN[name]
+    model = build()
+    model(torch.randn(shape))  # the lazy layer of one of them
+    found = diagnose(model.train(training), torch.randn(shape))
+    assert found.findings == []
+    assert found.ok
+    assert found.verdicts == dict.fromkeys(WRAPPERS, "ok")
+    assert str(found).endswith("nothing found, every wrapper takes it.")
+
+
+def test_every_kind_has_its_model() -> None:
+    assert {kind for kind, _, _ in TROUBLES} | {"refused"} == set(KINDS)
+
+
+def test_what_is_said() -> None:
+    assert diagnose(Counts(), x()).find("state")[0].what == "steps: 0 before the call, 1 after"
+    assert diagnose(Grows(), x()).find("grows")[0].what == "info: 0 items before the call, 1 after"
+    assert [f.what for f in diagnose(Unregistered(), x()).findings] == [
+        "scales[0], float32 []",
+        "scales[1], float32 []",
+    ]
+    error = diagnose(RaisesInTraining(), x())
+    assert error.findings[0].what == "KeyError: 'no such thing' (in training mode)"
+    assert diagnose(Tied(), x()).findings[0].what == "c.weight = d.weight"
+    assert "logits" in diagnose(LogSoftmax(), x()).findings[0].remedy
+    assert diagnose(frozen(), x()).findings[0].what == "a.weight, a.bias (2 of 4)"
+
+
+def test_a_cache_that_is_filled_once_does_not_grow() -> None:
+    (found,) = diagnose(CASES["cache_dict"].build(), *CASES["cache_dict"].inputs()[0]).findings
+    assert found.kind == "state"
+    assert "in the first call only" in found.what
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+MAKERS: dict[str, Callable[[], Any]] = {
+    "vote": lambda: vote.Wrapper(3),
+    "sample": lambda: sample.Wrapper(3),
+    "sculpt": lambda: sculpt.Wrapper(),
+    "neo": lambda: neo.Wrapper(),
+}
+
+
+def takes(wrapper: str, model: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a wrapper takes a model: it wraps, and answers in both modes."""
+    try:
+        wrapped = MAKERS[wrapper]()(model)
+        wrapped.train()
+        wrapped(*args, **kwargs)
+        wrapped(*args, **kwargs, return_risk=True)
+        if wrapper != "neo":
+            wrapped.eval()
+            with torch.no_grad():
+                wrapped(*args, **kwargs, return_risk=True)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts_are_true_on_the_zoo(name: str) -> None:
+    case = CASES[name]
+    args, kwargs = case.inputs()
+    found = diagnose(case.build(), *args, **kwargs)
+    assert set(found.verdicts) == set(WRAPPERS)
+    for wrapper, verdict in found.verdicts.items():
+        assert verdict in ("ok", "note", "slower", "refused")
+        assert (verdict != "refused") == takes(wrapper, case.build(), *case.inputs())
+        reasons = [each for each in found.findings if each.means[wrapper] == verdict]
+        assert verdict == "ok" or reasons, f"{wrapper}: {verdict} for no reason"
+        if verdict == "slower":
+            assert not takes_one_pass(wrapper, case)
+
+
+def takes_one_pass(wrapper: str, case: Any) -> bool:
+    """Whether all branches run in one pass, in both modes."""
+    args, kwargs = case.inputs()
+    wrapped = {"vote": vote, "sample": sample, "sculpt": sculpt}[wrapper].Wrapper(strategy="vmap")(case.build())  # type: ignore[attr-defined]
+    try:
+        for training in (True, False):
+            wrapped.train(training)(*args, **kwargs, return_risk=True)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("build", [If, Item, Mask, CustomFunction])
+def test_slower_is_what_vmap_refuses(build: Any) -> None:
+    found = diagnose(build(), x())
+    assert found.verdicts["vote"] == "slower"
+    assert found.verdicts["neo"] == "ok"
+    assert not found.ok
+    with pytest.raises(Exception, match=r"."):
+        vote.Wrapper(2, strategy="vmap")(build())(x(), return_risk=True)
+
+
+def test_a_refusal_is_told_in_the_words_of_the_wrapper() -> None:
+    class TwoModels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.weight = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    found = diagnose(TwoModels(), x())
+    assert found.verdicts["sample"] == "refused"
+    assert "sample found no activation" in found.find("refused")[0].what
+    assert found.find("unused")[0].what == "weight"
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+class TwoInputs(Base):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * mask
+
+
+class DictInput(Base):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(batch["x"])
+
+
+def test_examples_are_taken_as_tensors_tuples_dicts_and_keywords() -> None:
+    mask = torch.ones(6, 1)
+    for found in (
+        diagnose(TwoInputs(), x(), mask),
+        diagnose(TwoInputs(), (x(), mask)),
+        diagnose(TwoInputs(), {"x": x(), "mask": mask}),
+        diagnose(TwoInputs(), x(), mask=mask),
+        diagnose(DictInput(), {"x": x()}),
+    ):
+        assert found.ok, str(found)
+    assert diagnose(TwoInputs(), x(), mask=mask).example == "float32 [6, 3], mask=float32 [6, 1]"
+
+
+def test_without_an_example_only_what_stands_there_is_found() -> None:
+    found = diagnose(Unregistered())
+    assert {each.kind for each in found.findings} == {"unregistered"}
+    assert set(found.verdicts.values()) == {"not run"}
+    assert "there is no example" in found.remarks[0]
+    assert not diagnose(Base()).ok
+    assert "wrapping works" in diagnose(Base()).headline()
+    assert set(diagnose(nn.ReLU()).verdicts.values()) == {"refused"}
+
+
+def test_one_row_is_enough_for_all_wrappers() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    found = diagnose(model, x(1))
+    assert found.ok
+    assert "With one row" in found.remarks[0]
+
+
+def test_functions_are_looked_at() -> None:
+    net = Base()
+
+    def twice(x: Tensor) -> Tensor:
+        y = net(x)
+        if y.sum() > 1e9:  # HERE
+            return y
+        return 2 * y
+
+    found = diagnose(twice, x())
+    assert found.name == "twice"
+    (condition,) = found.find("control_flow")
+    assert condition.line == marked(twice)
+    with pytest.raises(TypeError, match=r"nn\.Module or a function"):
+        diagnose(3)  # type: ignore[arg-type]
+
+
+def test_wrapped_models_are_looked_at_as_plain_ones() -> None:
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(If())
+    found = diagnose(wrapped, x())
+    assert found.find("wrapped")[0].what == "with vote, sculpt"
+    assert found.find("control_flow")[0].line == marked(If)
+    assert found.verdicts == {"vote": "refused", "sample": "slower", "sculpt": "refused", "neo": "ok"}
+    wrapped.scale(x_mean=torch.zeros(3), x_scale=torch.ones(3), y_mean=torch.zeros(2), y_scale=torch.ones(2))
+    assert {each.kind for each in diagnose(wrapped, x()).findings} == {"wrapped", "control_flow"}
+
+
+# ---- nothing is changed ----------------------------------------------------------------------------------------------
+def facts(model: nn.Module) -> Any:
+    """All that could have been changed: classes, attributes by identity and contents, tensors, modes, random states, hooks of Python."""
+    held = []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        attributes = {name: (id(value), repr(value)) for name, value in module.__dict__.items() if name != "_engine"}
+        generator = {name: v.get_state().tolist() for name, v in vars(module).items() if isinstance(v, torch.Generator)}
+        held.append((path, type(module), module.training, attributes, generator))
+    lazy = nn.parameter.is_lazy
+    tensors = [
+        (name, id(t), None if lazy(t) else t.tolist(), t.requires_grad, t.grad, t._version)
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    ]
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return (
+        (
+            held,
+            tensors,
+            torch.get_rng_state().tolist(),
+            state[1].tolist(),
+            state[2:],
+            random.getstate(),
+            sys.gettrace(),
+        ),
+        (LAST, list(LOG), WritesClass.calls, torch.is_grad_enabled(), list(warnings.filters), sys.stdout),
+        (dict(nn.modules.module._global_forward_hooks), torch.overrides._get_current_function_mode_stack()),
+    )
+
+
+@troubles
+def test_nothing_is_changed(kind: str, build: Any, has_line: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    model, given = build(), x()
+    if isinstance(model, ChangesObject):
+        model.statistics.calls = 7
+    before, values = facts(model), given.clone()
+    diagnose(model, given)
+    assert facts(model) == before
+    assert torch.equal(given, values)
+    assert given._version == 0
+    assert capsys.readouterr().out == ""
+    if isinstance(model, ChangesObject):
+        assert model.statistics.calls == 7
+
+
+class Shared:
+    """Has no copy, so that copies of a model reach the model itself through it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copy")
+
+
+class ReachesOut(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.count = 0
+        self.shared = Shared(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        this: Any = self.shared.model
+        this.count += 1
+        this.a.bias.data.add_(1)
+        return this.b(this.norm(this.a(x)))
+
+
+def test_nothing_is_changed_where_copies_reach_the_model_itself() -> None:
+    model = ReachesOut()
+    with torch.no_grad():
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+    diagnose(model, x())
+    assert model.count == 0
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+
+
+@contextmanager
+def tracing() -> Iterator[list[str]]:
+    seen: list[str] = []
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: seen.append(event))  # type: ignore[func-returns-value]
+    try:
+        yield seen
+    finally:
+        sys.settrace(before)
+
+
+def test_a_trace_function_is_put_back_also_after_an_error() -> None:
+    with tracing() as seen:
+        ours = sys.gettrace()
+        diagnose(Raises(), x())
+        assert sys.gettrace() is ours
+        seen.clear()
+        x()
+        assert "call" in seen
+
+
+def test_inference_mode_and_no_grad_do_not_matter() -> None:
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert diagnose(Base(), x()).ok
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+def test_text() -> None:
+    expected = f"""\
+If on float32 [6, 3]: 1 thing to know, every wrapper takes it.
+
+  vote    slower   [1]
+  sample  ok
+  sculpt  slower   [1]
+  neo     ok
+
+[1] Control flow depends on values (slower: vote, sculpt)
+    {marked(If)} in If: if h[:, 0].max() > -9: # HERE
+      a tensor as a condition
+    Branches may go different ways. One pass for all branches (vmap) is not possible, so each voter, sample or
+    risk head is a pass of its own.
+    What to do: compute both and choose: torch.where(condition, a, b)."""
+    found = diagnose(If(), x())
+    assert str(found) == repr(found) == expected
+
+
+def test_harmless_findings_come_last_in_one_line() -> None:
+    text = str(diagnose(Tied(), x()))
+    assert text == (
+        "Tied on float32 [6, 3]: every wrapper takes it.\n\nAlso seen, and no wrapper minds:\n    tied parameters: c.weight = d.weight"
+    )
+
+
+def test_findings_of_many_layers_take_one_place() -> None:
+    text = str(diagnose(nn.Sequential(*(nn.Sequential(Noisy()) for _ in range(5))), x()))
+    assert "in 0.0 and 4 more" in text
+    assert text.count("torch.randn") == 1
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.randn(3)
+
+
+def test_html_is_escaped_and_leaves_colours_to_the_theme() -> None:
+    page = diagnose(If(), x())._repr_html_()
+    assert "if h[:, 0].max() &gt; -9:" in page
+    assert "vote: slower" in page
+    assert "color: inherit; background: transparent" in page
+    assert "<script" not in page
+    from bs4 import BeautifulSoup
+
+    rows = BeautifulSoup(page, "html.parser").select("table:not(.wb-verdicts) tr")
+    assert [cell.get_text() for cell in rows[1].select("td")][2:6] == ["slower", "ok", "slower", "ok"]
+    assert "<table" not in diagnose(Base(), x())._repr_html_()
+
+
+def test_kinds_are_checked() -> None:
+    found = diagnose(Base(), x())
+    assert isinstance(found, Diagnosis)
+    assert found.find("state") == []
+    with pytest.raises(ValueError, match="kind must be one of"):
+        found.find("stat")
+
+
+# ---- unregistered tensors --------------------------------------------------------------------------------------------
+def names(model: nn.Module) -> list[tuple[str, bool]]:
+    return [(each.name, each.requires_grad) for each in unregistered(model)]
+
+
+class M1(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.a = [torch.tensor(0.0), torch.tensor(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.a[0]
+
+
+def test_tensors_in_lists_are_named_when_they_are_wrapped() -> None:
+    assert names(M1()) == [("a[0]", False), ("a[1]", False)]
+    for make in MAKERS.values():
+        with pytest.warns(WorkbenchWarning, match=r"M1 holds tensors \(a\[0\], a\[1\]\), which are neither") as caught:
+            make()(M1())
+        assert [each.filename for each in caught] == [__file__]
+    with pytest.warns(WorkbenchWarning, match="M1 holds tensors") as caught:
+        twice = sculpt.Wrapper()(vote.Wrapper(2)(M1()))
+    assert len(caught) == 1
+    assert twice(torch.zeros(4, 1)).shape == (4, 1)
+
+
+def test_tensors_to_be_trained_have_a_warning_of_their_own() -> None:
+    class Trained(M1):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = {"w": nn.Parameter(torch.ones(2)), "b": (torch.ones(1, requires_grad=True),)}  # type: ignore[assignment]
+
+    assert names(Trained()) == [("a['w']", True), ("a['b'][0]", True)]
+    with pytest.warns(WorkbenchWarning, match=r"wrapped\.parameters\(\) does not train them"):
+        vote.Wrapper(2)(nn.Sequential(Trained()))
+    assert names(nn.Sequential(Trained()))[0] == ("0.a['w']", True)
+    with pytest.warns(WorkbenchWarning, match=r"a\['w'\]"):
+        vote.Wrapper(2)(Decorated := type("Decorated", (Trained,), {}))()
+    assert issubclass(Decorated, Trained)
+
+
+def test_what_is_registered_somewhere_is_not_named() -> None:
+    class Fine(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(4))
+            self.alias, self.again = self.a.weight, [self.mask, self.b.bias]
+            self.row = self.a.weight.data[0]
+            self.rnn = nn.LSTM(2, 2)
+            self.old = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+            self.count, self.text, self.array = 3, "name", np.zeros(2)
+
+    assert names(Fine()) == []
+    del (fine := Fine()).row  # a view of the given weight, which vote replaces
+    assert names(vote.Wrapper(2)(fine)) == []
+    assert names(vote.Wrapper(2, share="rank1")(fine)) == []
+
+
+def test_what_forward_leaves_behind_is_not_named() -> None:
+    class Leaves(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.zeros(2)
+            self.seen: list[Tensor] = []
+            self.cache: dict[int, Tensor] = {}
+
+        def keep(self, h: Tensor) -> None:
+            self.cache[h.shape[0]] = h
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).detach()
+            self.last = h
+            self.seen.append(h)
+            self.keep(h)
+            return super().forward(x)
+
+    model = Leaves()
+    assert names(model) == []
+    model(x())
+    assert names(model) == []
+    graph = Base()
+    graph.kept = graph(x())  # type: ignore[assignment]
+    assert names(graph) == []
+    graph.kept = graph.kept.detach()
+    assert names(graph) == [("kept", False)]
+
+
+def test_what_forward_only_reads_or_writes_in_place_is_named() -> None:
+    class Bank(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bank, self.table = torch.zeros(4), [torch.ones(4)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = {}
+            h["x"] = self.table[0]
+            self.bank[0] = 1
+            return super().forward(x) + h["x"].sum()
+
+    assert names(Bank()) == [("bank", False), ("table[0]", False)]
+
+
+def test_objects_of_other_classes_hold_their_own_constants() -> None:
+    model = Base()
+    model.prior = torch.distributions.Normal(torch.zeros(2), torch.ones(2))  # type: ignore[assignment]
+    assert names(model) == []
+    model.prior = torch.distributions.Normal(torch.zeros(2, requires_grad=True), torch.ones(2))  # type: ignore[assignment]
+    assert names(model) == [("prior.loc", True)]
+
+
+def test_wrapped_is_what_the_wrappers_give() -> None:
+    assert isinstance(vote.Wrapper(2)(Base()), Wrapped)

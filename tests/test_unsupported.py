@@ -1,0 +1,378 @@
+"""What lies at the edge of what can be wrapped, and beyond it: works, or refused with a remedy. docs/limitations.md lists it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from limits import NOISE, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
+from models import mlp
+from torch import Tensor, nn
+
+import workbench
+from workbench import compose, neo, sample, sculpt, vote
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+def wrapped_as(kind: str, model: nn.Module) -> Any:
+    with seeded(1):
+        return WRAPPERS[kind]("auto", 0.0)(model).eval()
+
+
+# ---- functions that do more than a forward pass --------------------------------------------------------------------
+
+
+def test_a_function_that_was_called_before_is_wrapped_all_the_same() -> None:
+    model = mlp()
+
+    def my_func(x: Tensor) -> Tensor:
+        return 2 * model(x)
+
+    x = inputs()
+    before = my_func(x)
+    wrapped: Any = vote.Wrapper(VOTERS)(my_func)
+    y, risk = wrapped.eval()(x, return_risk=True)
+    answers = torch.stack([voter(x) for voter in wrapped.voters()])
+    torch.testing.assert_close(y, answers.mean(0))
+    torch.testing.assert_close(risk, answers.std(0, correction=0))
+    assert torch.equal(my_func(x), before)
+
+
+@pytest.mark.parametrize("build", [vote.Wrapper, sample.Wrapper, sculpt.Wrapper, neo.Wrapper])
+def test_a_function_that_computes_a_backward_pass_is_refused(build: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def training_step(x: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TypeError, match=r"training_step .*wrap only the forward"):
+        build()(training_step)(inputs(), torch.zeros(5, 1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_only_the_forward_pass_is_wrapped_and_trains() -> None:
+    model = mlp()
+
+    @vote.Wrapper(2)
+    def my_forward_func(x: Tensor) -> Tensor:
+        return model(x)
+
+    wrapped: Any = my_forward_func
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.mse_loss(wrapped(inputs()), torch.ones(5, 1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+# ---- models that change their structure ----------------------------------------------------------------------------
+
+
+class MakesLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.late: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.late is None:
+            self.late = nn.Linear(3, 3)
+        return self.late(self.a(x))
+
+
+class GrowsBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, torch.zeros(1)])
+        return self.a(x) * len(self.seen)
+
+
+ONE_LAYER = [kind for kind in WRAPPERS if kind != "sample_activations"]
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_layer_made_in_forward_must_be_made_before_wrapping(kind: str) -> None:
+    wrapped = wrapped_as(kind, MakesLayer())
+    with pytest.raises((RuntimeError, ValueError), match=r"late.*before wrapping"):
+        asked(wrapped, (inputs(),))
+
+
+@pytest.mark.parametrize("kind", ONE_LAYER)
+def test_a_layer_made_before_wrapping_is_right(kind: str) -> None:
+    plain = MakesLayer()
+    plain(inputs())
+    wrapped = wrapped_as(kind, copy.deepcopy(plain))
+    close(asked(wrapped, (inputs(),)), expected(kind, plain, wrapped, (inputs(),)))
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_buffer_that_grows_is_refused(kind: str) -> None:
+    wrapped = wrapped_as(kind, GrowsBuffer())
+    with pytest.raises(
+        RuntimeError, match=r"'seen.*changed its shape .*register it with its final shape before wrapping"
+    ):
+        asked(wrapped, (inputs(),))
+
+
+def test_gradient_hooks_of_parameters_that_voters_replace_are_told() -> None:
+    seen: list[Tensor] = []
+    model: Any = mlp()
+    model[0].weight.register_hook(lambda grad: seen.append(grad))
+    with pytest.warns(workbench.WorkbenchWarning, match=r"0\.weight.*hook"):
+        vote.Wrapper()(model)
+    wrapped: Any = sculpt.Wrapper(n_layers=1)(model)  # shares the parameter, and its hook
+    wrapped(inputs()).sum().backward()
+    assert len(seen) == 1
+
+
+def test_pruned_models_work_and_wrapped_ones_are_not_pruned() -> None:
+    from torch.nn.utils import prune
+
+    plain: Any = Net().eval()
+    prune.l1_unstructured(plain.b, "weight", 0.5)
+    for kind in ONE_LAYER:
+        wrapped = wrapped_as(kind, plain)
+        _, risks = asked(wrapped, (inputs(),))
+        assert all(bool((risk > 0).any()) for risk in risks.values()) or kind == "sample_weights"
+        for voter in wrapped.voters():
+            assert torch.equal(voter.b.weight == 0, plain.b.weight_mask == 0)
+    wrapped = wrapped_as("sculpt", Net())
+    prune.l1_unstructured(wrapped.b, "weight", 0.5)
+    with pytest.raises(RuntimeError, match=r"replaced after wrapping|not registered .* any more: .*wrap it again"):
+        asked(wrapped, (inputs(),))
+
+
+# ---- graphs, scripts and exports -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:torch.jit.TracerWarning")
+def test_scripts_are_refused_both_ways_and_traces_of_wrapped_models_work() -> None:
+    scripts: list[Any] = [torch.jit.script(mlp()), torch.jit.trace(mlp(), inputs())]
+    for scripted in scripts:
+        with pytest.raises(TypeError, match=r"scripted .*wrap the model"):
+            vote.Wrapper()(scripted)
+    wrapped: Any = compose(vote.Wrapper(VOTERS), sculpt.Wrapper())(mlp()).eval()
+    with pytest.raises(TypeError, match=r"torch\.export\.export"):
+        torch.jit.script(wrapped)
+    traced = torch.jit.trace(wrapped, inputs(1), check_trace=False)
+    torch.testing.assert_close(traced(inputs(2)), wrapped(inputs(2)))
+
+
+class WithRisk(nn.Module):
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = wrapped
+
+    def forward(self, x: Tensor) -> Any:
+        y, risk = self.wrapped(x, return_risk=True)
+        return y, risk if isinstance(risk, Tensor) else risk.total
+
+
+@pytest.mark.parametrize("rows", ["fixed", "dynamic"])
+@pytest.mark.parametrize("kind", ["vote", "vote_share1", "sculpt", "vote_sculpt"])
+def test_wrapped_models_can_be_exported(kind: str, rows: str) -> None:
+    wrapped = wrapped_as(kind, Net())
+    shapes = None if rows == "fixed" else ({0: torch.export.Dim("rows")},)
+    x = inputs(2) if rows == "fixed" else torch.randn(9, 3)
+    for model in (wrapped, WithRisk(wrapped)):
+        exported = torch.export.export(model, (inputs(1),), dynamic_shapes=shapes).module()
+        torch.testing.assert_close(exported(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_exported_models_are_wrapped_where_their_layers_can_be_seen() -> None:
+    exported: Any = torch.export.export(Net().eval(), (inputs(),)).module()
+    for kind in ("vote", "sculpt", "sample_weights"):
+        with seeded(1):
+            wrapped: Any = WRAPPERS[kind]("auto", 0.3)(exported)
+        _, risks = asked(wrapped, (inputs(),))
+        assert all(bool((risk > 0).all()) for risk in risks.values())
+    with pytest.raises(RuntimeError, match='use where="weights"'):
+        asked(WRAPPERS["sample_activations"]("auto", 0.3)(exported), (inputs(),))
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_graph_modules_are_wrapped_and_wrapped_models_are_not_traced(kind: str) -> None:
+    plain = torch.fx.symbolic_trace(Net()).eval()
+    wrapped = wrapped_as(kind, copy.deepcopy(plain))
+    close(asked(wrapped, (inputs(),)), expected(kind, plain, wrapped, (inputs(),)))
+    with pytest.raises(NameError, match="not installed as a submodule"):
+        torch.fx.symbolic_trace(wrapped_as(kind, Net()))
+
+
+class FuncJacrev(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.jacrev(self.h))(x)
+
+
+class FuncHessian(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.hessian(lambda t: self.h(t).sum()))(x)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("cls", [FuncJacrev, FuncHessian])
+def test_models_that_transform_functions_themselves(cls: type[nn.Module], kind: str, strategy: str) -> None:
+    plain = cls().eval()
+    noise = 0.0 if strategy == "vmap" and kind == "sample_weights" else NOISE  # there vmap draws other numbers
+    wrapped: Any = WRAPPERS[kind](strategy, noise)(copy.deepcopy(plain))
+    if kind == "sample_activations":  # their own vmap does not allow what is drawn inside it
+        with pytest.raises(RuntimeError, match='where="weights"'):
+            asked(wrapped, (inputs(),))
+    else:
+        close(asked(wrapped, (inputs(),)), expected(kind, plain, wrapped, (inputs(),), noise))
+
+
+# ---- other kinds of parameters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_quantised_layers_have_no_parameters_that_could_differ() -> None:
+    from torch.ao.quantization import quantize_dynamic
+
+    if torch.backends.quantized.engine == "none":
+        torch.backends.quantized.engine = torch.backends.quantized.supported_engines[0]
+    with pytest.raises(ValueError, match="no floating-point parameters"):
+        vote.Wrapper()(quantize_dynamic(mlp(), {nn.Linear}))
+    partly = nn.Sequential(
+        nn.Conv1d(1, 4, 2), nn.Flatten(), quantize_dynamic(nn.Sequential(nn.Linear(8, 1)), {nn.Linear})
+    )
+    wrapped: Any = vote.Wrapper(VOTERS)(partly).eval()
+    x = torch.randn(5, 1, 3)
+    y, risk = wrapped(x, return_risk=True)
+    answers = torch.stack([voter(x) for voter in wrapped.voters()])
+    torch.testing.assert_close(y, answers.mean(0))
+    assert bool((risk > 0).any())
+    assert [name for name in wrapped.risk_parameters() if not name.startswith("0.")] == []
+
+
+class Embeds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.embed(ids))
+
+
+SPARSE = {
+    "vote": lambda: vote.Wrapper(VOTERS, independent=False),
+    "share": lambda: vote.Wrapper(VOTERS, share=1, independent=False),
+    "sample": lambda: sample.Wrapper(),
+    "sculpt": lambda: sculpt.Wrapper(n_layers=1),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients_stay_sparse(name: str) -> None:
+    wrapped: Any = SPARSE[name]()(Embeds())
+    wrapped(torch.tensor([1, 1, 3, 4])).sum().backward()
+    (grad,) = [p.grad for n, p in wrapped.named_parameters() if n.startswith("embed") and "sculpt" not in n]
+    assert grad.is_sparse
+    if name == "vote":
+        each = wrapped.voters()
+        for voter in each:
+            (voter(torch.tensor([1, 1, 3, 4])).sum() / VOTERS).backward()
+        torch.testing.assert_close(grad.to_dense(), torch.stack([voter.embed.weight.grad.to_dense() for voter in each]))
+
+
+def test_sparse_gradients_and_rank_one_factors_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match=r"embed.*sparse"):
+        vote.Wrapper(share="rank1")(Embeds())
+
+
+def test_models_on_the_meta_device_are_wrapped_and_filled_later() -> None:
+    real: Any = vote.Wrapper(VOTERS)(mlp()).eval()
+    with torch.device("meta"):
+        empty = mlp()
+    wrapped: Any = vote.Wrapper(VOTERS)(empty).eval()
+    assert {p.device.type for p in wrapped.parameters()} == {"meta"}
+    wrapped.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(wrapped(inputs()), real(inputs()))
+
+
+# ---- many processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this one process: what it says about many is that nothing stands in the way."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def shard(module: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(module, mesh=init_device_mesh("cpu", (1,)))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("how", ["data parallel", "sharded"])
+@pytest.mark.usefixtures("process_group")
+def test_wrapped_models_run_distributed(how: str, kind: str) -> None:
+    wrapped = wrapped_as(kind, Net())
+    single = copy.deepcopy(wrapped)
+    spread: Callable[..., nn.Module] = nn.parallel.DistributedDataParallel if how == "data parallel" else shard
+    model = spread(wrapped)
+    grads = []
+    for run in (model, single):
+        with seeded(0):
+            y, risk = run(inputs(), return_risk=True)
+        (y.sum() + (risk if isinstance(risk, Tensor) else risk.total).sum()).backward()
+        owner = wrapped if run is model else single
+        grads.append([p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in owner.parameters()])
+    for found, like in zip(*grads, strict=True):
+        torch.testing.assert_close(found, like)
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.usefixtures("process_group")
+def test_a_sharded_model_must_be_wrapped_first(kind: str) -> None:
+    with pytest.raises(TypeError, match=r"shard.*wrap"):
+        wrapped_as(kind, shard(Net()))
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.usefixtures("process_group")
+def test_a_data_parallel_model_is_wrapped(kind: str) -> None:
+    plain = Net().eval()
+    wrapped = wrapped_as(kind, nn.parallel.DistributedDataParallel(copy.deepcopy(plain)))
+    y, risks = asked(wrapped, (inputs(),))
+    answers = [voter(inputs()) for voter in wrapped.voters()]
+    torch.testing.assert_close(y, torch.stack(answers).mean(0))
+    assert set(risks) <= {"aleatoric", "epistemic"}
+
+
+def test_threads_of_data_parallel_on_one_device() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(mlp()).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y, risk = nn.DataParallel(wrapped)(inputs(), return_risk=True)
+    like, like_risk = wrapped(inputs(), return_risk=True)
+    assert torch.equal(y, like)
+    assert torch.equal(risk, like_risk)

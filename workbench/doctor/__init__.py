@@ -1,0 +1,141 @@
+"""A model is looked at before it is wrapped: what limits wrapping, where, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..engine.clone import eager, is_scripted
+from ..engine.tree import flatten
+from ..function import Function
+from ..table import extra
+from ..wrapped import Wrapped, is_wrapped, unwrap
+from .dynamic import Seen, watched
+from .kinds import KINDS, WRAPPERS
+from .passes import Subject
+from .report import Diagnosis, Finding, finding, ordered
+from .static import inspected
+from .trials import judged, tried
+from .untouched import function_of, untouched
+
+
+def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
+    """Say what wrapping a model meets: what limits it, in which line, what that means for each wrapper, and what to do.
+
+    Copies of the model are run on the example about twenty times, in both modes; each wrapper is put on a copy and run as well. Needs memory
+    for a few copies. Model, example, hooks, modes and global random states are left as they are; what forward prints is dropped, but other
+    effects outside of Python, such as files that it writes, happen.
+
+    Args:
+        model: a module, a function that uses modules, or a wrapped model (of which the plain model is looked at).
+        example, kw: inputs for one call, as for the model; two rows at least show more than one. A single tuple stands for positional, a
+            single dict for keyword inputs, if forward takes them so. Without inputs, only what can be seen without running is found.
+
+    Returns:
+        The findings and verdicts; `print` it, or show it in a notebook.
+
+    Raises:
+        TypeError: if `model` is no module and no function that uses one.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
+        >>> diagnosis = diagnose(model, torch.zeros(4, 2))
+        >>> diagnosis.verdicts
+        {'vote': 'note', 'sample': 'note', 'sculpt': 'note', 'neo': 'ok'}
+        >>> print(diagnosis.find("probabilities")[0].what)
+        output: made by sigmoid
+    """
+    target = model if isinstance(model, nn.Module) else _function(model)
+    name = _name(target)
+    args, kwargs = _inputs(target, example, kw)
+    given = bool(example or kw)
+    present: tuple[str, ...] = ()
+    with untouched(target):
+        plain = target if is_scripted(target) else eager(target)
+        if is_wrapped(target):
+            present = Wrapped.methods.fget(target)  # type: ignore[attr-defined]
+            plain, args = _plain(target, args)
+        findings = list(inspected(plain, name))
+        if plain is not target and not present:
+            findings.append(finding("compiled", name))
+        means = dict.fromkeys(present, "refused")
+        findings += [finding("wrapped", name, what=f"with {', '.join(present)}", means=means)] if present else []
+        stuck = all(any(found.means[wrapper] == "refused" for found in findings) for wrapper in WRAPPERS)
+        subject = Subject(plain, name, args, kwargs) if given else None
+        seen = watched(subject) if subject is not None and not stuck else Seen()
+        trials = tried(target if present else plain, subject, seen.modes)
+        findings, verdicts = judged(findings + seen.findings, trials, name)
+    remarks = []
+    if not given:
+        remarks = ["Not run, since there is no example: give inputs, diagnose(model, x), to see the rest."]
+    elif stuck:
+        remarks = ["Not run, since no wrapper takes it as it is."]
+    elif subject is not None and subject.rows() == 1:
+        remarks = ["With one row it can't be seen whether rows depend on each other: give two or more."]
+    return Diagnosis(name, ordered(findings), verdicts, _described(args, kwargs) if given else "", remarks)
+
+
+def _function(target: Any) -> nn.Module:
+    if callable(target) and not isinstance(target, type):
+        return Function(target)
+    raise TypeError(f"diagnose looks at an nn.Module or a function that uses one, not at {type(target).__name__}")
+
+
+def _name(model: nn.Module) -> str:
+    if isinstance(model, Function):
+        return getattr(model, "__name__", "function")
+    return str(model.original_name) if is_scripted(model) else type(eager(model)).__name__
+
+
+def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model inside, and the inputs that it gets."""
+    scaling = extra(wrapped, "scaling")
+    plain: Any = unwrap(wrapped)
+    if scaling is None:
+        return plain, args
+    Wrapped.scale(plain, None)
+    return unwrap(plain), scaling.inputs(args)
+
+
+def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs; a single tuple or dict is opened where forward takes its items."""
+    if len(example) != 1 or kw:
+        return example, kw
+    only = example[0]
+    forward = function_of(model) or model.forward
+    if type(only) is tuple and _takes(forward, *only):
+        return only, {}
+    if isinstance(only, Mapping) and all(isinstance(key, str) for key in only) and _takes(forward, **only):
+        return (), dict(only)
+    return example, kw
+
+
+def _takes(forward: Any, *args: Any, **kwargs: Any) -> bool:
+    try:
+        inspect.signature(forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The inputs in a few words."""
+    parts = [_leaves(arg) for arg in args] + [f"{name}={_leaves(value)}" for name, value in kwargs.items()]
+    return ", ".join(part for part in parts if part) or "no inputs"
+
+
+def _leaves(tree: Any) -> str:
+    leaves = flatten(tree)[0]
+    shown = [
+        f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)[:30]
+        for leaf in leaves[:4]
+    ]
+    text = ", ".join(shown) + (", ..." if len(leaves) > 4 else "")
+    return text if len(leaves) == 1 and leaves[0] is tree else f"({text})"
+
+
+__all__ = ["KINDS", "Diagnosis", "Finding", "diagnose"]

@@ -1,0 +1,106 @@
+"""From the results of single branches to one tree with the axes of the run in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
+from .body import Result
+from .plan import Plan
+from .tree import flatten, paths
+
+
+class Branched:
+    """The outputs of all branches: one tree whose tensor leaves have the axes of the run in front.
+
+    Args:
+        axes: names of the leading axes, outermost first.
+        leaves: the leaves of the output; tensors are [*sizes, ...].
+        rebuild: puts as many leaves into the shape of the model's output.
+    """
+
+    def __init__(self, axes: tuple[str, ...], leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> None:
+        self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
+
+
+def combined(plan: Plan, results: list[Result]) -> Branched:
+    """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places.
+
+    Raises:
+        NonTensorOutputError: if a part that is no tensor differs between the branches.
+        OutputShapeError: if a part has another shape in another branch.
+        NotDealableError: if rows were dealt, and the output does not answer them one by one.
+    """
+    axes = plan.axes
+    trees = [flatten(result.output) for result in results]
+    rebuild = trees[0][1]
+    if len({len(leaves) for leaves, _ in trees}) > 1:
+        raise NonTensorOutputError(
+            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
+        )
+    order = None
+    if plan.dealt:
+        axes = tuple(axis for axis in axes if axis.name != plan.dealt)
+        order = torch.argsort(torch.cat(plan.rows))
+    sizes = [axis.size for axis in axes]
+    beside = [axis.name for axis in plan.axes if axis.own_first]
+    equals = [k for k, index in enumerate(plan.indices()) if not any(index[name] for name in beside)]
+    columns: list[Any] = []
+    for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
+        if not isinstance(items[0], Tensor):
+            columns.append(_agreed([items[k] for k in equals], results[0].output, i))
+        elif order is None:
+            columns.append(_stack(items, sizes, results[0].output, i))
+        else:
+            columns.append(_gathered(items, plan, sizes, order))
+    return Branched(tuple(axis.name for axis in axes), columns, rebuild)
+
+
+def _shape(item: Tensor) -> tuple[int, ...]:
+    return tuple(map(int, item.shape))  # while torch.jit traces, sizes are tensors
+
+
+def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
+    if len(items) == 1:
+        return items[0].reshape((*sizes, *items[0].shape))
+    shapes = {_shape(item) for item in items}
+    if len(shapes) > 1:
+        raise OutputShapeError(
+            f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape"
+        )
+    return torch.stack(items).reshape((*sizes, *items[0].shape))
+
+
+def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
+    """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
+    position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
+    grouped: dict[tuple, list[Tensor]] = {}
+    for index, item in zip(plan.indices(), items, strict=True):
+        if not item.dim() or item.shape[0] != len(plan.rows[index[plan.dealt]]):
+            raise NotDealableError
+        key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)
+        grouped.setdefault(key, []).append(item)
+    if len({_shape(item)[1:] for item in items}) > 1:
+        raise NotDealableError
+    stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device)) for parts in grouped.values()])
+    return stacked.reshape((*sizes, *stacked.shape[1:]))
+
+
+def _agreed(items: list[Any], output: Any, i: int) -> Any:
+    first = items[0]
+    for item in items[1:]:
+        same = item is first
+        if not same:
+            try:
+                same = type(item) is type(first) and bool(item == first)
+            except Exception:  # values that cannot be compared are taken as given by the first branch
+                same = True
+        if not same and isinstance(first, bool | int | float | complex | str):
+            raise NonTensorOutputError(
+                f"{paths(output)[i]} is {first!r} in one branch and {item!r} in another; return it as a tensor, or leave it out of the output"
+            )
+    return first

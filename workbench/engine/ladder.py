@@ -1,0 +1,332 @@
+"""Which executor runs a call: rungs from fast to universal, each right or refused, and the decision kept for calls of a kind."""
+
+from __future__ import annotations
+
+import dis
+import logging
+import pathlib
+import time
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import loop, replay, vmapped
+from .body import Result
+from .objects import is_object
+from .plan import Axis, Plan
+from .random import moved
+from .tree import flatten, follow, tensors
+
+if TYPE_CHECKING:
+    from .run import Engine
+
+log = logging.getLogger("workbench")
+RUNGS: dict[str, Callable[..., list[Result]]] = {
+    "vmap": vmapped.run,
+    "rescue": vmapped.rescued,
+    "replay": replay.run,
+    "loop": loop.run,
+}
+STRATEGIES = ("auto", *RUNGS, "tune")
+_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)  # plain vmap refuses them
+_PACKAGE = pathlib.Path(__file__).parent.parent
+
+
+class Kind(NamedTuple):
+    """Calls of one kind are run alike."""
+
+    strategy: str
+    training: bool
+    gradients: bool
+    axes: tuple[Axis, ...]
+    device: str
+    autocast: bool
+    dealt: bool
+    looped: str  # why the branches must run one after another
+    rows: int  # 0 for few; "tune" tells sizes apart by powers of two
+
+
+@dataclass
+class Decision:
+    """How calls of a kind are run.
+
+    Args:
+        rung: the executor.
+        reason: why.
+        below: the rungs that are left if it refuses.
+        refused: those that have refused, and their words.
+        branches: how many there are.
+        shared: whether they share a trunk.
+    """
+
+    rung: str
+    reason: str
+    below: tuple[str, ...]
+    branches: int
+    shared: bool
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> Kind:
+    """What decides about the rung of a call."""
+    leaves = tensors((args, kwargs))
+    device = next((leaf.device.type for leaf in leaves), "cpu")
+    rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
+    return Kind(
+        strategy,
+        engine.root.training,
+        torch.is_grad_enabled(),
+        plan.axes,
+        device,
+        torch.is_autocast_enabled(device),
+        bool(plan.dealt),
+        plan.loop_only,
+        int(rows).bit_length() if strategy == "tune" else int(rows > 2),
+    )
+
+
+def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> list[Result]:
+    """Run a plan on the rung for its kind of call; a rung that refuses leaves everything as it was, and the next is tried."""
+    kind = engine.kind = kind_of(engine, plan, args, kwargs, strategy)
+    known = engine.decisions.get(kind)
+    decision = known or _decide(engine, plan, kind, args, kwargs)
+    first = known is None
+    while decision.rung != "loop":
+        try:
+            results = _attempt(engine, plan, decision.rung, args, kwargs, first)
+            engine.decisions[kind] = decision
+            return results
+        except _Spoiled as spoiled:
+            raise spoiled.error from None
+        except Exception as error:
+            refusal, where = error, _where(error)
+        if not decision.below:
+            engine.decisions.pop(kind, None)
+            raise _forced(engine, plan, strategy, refusal, where) from refusal
+        rung, *below = decision.below
+        refused = {**decision.refused, decision.rung: where}
+        reason = f"{decision.rung} refused the model ({where})"
+        decision = Decision(rung, reason, tuple(below), decision.branches, decision.shared, refused)
+        first = True
+    results = loop.run(engine, plan, args, kwargs)
+    engine.decisions[kind] = decision
+    if decision.refused and decision is not known:  # only now: what the loop refuses as well was the user's own mistake
+        log.info(
+            '%s: %s; running %d passes in a loop. strategy="loop" silences this',
+            engine.root._get_name(),
+            decision.reason,
+            plan.size,
+        )
+    return results
+
+
+class _Spoiled(Exception):
+    """A rung has failed in the middle of a call, after it had changed the inputs, so that no other can be tried."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _attempt(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[str, Any], first: bool) -> list[Result]:
+    """One rung; the first time on copies of the inputs, since a model that writes into them must be found out."""
+    leaves, rebuild = flatten((args, kwargs))
+    given = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    inputs = rebuild(given) if first else (args, kwargs)
+    versions = loop.versions(given)
+    objects = [leaf for leaf in given if is_object(leaf)]
+    if objects and engine.objects.changes is not False:
+        raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
+    sources = engine.sources(leaves)
+    before = sources.all() if first else (sources.torch(), [])
+    once = any(axis.randomness != "same" and axis.size > 1 for axis in plan.axes) and rung != "replay"
+    elsewhere = sources.unknown_to_torch() if first and once else []
+    try:
+        results = RUNGS[rung](engine, plan, *inputs, first)
+        if first and loop.versions(given) != versions:
+            raise RuntimeError("the model writes into its inputs")
+        if first and once and moved(elsewhere, sources.unknown_to_torch()):
+            raise RuntimeError(
+                "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
+            )
+        if first:
+            follow((args, kwargs), inputs, {id(own): leaf for own, leaf in zip(given, leaves, strict=True)})
+        return results
+    except Exception as error:
+        engine.forget()  # a failed pass may have left dead tensors in its clone
+        engine.begin(plan)
+        if first:
+            sources.restore(before)
+        elif loop.versions(given) != versions:
+            raise _Spoiled(error) from None
+        raise
+
+
+def _decide(engine: Engine, plan: Plan, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Decision:
+    rungs, reason = candidates(engine, plan, kind)
+    if kind.strategy in RUNGS and plan.size > 1 and not plan.dealt:
+        if kind.strategy not in _possible(engine, plan):
+            raise _forced(engine, plan, kind.strategy, None, _obstacle(engine, plan))
+        rungs, reason = (kind.strategy,), f'strategy="{kind.strategy}"'
+    decision = Decision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
+    if kind.strategy == "tune" and plan.size > 1:
+        return _tuned(engine, plan, decision, args, kwargs)
+    return decision
+
+
+def _possible(engine: Engine, plan: Plan) -> tuple[str, ...]:
+    """The rungs that could run the plan."""
+    if plan.size == 1 or plan.loop_only or plan.dealt:
+        return ("loop",)
+    vmaps = () if writes_globals(engine.root) or hooked(engine.root) else ("vmap", "rescue")
+    return (*vmaps, *(() if plan.interventions else ("replay",)), "loop")
+
+
+def _obstacle(engine: Engine, plan: Plan) -> str:
+    if plan.size == 1:
+        return "there is one branch"
+    if plan.loop_only or plan.dealt:
+        return plan.loop_only or "each row is answered by one branch"
+    return writes_globals(engine.root) or hooked(engine.root) or "noise reaches all layers, so that the branches share no trunk"
+
+
+def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...], str]:
+    """The rungs to try, in this order, and why the first comes first."""
+    possible = _possible(engine, plan)
+    if possible == ("loop",):
+        return possible, _obstacle(engine, plan)
+
+    def those(*rungs: str) -> tuple[str, ...]:
+        return tuple(rung for rung in rungs if rung in possible)
+
+    start = ("rescue",) if _lacks_rule(engine, plan) else ("vmap", "rescue")
+    if plan.shares_trunk:
+        if kind.autocast:
+            return those("replay", "loop"), "the branches share a trunk, and under autocast vmap computes in other dtypes"
+        return those(*start, "replay", "loop"), "the branches share a trunk, which is computed once"
+    if kind.autocast:
+        return ("loop",), "under autocast vmap computes in other dtypes"
+    if kind.device != "cpu":
+        return those(*start, "loop"), "one launch for all branches"
+    if not kind.rows and plan.size >= 16:
+        return those(*start, "loop"), "few rows and many branches"
+    return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
+
+
+def _lacks_rule(engine: Engine, plan: Plan) -> bool:
+    """Whether a module that plain vmap refuses holds tensors that differ between the branches."""
+    owners = {slot.rpartition(".")[0] for slot, rule in plan.rules.items() if rule.axes()}
+    return any(
+        isinstance(module, _NO_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
+        for path, module in engine.root.named_modules()
+    )
+
+
+def _tuned(engine: Engine, plan: Plan, decision: Decision, args: tuple, kwargs: dict[str, Any]) -> Decision:
+    """Measure every rung that can run the plan on copies of these inputs, backward pass included, and take the fastest."""
+    seconds: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for rung in _possible(engine, plan):
+        if rung == "rescue" and "vmap" in seconds:
+            continue  # it does the same, and more
+        try:
+            seconds[rung] = min(_measured(engine, plan, rung, args, kwargs, k == 0) for k in range(3))
+        except Exception as error:
+            if rung == "loop":
+                raise
+            refused[rung] = _where(error)
+    best = min(seconds, key=lambda rung: seconds[rung])
+    reason = "measured " + ", ".join(f"{rung} {1e3 * value:.2f} ms" for rung, value in seconds.items())
+    return Decision(best, reason, tuple(r for r in ("loop",) if r != best), plan.size, plan.shares_trunk, refused)
+
+
+def _measured(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[str, Any], first: bool) -> float:
+    leaves, rebuild = flatten((args, kwargs))
+    sources = engine.sources(leaves)
+    before = sources.all()
+    start = _now(leaves)
+    try:
+        if rung == "loop":
+            copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            results = loop.run(engine, plan, *rebuild(copies))
+        else:
+            results = _attempt(engine, plan, rung, args, kwargs, first)
+        outputs = [leaf for result in results for leaf in tensors(result.output) if leaf.requires_grad]
+        parameters = [p for p in engine.root.parameters() if p.requires_grad]
+        if outputs and parameters:
+            torch.autograd.grad([leaf.abs().sum() for leaf in outputs], parameters, allow_unused=True)
+        return _now(leaves) - start
+    finally:
+        sources.restore(before)
+        if engine.impure:
+            engine.forget()
+
+
+def _now(leaves: list[Any]) -> float:
+    if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+# ---- what to say
+def _where(error: Exception) -> str:
+    """The message of an error in one line, with the innermost line outside torch and this package."""
+    message = str(error).strip().split("\n")[0][:160] or type(error).__name__
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = pathlib.Path(frame.filename)
+        own = file.parent in (_PACKAGE, _PACKAGE / "engine", _PACKAGE / "wrappers")
+        if not own and "torch" not in file.parts and not frame.filename.startswith("<"):
+            return f"{message}; at {frame.filename}:{frame.lineno}"
+    return message
+
+
+def _forced(engine: Engine, plan: Plan, strategy: str, error: Exception | None, where: str) -> Exception:
+    kind = ValueError if error is None else RuntimeError
+    return kind(
+        f'strategy="{strategy}" is not possible for {engine.root._get_name()} ({where}). Use strategy="auto" or strategy="loop", which runs '
+        f"{plan.size} passes"
+    )
+
+
+def hooked(root: nn.Module) -> str:
+    """Why vmap would hand dead tensors to hooks, which may keep them; "" if there are no hooks."""
+    for path, module in root.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values())
+        for hook in hooks if path else ():
+            if not getattr(type(hook), "__module__", "").startswith("torch.nn.utils"):
+                return f"{path} has hooks, which would get tensors that stand for all branches at once"
+    return ""
+
+
+_writing: dict[type, str] = {}
+
+
+def writes_globals(root: nn.Module) -> str:
+    """Why vmap would leave dead tensors in global variables, "" if it would not."""
+    return next((where for module in root.modules() if (where := _writes(type(module)))), "")
+
+
+def _writes(cls: type) -> str:
+    """Where a method of the class assigns to a global variable."""
+    if cls not in _writing:
+        functions = [
+            getattr(item, "__func__", item)
+            for base in cls.__mro__
+            if not base.__module__.startswith("torch.")
+            for item in vars(base).values()
+        ]
+        _writing[cls] = next(
+            (
+                f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; "
+                f"at {function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                for function in functions
+                if isinstance(function, types.FunctionType)
+                if any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(function))
+            ),
+            "",
+        )
+    return _writing[cls]

@@ -1,0 +1,160 @@
+"""Check a wrapper on every model of the zoo."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import io
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import WorkbenchWarning
+from ..wrappers import neo, sample, sculpt, vote
+from ..wrapping import Wrapper
+from .checks import CHECKS, COMPOSED_ON, Trial, check_composition
+from .models import seeded
+from .report import Outcome, Report
+from .zoo import CASES, Case
+
+OTHERS: dict[str, Callable[[], Wrapper]] = {
+    "vote": lambda: vote.Wrapper(2),
+    "sample": lambda: sample.Wrapper(2),
+    "sculpt": sculpt.Wrapper,
+    "neo": neo.Wrapper,
+}
+
+
+def check_wrapper(
+    wrapper: Any,
+    models: Iterable[str | Case] | None = None,
+    verbose: bool = False,
+    on_fail: str = "raise",
+) -> Report:
+    """Check that a wrapper does to awkward models what plain models with its tensors do, or refuses them with words.
+
+    The expected numbers never come from the wrapped model: every branch is rebuilt from a plain model, its tensors set by hand from the
+    registered ones by the wrapper's rules, and run by itself in a loop.
+
+    Args:
+        wrapper: a wrapper, a class of wrappers, or a function that gives one.
+        models: names of the zoo, or cases of your own (`workbench.testing.Case`); None takes the whole zoo.
+        verbose: print a line for each model.
+        on_fail: "raise" raises if a check failed, "report" only reports it.
+
+    Returns:
+        A table of model by check: passed, refused (one of our errors, or the wrapper's own) or FAILED.
+
+    Raises:
+        AssertionError: with every failing model and check, and its message.
+        TypeError: if the wrapper is none.
+
+    Example:
+        >>> from workbench import vote
+        >>> from workbench.testing import check_wrapper
+        >>> report = check_wrapper(vote.Wrapper(2), models=["mlp", "scripted"])
+        >>> report.failures
+        []
+        >>> report.refusals[0][:2]
+        ('scripted', 'untouched')
+    """
+    if on_fail not in ("raise", "report"):
+        raise ValueError(f'on_fail must be "raise" or "report", not {on_fail!r}')
+    make = maker(wrapper)
+    chosen = _cases(models)
+    report = Report(repr(make()))
+    from tqdm.auto import tqdm
+
+    for case in tqdm(chosen, desc="models", delay=2, leave=False):
+        trial = Trial(case, make)
+        with _quiet():
+            for name, check in checks_of(trial).items():
+                report.outcomes[case.name, name] = outcome(check, trial)
+        if verbose:
+            signs = [o.status for (model, _), o in report.outcomes.items() if model == case.name]
+            print(f"{case.name}: {', '.join(f'{signs.count(s)} {s}' for s in dict.fromkeys(signs))}")
+    if on_fail == "raise":
+        report.raise_for_failures()
+    return report
+
+
+def maker(wrapper: Any) -> Callable[[], Wrapper]:
+    """A function that gives the wrapper.
+
+    Raises:
+        TypeError: if it gives something else.
+    """
+    make = (lambda: copy.copy(wrapper)) if isinstance(wrapper, Wrapper) else wrapper
+    if isinstance(wrapper, types.ModuleType) or not callable(make):
+        raise TypeError(f"check_wrapper takes a Wrapper, such as vote.Wrapper(5), or a class of them, not {wrapper!r}")
+    made = make()
+    if not isinstance(made, Wrapper):
+        raise TypeError(f"{wrapper!r} gives {made!r}, which is no workbench.Wrapper")
+    return make
+
+
+def _cases(models: Iterable[str | Case] | None) -> list[Case]:
+    if models is None:
+        return list(CASES.values())
+    chosen = [models] if isinstance(models, str | Case) else list(models)
+    unknown = [model for model in chosen if not isinstance(model, Case) and model not in CASES]
+    if unknown:
+        import difflib
+
+        near = difflib.get_close_matches(str(unknown[0]), CASES, 3)
+        raise ValueError(f"{unknown[0]!r} is no model of the zoo; nearest: {', '.join(near) or 'none'}")
+    return [model if isinstance(model, Case) else CASES[model] for model in chosen]
+
+
+def checks_of(trial: Trial) -> dict[str, Callable[[Trial], None]]:
+    """The checks that say something about a model under a wrapper."""
+    found, case = dict(CHECKS), trial.case
+    if case.name in COMPOSED_ON or CASES.get(case.name) is not case:
+        present = {method.name for method in trial.make().make()}
+        for name, other in OTHERS.items():
+            if name not in present:
+                found[f"with {name}"] = partial(check_composition, other=other())
+    return found
+
+
+def outcome(check: Callable[[Trial], None], trial: Trial) -> Outcome:
+    """Run one check."""
+    try:
+        with seeded():
+            check(trial)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}" if not isinstance(error, AssertionError) else str(error)
+        return Outcome("refused" if is_refusal(error, trial.make()) else "FAILED", words)
+    return Outcome("passed")
+
+
+def is_refusal(error: Exception, wrapper: Wrapper) -> bool:
+    """Whether an error was raised on purpose and with words, by this package or in the file of the wrapper."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, TypeError | ValueError | RuntimeError) or not str(error):
+        return False
+    home = trace.tb_frame.f_globals.get("__name__", "")
+    ours = home.startswith("workbench.") and not home.startswith("workbench.testing")
+    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised and (ours or home == type(wrapper).__module__)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """One thread, since the tensors are tiny; without what models print, and what torch says about slow rules of vmap."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+            warnings.filterwarnings("ignore", category=WorkbenchWarning)
+            yield
+    finally:
+        torch.set_num_threads(threads)

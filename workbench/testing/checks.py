@@ -1,0 +1,514 @@
+"""What every wrapper owes to every model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import io
+import json
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.run import STRATEGIES
+from ..engine.tree import flatten, is_float, tree_map
+from ..errors import WorkbenchWarning
+from ..risk import Risk
+from ..wrapped import Wrapped, is_wrapped
+from ..wrapping import Wrapper, compose
+from .models import (
+    ROWS,
+    assert_structure,
+    assert_tree,
+    build,
+    call,
+    close,
+    exactly,
+    inputs,
+    parameters,
+    parts,
+    rng_states,
+    seeded,
+    state,
+    total,
+)
+from .reference import Branch, Reference, assert_branches, plan_for, run_engine
+from .zoo import CASES, Case, float_leaves, leaves, modules
+
+RUNGS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the loop is checked by the others
+LOW = 0.02  # of bfloat16, whose numbers have eight bits
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One wrapper on one model.
+
+    Args:
+        case: the model.
+        make: gives the wrapper, a new one at each call or the same.
+    """
+
+    case: Case
+    make: Callable[[], Wrapper]
+
+    def wrapper(self, strategy: str = "auto") -> Wrapper:
+        """The wrapper, with another strategy if one is asked for."""
+        wrapper = self.make()
+        if strategy != "auto":
+            wrapper = copy.copy(wrapper)
+            wrapper.strategy = strategy
+        return wrapper
+
+    def wrap(self, model: Any, strategy: str = "auto", seed: int = 1) -> Any:
+        """The wrapped model; with another seed it has other start values."""
+        with seeded(seed):
+            return self.wrapper(strategy)(model)
+
+    def fitted(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Any:
+        """The wrapped model in evaluation mode, with all learned that is learned in closed form."""
+        wrapped.eval()
+        args, kwargs = inputs(self.case, dtype, rows=40, seed=3)
+        batch: Any = args
+        if kwargs:  # a batch is either positional or by name; what is positional has a name, too
+            bound: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments
+            batch = {**bound, **bound.pop("kwargs", {})}
+        Wrapped.fit(wrapped, [(batch, None)])
+        return wrapped
+
+    # ---- what several checks look at, made once
+    @functools.cached_property
+    def pristine(self) -> Any:
+        """A fitted model that nobody calls, so that copies of it can be compared with `answer`."""
+        return self.fitted(self.wrap(build(self.case)))
+
+    @functools.cached_property
+    def answer(self) -> tuple[Any, dict[str, Any]]:
+        """The prediction and risks of a model equal to `pristine`."""
+        twin = self.fitted(self.wrap(build(self.case)))
+        with torch.no_grad():
+            return ask(twin, inputs(self.case))
+
+    @functools.cached_property
+    def random(self) -> bool:
+        """Whether the branches draw random numbers in evaluation mode."""
+        wrapped = self.wrap(build(self.case)).eval()
+        reference = Reference(self.case, wrapped)
+        with torch.no_grad():
+            first, second = ([b.output for b in referred(reference, wrapped, False, seed)] for seed in (0, 1))
+        pairs = zip(float_leaves(first), float_leaves(second), strict=True)
+        return any(not torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+    @functools.cached_property
+    def branches(self) -> int:
+        """Number of branches of a call that asks for risks."""
+        return plan_for(self.wrap(build(self.case)).eval(), False).size
+
+
+def ask(wrapped: Any, given: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """The prediction of a wrapped model and its risks by name."""
+    args, kwargs = given
+    with seeded(seed):
+        y, risk = wrapped(*args, **kwargs, return_risk=True)
+    if isinstance(risk, Risk):
+        return y, {name: risk[name] for name in risk.names()}
+    return y, {wrapped._workbench.methods[0].kind: risk}
+
+
+# ---- the checks
+def check_untouched(trial: Trial) -> None:
+    """Wrapping and calling leave the given model as it was: parameters, buffers, attributes, mode, random state."""
+    case = trial.case
+    model, plain = build(case, training=True), build(case)
+    before, held = copy.deepcopy(dict(state(model))), _held(model)
+    with seeded(7):
+        states = rng_states()
+        wrapped = trial.wrapper()(model)
+        for name, value in rng_states().items():
+            assert value == states[name], f"wrapping moves the global random state of {name}"
+    if isinstance(model, nn.Module):
+        assert isinstance(wrapped, type(parts(model)[""])), f"{type(wrapped)} is no {type(parts(model)[''])}"
+    assert is_wrapped(wrapped), "the result is not a wrapped model"
+    assert wrapped.training, "the wrapped model is not in the mode of the given one"
+    wrapped.train(False).train()
+    args, kwargs = inputs(case)
+    with seeded(), torch.no_grad():
+        wrapped.eval()(*args, **kwargs)
+        states = rng_states()
+        ask(trial.fitted(wrapped), inputs(case))
+        assert rng_states()["numpy"] == states["numpy"], "a call moves the global random state of numpy"
+        for name, tensor in [*nn.Module.named_parameters(wrapped), *nn.Module.named_buffers(wrapped)]:
+            if "@" in name and is_float(tensor):
+                tensor.zero_()
+    assert all(module.training for module in modules(model)), "the given model changed its mode"
+    after = state(model)
+    assert list(after) == list(before), "the given model has other tensors"
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), f"{name} of the given model changed"
+    assert _held(model) == held, "attributes of the given model changed"
+    for module in modules(model):
+        module.eval()
+    output = call(plain, inputs(case))
+    assert_tree(call(model, inputs(case)), output, exactly(output), "the given model")
+
+
+def _held(model: Any) -> dict[str, Any]:
+    """Identities of what the modules hold, hooks and gradients included."""
+    found: dict[str, Any] = {}
+    for root in modules(model):
+        for path, module in root.named_modules():
+            for name, value in vars(module).items():
+                found[f"{path}.{name}"] = sorted(map(str, value)) if isinstance(value, dict) else id(value)
+            for name, parameter in module._parameters.items():
+                found[f"{path}.{name}.learns"] = parameter is not None and parameter.requires_grad
+    return found
+
+
+def check_prediction(trial: Trial) -> None:
+    """In both modes the prediction has the structure and shapes of the model's own, and each risk those of a risk."""
+    case = trial.case
+    wrapped = trial.fitted(trial.wrap(build(case)))
+    output = wrapped._workbench.output
+    before = {name: buffer.clone() for name, buffer in nn.Module.named_buffers(wrapped)}
+    for training in (False, True):
+        theirs, given = inputs(case), inputs(case)
+        like = call(build(case, training=training), theirs)
+        wrapped.train(training)
+        with torch.no_grad():
+            y, risks = ask(wrapped, given)
+        for leaf, other in zip(flatten(given)[0], flatten(theirs)[0], strict=True):
+            if isinstance(leaf, Tensor) and "mutates_input" not in case.tags:
+                assert torch.equal(leaf, other), "the call writes into its inputs"
+        assert_structure(y, like, "prediction")
+        for (path, leaf), (_, other) in zip(leaves(y), leaves(like), strict=True):
+            if isinstance(other, Tensor):
+                assert leaf.shape == other.shape, f"prediction {path}: {tuple(leaf.shape)}, not {tuple(other.shape)}"
+                assert leaf.dtype == other.dtype, f"prediction {path}: {leaf.dtype}, not {other.dtype}"
+                assert not is_float(leaf) or leaf.isfinite().all(), f"prediction {path} is not finite"
+        assert risks, "no risk was measured"
+        for name, risk in risks.items():
+            _assert_risk(name, risk, like, output)
+        _assert_total(risks, output)
+        if training:
+            continue
+        if not {"captures_self", "mutates_attribute"} & case.tags:
+            again, _ = ask(wrapped, inputs(case))
+            assert_tree(again, like, exactly(y), "with the same seed, prediction")
+            assert_tree(call(wrapped, inputs(case)), like, exactly(y), "without risk, prediction", 1e-6)
+        for name, buffer in nn.Module.named_buffers(wrapped):
+            assert torch.equal(buffer, before[name]), f"buffer {name} moved in evaluation mode"
+
+
+def _assert_risk(name: str, risk: Any, like: Any, output: str) -> None:
+    if name == "vacuitic":
+        assert isinstance(risk, Tensor) and risk.dim() == 1, "vacuitic risk is one number a row"  # noqa: PT018
+        assert risk.isfinite().all(), "vacuitic risk is not finite"
+        return
+    assert_structure(risk, like, f"{name} risk")
+    for (path, leaf), (_, other) in zip(leaves(risk), leaves(like), strict=True):
+        what = f"{name} risk {path}".strip()
+        if not is_float(other):
+            assert leaf is None, f"{what}: a risk of what is no number"
+            continue
+        shape = other.shape if output == "values" else other.shape[:-1]
+        assert isinstance(leaf, Tensor), f"{what} is missing"
+        assert leaf.shape == shape, f"{what}: {tuple(leaf.shape)}, not {tuple(shape)}"
+        assert leaf.isfinite().all(), f"{what} is not finite"
+        assert not leaf.is_complex() and (leaf >= 0).all(), f"{what} is negative"  # noqa: PT018
+
+
+def _assert_total(risks: dict[str, Any], output: str) -> None:
+    """Variances add; entropies do as they are."""
+    if "total" not in risks:
+        return
+    power = 2 if output == "values" else 1
+    named = {name: dict(leaves(risk)) for name, risk in risks.items() if name != "vacuitic"}
+    for path, whole in named.pop("total").items():
+        if isinstance(whole, Tensor):
+            added = torch.stack([risk[path] ** power for risk in named.values()]).sum(0)
+            close(whole**power, added, f"total risk {path}: its square is not the sum of squares", 1e-8)
+
+
+def check_branches(
+    trial: Trial, strategy: str = "loop", dtype: torch.dtype = torch.float64, autocast: bool = False
+) -> None:
+    """In evaluation mode, each branch is a plain model with the tensors that the rules give it."""
+    wrapped = trial.wrap(build(trial.case, torch.float64 if dtype is torch.float64 else torch.float32)).eval()
+    if dtype is torch.bfloat16:
+        wrapped.bfloat16()
+    reference, plan = Reference(trial.case, wrapped, dtype), plan_for(wrapped, training=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        branched = run_engine(wrapped, plan, inputs(trial.case, dtype), strategy)
+        branches = referred(reference, wrapped, training=False)
+    low = autocast or dtype is torch.bfloat16
+    assert_branches(branched, branches, LOW if low else 1e-9, strategy == "loop" or not trial.random)
+
+
+def referred(reference: Reference, wrapped: Any, training: bool, seed: int = 0) -> list[Branch]:
+    plan = plan_for(wrapped, training, seed)
+    with seeded(seed):
+        return reference.run(plan, training)
+
+
+def check_training(trial: Trial, strategy: str = "loop") -> None:
+    """In training mode, gradients, buffers, attributes and inputs end as those of plain models that were called once."""
+    case = trial.case
+    wrapped = trial.wrap(build(case, training=True), strategy)
+    reference = Reference(case, wrapped)
+    branches = referred(reference, wrapped, training=True)
+    exact = "stochastic_train" not in case.tags and (strategy == "loop" or not trial.random)
+    numbers = any(is_float(leaf) for _, leaf in leaves(branches[0].output))
+    gradients = _gradients(reference, branches, wrapped) if exact and numbers else {}
+    given = inputs(case)
+    branched = run_engine(wrapped, plan_for(wrapped, training=True), given, strategy)
+    assert_branches(branched, branches, 1e-9, exact)
+    if not exact or not numbers:
+        return
+    total(branched.leaves).backward()
+    for name, parameter in nn.Module.named_parameters(wrapped):
+        if name in gradients and parameter.requires_grad:
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            close(grad, gradients[name], f"gradient of {name}", 1e-7)
+    after = dict(nn.Module.named_buffers(wrapped))
+    for name, value in reference.moved(branches).items():
+        close(after[name], value, f"buffer {name}")
+    for leaf, other in zip(flatten(given)[0], flatten(branches[0].given)[0], strict=True):
+        if isinstance(leaf, Tensor):
+            close(leaf, other, "an input that the model writes into")
+    if isinstance(branches[0].model, nn.Module):
+        assert_attributes(wrapped, parts(branches[0].model)[""])
+
+
+def _gradients(reference: Reference, branches: list[Branch], wrapped: Any) -> dict[str, Tensor]:
+    """The gradient of the sum of all answers, by name; interventions read their tensors from the wrapped model itself."""
+    found = reference.gradients(branches, total(*(branch.output for branch in branches)))
+    own = {name: parameter.grad for name, parameter in nn.Module.named_parameters(wrapped)}
+    wrapped.zero_grad()
+    parts = {name: [g for g in (grad, own.get(name)) if g is not None] for name, grad in found.items()}
+    return {name: torch.stack(g).sum(0) if g else torch.zeros_like(reference.state[name]) for name, g in parts.items()}
+
+
+def assert_attributes(wrapped: Any, called: nn.Module) -> None:
+    """Assert that what a plain model holds after a call, numbers and tensors in lists and attributes, is in the wrapped one."""
+    for name, value in vars(called).items():
+        if name.startswith("_") or (isinstance(value, list) and any(isinstance(item, nn.Module) for item in value)):
+            continue
+        held = getattr(wrapped, name)
+        if isinstance(value, Tensor):
+            close(held, value, name)
+        elif isinstance(value, dict):
+            assert list(held) == list(value), f"{name} holds {list(held)}, not {list(value)}"
+        elif isinstance(value, bool | int | float | str | list):
+            assert held == value, f"{name} is {held!r}, not {value!r}"
+
+
+def check_loss(trial: Trial) -> None:
+    """The training loss is finite, and it or the risk trains every parameter that wrapping added, if the model is trained."""
+    case = trial.case
+    if case.inputs()[1]:
+        return  # `loss` takes positional inputs
+    wrapped = trial.wrap(build(case, training=True))
+    plain = build(case, training=True)
+    args, _ = inputs(case)
+    y = plain(*args)
+    if not any(is_float(leaf) for _, leaf in leaves(y)):
+        return
+    total(y).backward()
+    unused = {name for name, p in parameters(plain).items() if p.grad is None}
+    args, _ = inputs(case)
+    with seeded():
+        loss = Wrapped.loss(wrapped, lambda found, target: (total(found) - total(target)) ** 2, *_arguments(args, y))
+    assert loss.dim() == 0 and loss.isfinite(), f"the loss is {loss}"  # noqa: PT018
+    loss.backward()
+    y, risks = ask(wrapped, inputs(case))
+    for (path, leaf), (_, other) in zip(leaves(y), leaves(plain(*inputs(case)[0])), strict=True):
+        if is_float(other) and other.requires_grad:
+            assert leaf.requires_grad, f"in training mode, {f'prediction {path}'.strip()} has no gradient"
+    total(*(risk for risk in risks.values())).backward()
+    for name, parameter in nn.Module.named_parameters(wrapped):
+        if parameter.grad is not None:
+            assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+        elif "@" in name and parameter.requires_grad and name.partition("@")[0] not in unused:
+            raise AssertionError(f"neither loss nor risk has a gradient for {name}")
+
+
+def _arguments(args: tuple[Any, ...], y: Any) -> tuple[Any, Any]:
+    return args if len(args) > 1 else args[0], tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, y)
+
+
+def check_state_dict(trial: Trial) -> None:
+    """A saved state loads, strictly, into a model that was just wrapped, which predicts the same then."""
+    file = io.BytesIO()
+    torch.save(trial.pristine.state_dict(), file)
+    file.seek(0)
+    for method in trial.pristine._workbench.methods:
+        json.dumps(method.settings())
+    other = trial.wrap(build(trial.case), seed=2).eval()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    _assert_equal(trial, other)
+
+
+def check_deepcopy(trial: Trial) -> None:
+    """A deep copy predicts the same, and stands alone."""
+    _assert_equal(trial, copy.deepcopy(trial.pristine))
+
+
+def check_pickle(trial: Trial) -> None:
+    """What is pickled predicts the same, if the plain model can be pickled and the method can be imported."""
+    if can_be_pickled(trial.case) and all(_importable(type(m)) for m in trial.make().make()):
+        _assert_equal(trial, pickle.loads(pickle.dumps(trial.pristine)))
+
+
+def _importable(cls: type) -> bool:
+    """Whether unpickling finds the class: not if it was defined in a function."""
+    return getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
+
+
+def _assert_equal(trial: Trial, other: Any) -> None:
+    """Assert that a copy predicts what the model that it was made of does, and shares no tensor with it."""
+    wrapped, (y, risks) = trial.pristine, trial.answer
+    assert type(other) is type(wrapped), f"{type(other)} instead of {type(wrapped)}"
+    own = {tensor.data_ptr() for tensor in [*nn.Module.parameters(wrapped), *nn.Module.buffers(wrapped)]}
+    held = [*nn.Module.named_parameters(other), *nn.Module.named_buffers(other)]
+    shared = [name for name, tensor in held if tensor.numel() and tensor.data_ptr() in own]
+    assert not shared, f"the copy shares {', '.join(shared[:3])}"
+    with torch.no_grad():
+        z, others = ask(other, inputs(trial.case))
+    for what, tree, like in [("prediction", z, y), *((f"{n} risk", others.get(n), r) for n, r in risks.items())]:
+        assert_tree(tree, like, exactly(like), what, 1e-12)
+
+
+def check_plain_state(trial: Trial) -> None:
+    """The state of the plain model loads into the wrapped one, and comes out of it again."""
+    plain, wrapped = build(trial.case), trial.wrap(build(trial.case)).eval()
+    with torch.no_grad():
+        for number, parameter in enumerate(parameters(plain).values()):
+            parameter.mul_(1 + 0.1 * number)
+    loaded = dict(state(plain))
+    wrapped.load_state_dict(copy.deepcopy(loaded))
+    now = dict(nn.Module.named_parameters(wrapped))
+    for name, parameter in parameters(plain).items():
+        if name in now:
+            assert torch.equal(now[name], parameter), f"{name} is not the one that was loaded"
+    model = Wrapped.unwrap(wrapped)
+    assert not is_wrapped(model), "unwrap gives a wrapped model"
+    found, expected = model.state_dict(), state(plain)
+    names = {name.removeprefix("_orig_mod.") for name in expected}
+    assert set(found) == names, f"unwrapped, the state has {sorted(set(found) ^ names)[:3]}"
+    with torch.no_grad():
+        assert_structure(call(model, inputs(trial.case)), call(plain, inputs(trial.case)), "unwrapped")
+
+
+def check_float64(trial: Trial) -> None:
+    """A model that is cast to float64 after wrapping computes in it."""
+    wrapped = trial.wrap(build(trial.case, torch.float32)).double()
+    with torch.no_grad():
+        reference = Reference(trial.case, wrapped.eval())
+        branched = run_engine(wrapped, plan_for(wrapped, False), inputs(trial.case), "loop")
+        assert_branches(branched, referred(reference, wrapped, training=False), 1e-9)
+        y, risks = ask(trial.fitted(wrapped), inputs(trial.case))
+    for tree in (y, *risks.values()):
+        assert {leaf.dtype for _, leaf in float_leaves(tree)} <= {torch.float64}, "not all is float64"
+
+
+def check_bfloat16(trial: Trial) -> None:
+    """In bfloat16, each branch is that of a plain loop, wherever the plain model runs in it."""
+    if not runs_in_bfloat16(trial.case):
+        return
+    check_branches(trial, "loop", torch.bfloat16)
+    wrapped = trial.fitted(trial.wrap(build(trial.case, torch.float32)).bfloat16(), torch.bfloat16)
+    y, risks = ask(wrapped, inputs(trial.case, torch.bfloat16))
+    assert {leaf.dtype for _, leaf in float_leaves(y)} == {torch.bfloat16}, "the prediction is not bfloat16"
+    for tree in (y, *risks.values()):
+        assert all(leaf.isfinite().all() for _, leaf in float_leaves(tree)), "not finite"
+
+
+def check_autocast(trial: Trial) -> None:
+    """Under autocast, each branch is that of a plain loop, wherever the plain model runs under it."""
+    if not runs_under_autocast(trial.case):
+        return
+    check_branches(trial, "auto", torch.float32, autocast=True)
+
+
+@functools.lru_cache(maxsize=256)
+def can_be_pickled(case: Case) -> bool:
+    """Whether the plain model can be pickled; a function cannot."""
+    model = parts(build(case))[""] if "function" not in case.tags else None
+    with contextlib.suppress(Exception):
+        call(pickle.loads(pickle.dumps(model)), inputs(case))
+        return True
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def runs_in_bfloat16(case: Case) -> bool:
+    """Whether the plain model runs in bfloat16."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, RuntimeError):
+        call(build(case, torch.bfloat16), inputs(case, torch.bfloat16))
+        return "function" not in case.tags
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def runs_under_autocast(case: Case) -> bool:
+    """Whether the plain model runs under autocast."""
+    with contextlib.suppress(RuntimeError, TypeError), torch.autocast("cpu", torch.bfloat16):
+        call(build(case, torch.float32), inputs(case, torch.float32))
+        return True
+    return False
+
+
+def check_strategy(trial: Trial, strategy: str) -> None:
+    """A strategy gives what plain models give, in both modes, or refuses the model."""
+    if trial.branches == 1:
+        return  # nothing to run together
+    check_branches(trial, strategy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkbenchWarning)
+        check_training(trial, strategy)
+
+
+def check_composition(trial: Trial, other: Wrapper) -> None:
+    """With another wrapper variances add, and the order of wrapping is of no matter."""
+    case, wrapper = trial.case, trial.wrapper()
+    with seeded(1):
+        first = compose(wrapper, other)(build(case))
+        rest = [other(wrapper(build(case))), wrapper(other(build(case)))]
+    trial.fitted(first)
+    with torch.no_grad():
+        y, risks = ask(first, inputs(case))
+        _assert_total(risks, first._workbench.output)
+        kinds = {method.kind for method in first._workbench.methods}
+        assert kinds <= set(risks), f"the risks are {sorted(risks)}; {sorted(kinds - set(risks))} is missing"
+        for wrapped in rest:
+            wrapped.eval().load_state_dict(first.state_dict())
+            z, others = ask(wrapped, inputs(case))
+            assert_tree(z, y, exactly(y), "in another order, prediction", 1e-9)
+            for name, risk in risks.items():
+                assert_tree(others[name], risk, exactly(risk), f"in another order, {name} risk", 1e-9)
+
+
+CHECKS: dict[str, Callable[[Trial], None]] = {
+    "untouched": check_untouched,
+    "prediction": check_prediction,
+    "branches": check_branches,
+    "training": check_training,
+    "loss": check_loss,
+    "state_dict": check_state_dict,
+    "plain state": check_plain_state,
+    "deepcopy": check_deepcopy,
+    "pickle": check_pickle,
+    "float64": check_float64,
+    "bfloat16": check_bfloat16,
+    "autocast": check_autocast,
+    **{name: functools.partial(check_strategy, strategy=name) for name in RUNGS},
+}
+COMPOSED_ON = ("mlp", "cnn_bn", "lstm", "dict_out")  # of the zoo; every model that a user gives is composed as well
+__all__ = ["CASES", "CHECKS", "COMPOSED_ON", "ROWS", "Trial", "ask"]

@@ -1,0 +1,154 @@
+"""Plain models of the zoo in other precisions and modes, their tensors, and what their answers are compared by."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..engine.tree import is_float, tree_map
+from .zoo import Case, leaves, modules
+
+ROWS = 6  # no other axis of an input of the zoo is this long
+Tree = dict[str, Any]  # path of a leaf -> leaf
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python, and put the states of all back afterwards."""
+    theirs, python = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(theirs)  # noqa: NPY002
+            random.setstate(python)
+
+
+def rng_states() -> dict[str, Any]:
+    """The states of all global generators."""
+    theirs: Any = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (theirs[1].tobytes(), theirs[2:]),
+        "Python": random.getstate(),
+    }
+
+
+# ---- models and inputs
+def parts(model: Any) -> dict[str, nn.Module]:
+    """The modules of a case by the prefix that their tensors have in a wrapped one."""
+    if isinstance(model, nn.Module):
+        return {"": getattr(model, "_orig_mod", model) if isinstance(model, torch._dynamo.OptimizedModule) else model}
+    held = inspect.getclosurevars(model).nonlocals
+    return {f"{name}.": module for name, module in held.items() if isinstance(module, nn.Module)}
+
+
+def parameters(model: Any) -> dict[str, nn.Parameter]:
+    """The parameters of a case by their names in a wrapped one."""
+    return {prefix + name: p for prefix, module in parts(model).items() for name, p in module.named_parameters()}
+
+
+def buffers(model: Any) -> dict[str, Tensor]:
+    """The buffers of a case by their names in a wrapped one."""
+    return {prefix + name: b for prefix, module in parts(model).items() for name, b in module.named_buffers()}
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    """The state_dict of a case, as it is to be loaded into a wrapped one."""
+    if isinstance(model, nn.Module):
+        return model.state_dict()
+    return {prefix + name: t for prefix, module in parts(model).items() for name, t in module.state_dict().items()}
+
+
+def build(case: Case, dtype: torch.dtype = torch.float64, training: bool = False) -> Any:
+    """The plain model of a case in another precision and mode; complex tensors stay complex."""
+    model = case.build()
+    for module in parts(model).values():
+        if dtype not in {p.dtype for p in module.parameters()}:
+            module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+    for module in modules(model):
+        module.train(training)
+    return model
+
+
+def inputs(case: Case, dtype: torch.dtype = torch.float64, rows: int = ROWS, seed: int = 0) -> Any:
+    """Inputs (args, kwargs) in another precision, tensors of their own at every call."""
+    return tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf,
+        case.inputs(seed, rows),
+    )
+
+
+def call(model: Any, given: Any, seed: int = 0) -> Any:
+    """The answer of a plain or a wrapped model, without gradients."""
+    args, kwargs = given
+    with seeded(seed), torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def total(*trees: Any) -> Tensor:
+    """The sum of all leaves of floating or complex numbers."""
+    found = [leaf for tree in trees for _, leaf in leaves(tree) if is_float(leaf)]
+    return torch.stack([(leaf.real + leaf.imag if leaf.is_complex() else leaf).sum() for leaf in found]).sum()
+
+
+# ---- comparisons
+def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
+    """Assert that two tensors are equal up to a tolerance, relative and absolute."""
+    torch.testing.assert_close(
+        found, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}", check_dtype=False
+    )
+
+
+def majority(value: Tensor, answers: list[Tensor], what: str) -> None:
+    """Assert that each whole number is one of those that most branches gave."""
+    stack = torch.stack(answers)
+    counts = (stack[:, None] == stack[None]).sum(1)
+    said = (stack == value).sum(0)
+    assert torch.equal(said, counts.max(0).values), f"{what}: {value.tolist()} is not what most say: {stack.tolist()}"
+
+
+def assert_tree(output: Any, like: Any, expected: Tree, what: str, tolerance: float = 1e-9) -> None:
+    """Assert structure and values of a prediction or of a risk.
+
+    Args:
+        output: what is looked at.
+        like: an output of the plain model.
+        expected: by path, the numbers of each leaf; of whole numbers and what is no tensor a list of all answers.
+        what: for the message.
+        tolerance: relative and absolute.
+    """
+    assert_structure(output, like, what)
+    for path, leaf in leaves(output):
+        where = f"{what} {path}".strip()
+        if path not in expected:
+            assert leaf is None, f"{where}: a risk of what is no number"
+        elif is_float(leaf):
+            assert leaf.shape == expected[path].shape, f"{where}: {tuple(leaf.shape)} for {tuple(expected[path].shape)}"
+            close(leaf, expected[path], where, tolerance)
+        elif isinstance(leaf, Tensor):
+            majority(leaf, expected[path], where)
+        else:
+            assert all(leaf == answer for answer in expected[path]), f"{where}: {leaf!r}, not {expected[path]}"
+
+
+def assert_structure(output: Any, like: Any, what: str) -> None:
+    """Assert that a tree has the containers of another and as many leaves."""
+    assert type(output) is type(like), f"{what}: {type(output).__name__} instead of {type(like).__name__}"
+    found, expected = ([path for path, _ in leaves(tree)] for tree in (output, like))
+    assert found == expected, f"{what}: leaves {found} instead of {expected}"
+
+
+def exactly(output: Any) -> Tree:
+    """What `assert_tree` is to find: this output."""
+    return {path: leaf if is_float(leaf) else [leaf] for path, leaf in leaves(output)}
