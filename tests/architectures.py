@@ -256,7 +256,7 @@ row("mobilevit", "MobileViTForImageClassification", IMAGE, **NECK)
 LEVELS = {"hidden_sizes": [8, 16, 16], "num_attention_heads": [1, 2, 2], "depths": [1, 1, 1], "key_dim": [4, 4, 4]}
 row("levit", "LevitForImageClassification", IMAGE, **LEVELS)
 row("cvt", "CvtForImageClassification", IMAGE, embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 2, 3])
-BACKBONE = transformers.ResNetConfig(embedding_size=8, out_features=["stage2"], **STAGES)
+BACKBONE: Any = {"model_type": "resnet", "embedding_size": 8, "out_features": ["stage2"], **STAGES}
 row("detr", "DetrForObjectDetection", IMAGE, use_timm_backbone=False, backbone_config=BACKBONE, num_queries=3)
 row("yolos", "YolosForObjectDetection", IMAGE, image_size=[32, 32], num_detection_tokens=3)
 
@@ -277,7 +277,7 @@ row(
 )
 STRIDES = {"num_mel_bins": 16, "max_length": 24, "frequency_stride": 8, "time_stride": 8, "patch_size": 8}
 row("ast", "ASTForAudioClassification", given(input_values=floats(24, 16)), **STRIDES)
-MEL = {"spec_size": 16, "num_mel_bins": 4, "patch_size": 2, "patch_stride": 2, "window_size": 4}
+MEL: Settings = {"spec_size": 16, "num_mel_bins": 4, "patch_size": 2, "patch_stride": 2, "window_size": 4}
 MEL |= {"patch_embeds_hidden_size": 8, "depths": [1, 1], "num_attention_heads": [1, 2]}
 row("clap", "ClapAudioModel", given(input_features=floats(1, 60, 4)), **MEL)
 

@@ -129,31 +129,48 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
 }
 
+_VMAP = {
+    "autograd_in_forward": "requires_grad_",
+    "bool_mask": "dynamic shape",
+    "cached_tensor_attr": "keeps a tensor of its branch",
+    "checkpoint": "recomputes",
+    "custom_autograd": "setup_context",
+    "custom_autograd_weight": "setup_context",
+    "data_if": "data-dependent control flow",
+    "ema_inplace": "broadcast shape",
+    "fill_zeros": "inplace arithmetic",
+    "global_assign": "global variables",
+    "gnn_scatter": "index_add_",
+    "gru_packed": "",  # gru or .item(), whichever comes first
+    "input_mutation": "writes into its inputs",
+    "item_loop": ".item()",
+    "lstm": "lstm",
+    "mha_module": "two vmaps",
+    "moe_topk": "dynamic shape",
+    "nonpersistent_ema": "broadcast shape",
+    "numpy_print": "data pointer",
+    "numpy_randomness": "random numbers",
+    "out_kwarg": "add.out",
+    "packed_seq": "",  # lstm or .item(), whichever comes first
+    "routed_by_input": ".item()",
+    "sdpa": "two vmaps",
+    "spectral_norm": "div.out",
+    "transformer": "two vmaps",
+}
+_RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdpa", "spectral_norm", "transformer"}
 REFUSED_BY = {  # by strategy and case, words of the message; where the obstacle lies in the shared trunk, it is none
-    "vmap": {
-        "autograd_in_forward": "requires_grad_",
-        "bool_mask": "dynamic shape",
+    "vmap": _VMAP,
+    "rescue": {case: words for case, words in _VMAP.items() if case not in _RESCUED},
+    "replay": {
+        "autograd_in_forward": "other gradients than the call",
         "checkpoint": "recomputes",
-        "custom_autograd": "setup_context",
-        "custom_autograd_weight": "setup_context",
-        "data_if": "data-dependent control flow",
-        "ema_inplace": "broadcast shape",
-        "fill_zeros": "inplace arithmetic",
-        "gnn_scatter": "index_add_",
-        "global_assign": "global variables",
-        "gru_packed": "",  # gru or .item(), whichever comes first
         "input_mutation": "writes into its inputs",
-        "item_loop": ".item()",
-        "lstm": "lstm",
-        "mha_module": "two vmaps",
-        "moe_topk": "dynamic shape",
-        "nonpersistent_ema": "broadcast shape",
-        "numpy_print": "data pointer",
-        "out_kwarg": "add.out",
-        "packed_seq": "",  # lstm or .item(), whichever comes first
-        "routed_by_input": ".item()",
-        "sdpa": "two vmaps",
-        "spectral_norm": "div.out",
-        "transformer": "two vmaps",
+        "numpy_print": ".numpy",
+        "numpy_randomness": "",  # not the same in every pass, or each branch is to have its own
     },
+}
+# the others differ from these in nothing that matters there; replay is for branches that share a trunk
+RUN_BY = {
+    "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
+    "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 import torch
-from conformance_reference import Place, Reference
+from conformance_reference import Reference
 from conformance_table import NOISE, Wrapping
 from torch import Tensor, nn
 from zoo import Case, leaves
@@ -39,10 +39,10 @@ def ask(wrapped: Any, given: Any, wrapping: Wrapping) -> tuple[Any, dict[str, An
     return y, {wrapping.single: risk} if wrapping.single else {name: risk[name] for name in risk.names()}
 
 
-def fit(wrapped: Any, case: Case) -> None:
+def fit(wrapped: Any, case: Case, wrapping: Wrapping) -> None:
     """Learn neo's signature, if there is one, and go to evaluation mode."""
     wrapped.eval()
-    if Wrapped.needs_fit.fget(wrapped):  # type: ignore[attr-defined]
+    if "vacuitic" in wrapping.kinds:
         args, kwargs = inputs(case, dtype_of(case), rows=40, seed=3)
         batch: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments if kwargs else args
         Wrapped.fit(wrapped, [({**batch, **batch.pop("kwargs", {})} if kwargs else batch, None)])
@@ -54,7 +54,7 @@ class Copies(Reference):
     def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any) -> None:
         super().__init__(case, wrapping, wrapped, dtype_of(case))
 
-    def value(self, name: str, place: Place) -> Tensor:
+    def value(self, name: str, place: Any) -> Tensor:
         found = super().value(name, place)
         key, row = self.home(name, place)
         return found.reshape(self.state[key].shape if row is None else self.state[key].shape[1:])
@@ -96,7 +96,7 @@ def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
     wrapped = wrapping.wrap(build(case, dtype_of(case)), strategy)
     reference = Copies(case, wrapping, wrapped)
     branches = reference.answers()
-    fit(wrapped, case)
+    fit(wrapped, case, wrapping)
     with torch.no_grad():
         for _ in range(2):
             assert_answers(case, reference, branches, *ask(wrapped, inputs(case, dtype_of(case)), wrapping))

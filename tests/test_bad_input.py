@@ -95,7 +95,7 @@ def test_a_model_without_parameters_is_refused(name: str) -> None:
         (lambda: sculpt.Wrapper(n_layers=1.5), "n_layers.*1.5"),  # type: ignore[arg-type]
         (lambda: neo.Wrapper(density="gausian"), "density.*gaussian.*'gausian'"),
         (lambda: vote.Wrapper(output="classes"), "output.*values, logits, probs.*'classes'"),
-        (lambda: vote.Wrapper(strategy="fast"), "strategy.*auto, loop, vmap.*'fast'"),
+        (lambda: vote.Wrapper(strategy="fast"), "strategy.*auto, vmap, rescue, replay, loop, tune.*'fast'"),
     ],
 )
 def test_settings_out_of_range_are_refused(build: Callable[[], Any], says: str) -> None:

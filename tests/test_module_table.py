@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -18,18 +19,18 @@ from zoo import Case
 from workbench.testing.models import seeded
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
     pytest.mark.filterwarnings("ignore:linear_cross_entropy. ``options`` ignored"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]
-SAMPLES = 3  # of each module, spread over all that PyTorch has
+SAMPLES = 4  # of each module, spread over all that PyTorch has
 INFOS = {info.name: info for info in module_db}
 
 
 def build(info: ModuleInfo, sample: Any) -> nn.Module:
     """The module of a sample in training mode, without dropout, since random answers could not be compared."""
     args, kwargs = copy.deepcopy((sample.constructor_input.args, sample.constructor_input.kwargs))
-    with seeded():
+    with seeded(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
         model = info.module_cls(*args, **kwargs).double()
         if any(is_lazy(parameter) for parameter in model.parameters()):
             model(*sample.forward_input.args, **sample.forward_input.kwargs)
@@ -45,7 +46,8 @@ def build(info: ModuleInfo, sample: Any) -> nn.Module:
 def cases_of(name: str) -> list[Case]:
     """Some of PyTorch's samples for a module as models; those without parameters have nothing to wrap and are left out."""
     info = INFOS[name]
-    with seeded():
+    with seeded(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
         samples = info.module_inputs_func(info, "cpu", torch.float64, requires_grad=False, training=False)
     samples = [sample for sample in samples if [*build(info, sample).parameters()]]
     chosen = sorted({round(i * (len(samples) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .dealing import WHOLE, deal, tell
 from .engine.plan import Bank, Plan, RankOne
+from .engine.random import valueless
 from .engine.run import Branched, NotDealableError
 from .engine.tree import is_float, paths, tensors, tree_map
 from .method import Call, sqrt
@@ -190,7 +191,7 @@ def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
-    if "nan" in wrapped._workbench.told or torch.compiler.is_compiling():
+    if "nan" in wrapped._workbench.told or valueless():
         return
     leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
     if any(

@@ -48,7 +48,9 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
         )
         return None
     parts = torch.randperm(count).tensor_split(n)
-    rows = [parts[i] for i in torch.randperm(n).tolist()]  # or an uneven rest would always fall to the first
+    rows = list(parts)
+    if count % n:  # or the rest would always fall to the first
+        rows = [parts[i] for i in torch.randperm(n).tolist()]
     record = wrapped._workbench
     if record.dealable is None and n > 1:
         record.dealable = _independent(wrapped, table, rows[0], count, args, kwargs)

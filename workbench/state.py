@@ -34,11 +34,12 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
     record, bank = table.record, Bank(table.get)
     for slot in record.slots.values():
         rule = record.rules.get(slot.name)
-        if not own and (rule is None or "vote" not in rule.axes()):
+        shared = slot.name not in record.released
+        if not own and shared and (rule is None or rule.pick(bank, index) is table.get(slot.name)):
             continue  # the clone holds the shared tensor already
         value = (table.get(slot.name) if rule is None else rule.pick(bank, index)).detach().clone()
         if not slot.buffer:
-            names = [slot.name] if rule is None or slot.name not in record.released else rule.registered()
+            names = [slot.name] if rule is None or shared else rule.registered()
             learns = any(table.get(name).requires_grad for name in names)
             value = nn.Parameter(value, requires_grad=learns)
         _place(model, slot, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .errors import WorkbenchWarning
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
 from .references import used_by
@@ -64,6 +66,24 @@ class Slot:
     buffer: bool
 
 
+class Alone:
+    """Hook of a layer whose tensors voters have of their own: warns once where it is called by itself, not by the wrapped model."""
+
+    told = False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if self.told or torch.compiler.is_compiling():
+            return
+        self.told = True
+        warnings.warn(
+            f"a {type(module).__name__} inside a wrapped model is called by itself, and answers as the first voter only (a method of the model that "
+            "calls its layers does so: generate of an encoder-decoder model, a feature method). Call the wrapped model as a whole, wrap that "
+            "method (wrapper(model, method=...)), or ask each of wrapped.voters()",
+            WorkbenchWarning,
+            stacklevel=4,
+        )
+
+
 @dataclass
 class Record:
     """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
@@ -84,6 +104,7 @@ class Record:
     rows: int | None = None  # number of training rows, which the regularising terms need
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     told: set[str] = field(default_factory=set)  # warnings that were given
+    alone: Alone = field(default_factory=Alone)
 
     @classmethod
     def of(cls, root: nn.Module, method: str = "forward") -> Record:
@@ -132,7 +153,8 @@ class Table:
 
     def get(self, name: str) -> Tensor:
         """The registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""
-        home = self._homes.get(name)
+        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        home = None if tracing else self._homes.get(name)
         if home is None or home[1] not in home[0]:
             path, _, attribute = name.rpartition(".")
             module = self.module(path)
@@ -142,8 +164,21 @@ class Table:
                     f"{name!r} is not registered in {type(self.root).__name__} any more: a layer was replaced after wrapping. Make the change "
                     "in the plain model (workbench.unwrap), and wrap it again"
                 )
-            home = self._homes[name] = (held, attribute)
+            home = (held, attribute)
+            if not tracing:
+                self._homes[name] = home
         return home[0][home[1]]  # type: ignore[return-value]
+
+    def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
+        """The dict entries that hold each slot."""
+        out = {}
+        for name, slot in self.record.slots.items():
+            out[name] = []
+            for path, attribute in slot.owners:
+                module = self.module(path)
+                held = module.__dict__ if name in self.record.released else module._buffers if slot.buffer else module._parameters
+                out[name].append((held, attribute))
+        return out
 
     def verify(self) -> None:
         """Raise if somebody has replaced a layer or a parameter that a method has taken over."""
@@ -267,6 +302,9 @@ class Table:
         """Take a slot out of the registered tensors: a method owns it now, under another name."""
         slot, old = self.record.slots[name], self.get(name)
         self.record.released.append(name)
+        for path, _ in slot.owners:
+            if path and not any(isinstance(hook, Alone) for hook in self.module(path)._forward_pre_hooks.values()):
+                self.module(path).register_forward_pre_hook(self.record.alone)
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)
@@ -301,6 +339,9 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
         views: what stands in the places of released slots.
     """
     new = structural_copy(module, keep=lambda name: MARK not in name)
+    for part in new.modules():
+        for key in [key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)]:
+            del part._forward_pre_hooks[key]
     for slot in (record.slots[name] for name in record.released):
         for owner, attribute in slot.owners:
             if owner != path and path and not owner.startswith(f"{path}."):

@@ -251,6 +251,11 @@ class Wrapped(nn.Module):
         self.__dict__.update(state)
         _restore(self)
 
+    def __prepare_scriptable__(self) -> Any:
+        raise TypeError(
+            "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"
+        )
+
     def _get_name(self) -> str:
         if "_workbench" not in self.__dict__:
             return super()._get_name()
@@ -312,6 +317,8 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
         return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
 
     namespace[method] = answer
+    if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
+        namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
         namespace["__len__"] = lambda self: len(_contained(self))
         namespace["__iter__"] = lambda self: iter(_contained(self))
@@ -328,7 +335,8 @@ def _contained(container: Any) -> Any:
 
 
 def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:
-    if "_workbench" not in wrapped.__dict__:  # a branch, or an object that is still being built
+    # a branch, or an object that is still being built
+    if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).seen.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
     return calling.predict(wrapped, args, kwargs, risk, tile)
 
@@ -378,7 +386,9 @@ class _State:
 
     def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
         self.table = Table(root, root._workbench, views, given)
-        self.engine = Engine(root, functools.partial(_build, root), self._originals)
+        self.engine = Engine(
+            root, functools.partial(_build, root), self._originals, self.table.homes, functools.partial(_forward, root)
+        )
 
     def _originals(self) -> dict[int, str]:
         given = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
@@ -386,6 +396,10 @@ class _State:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
+
+
+def _forward(root: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(type(root)._plain_class, root._workbench.method)(root, *args, **kwargs)
 
 
 def _show(module: nn.Module, incompatible: Any) -> None:

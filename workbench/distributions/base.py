@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from types import MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ class on_class_or_instance(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
-        return MethodType(self.function, owner() if instance is None else instance)
+        return self.function.__get__(owner() if instance is None else instance)  # type: ignore[attr-defined]
 
 
 class _FiniteGradient(torch.autograd.Function):

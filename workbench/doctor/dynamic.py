@@ -113,7 +113,7 @@ def _change(one: Pass, key: Any) -> tuple[str, str, str]:
     if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
         objects = [isinstance(part[0], Same) for part in (before, after)]
         if all(objects) and before[0] == after[0]:
-            return "object", path, f"{name}, a {type(before[0].value).__name__}"
+            return "state", path, f"the contents of {name}, a {type(before[0].value).__name__}"
         if len(before) == 3 and before[1] < after[1]:
             return "grows", path, f"{name}: {_count(before[1])} before the call, {after[1]} after"
         if len(before) == 3:

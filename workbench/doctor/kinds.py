@@ -87,15 +87,9 @@ KINDS: dict[str, Kind] = {
         _BRANCHES,
     ),
     "state": Kind(
-        "forward changes attributes",
+        "forward changes attributes, or objects in them",
         "Each branch works on a copy; the wrapped model ends as if it had been called once, with the first branch's value.",
         "return it, or register a buffer for it if later calls depend on it",
-        _BRANCHES,
-    ),
-    "object": Kind(
-        "forward changes an object that the model holds",
-        "Each branch changes a copy of its own; the object that the wrapped model holds stays as it is.",
-        "keep the value in an attribute or a buffer of the module",
         _BRANCHES,
     ),
     "buffers": Kind(
@@ -218,9 +212,9 @@ KINDS: dict[str, Kind] = {
     ),
     "hooks": Kind(
         "hooks on modules",
-        "They run once for each branch.",
+        "They run once for each branch, and keep all branches from running in one pass (vmap).",
         "nothing, if they do not count calls; hooks set on the wrapped model run once a call",
-        _BRANCHES,
+        _PASSES,
     ),
     "tied": Kind(
         "tied parameters",

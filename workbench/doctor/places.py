@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -132,20 +133,17 @@ def place_of(frame: types.FrameType | None, paths: Mapping[int, str], number: in
 
 def place_of_error(error: BaseException) -> tuple[Place, bool]:
     """The innermost line of the user's in a traceback, and whether a layer of torch's own raised below it."""
-    trace, inside, layer, path = error.__traceback__, False, False, ""
-    place, paths = Place(""), dict[int, str]()
-    while trace is not None:
-        frame, file = trace.tb_frame, trace.tb_frame.f_code.co_filename
-        inside = inside or frame.f_code is called.__code__
-        owner = first_argument(frame)
-        if inside and not paths and isinstance(owner, nn.Module) and not is_wrapped(owner):
+    calls = list(traceback.walk_tb(error.__traceback__))
+    starts = [i for i, (frame, _) in enumerate(calls) if frame.f_code is called.__code__]
+    place, path, layer, paths = NOWHERE, "", False, dict[int, str]()
+    for frame, line in calls[starts[0] if starts else 0 :]:  # a cause was caught inside of the call
+        owner, file = first_argument(frame), frame.f_code.co_filename
+        if not paths and isinstance(owner, nn.Module) and not is_wrapped(owner):
             paths = {id(module): each for each, module in owner.named_modules()}
-        if inside:
-            path = paths.get(id(owner), path)
-        if inside and is_users(file):
-            place, layer = Place(path, file, trace.tb_lineno), False
-        layer = layer or (inside and is_layer(file))
-        trace = trace.tb_next
+        path = paths.get(id(owner), path)
+        if is_users(file):
+            place, layer = Place(path, file, line), False
+        layer = layer or is_layer(file)
     return (place if place.file else Place(path)), layer
 
 
@@ -187,4 +185,4 @@ def assigned(cls: type, attribute: str) -> Place:
         for name, line in stores(function.__code__, "STORE_ATTR"):
             if name == attribute:
                 return Place("", function.__code__.co_filename, line)
-    return Place("")
+    return NOWHERE

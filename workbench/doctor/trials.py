@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..engine.run import STRATEGIES
 from ..engine.tree import tensors, tree_map
 from ..wrapped import is_wrapped
 from ..wrappers import neo, sample, sculpt, vote
@@ -21,6 +22,7 @@ from .passes import Subject
 from .places import NOWHERE, Place, called, place_of_error
 from .report import Finding, finding
 from .untouched import separate
+from .watching import READS
 
 _MAKE: dict[str, Callable[..., Any]] = {
     "vote": lambda **common: vote.Wrapper(2, **common),
@@ -28,6 +30,10 @@ _MAKE: dict[str, Callable[..., Any]] = {
     "sculpt": lambda **common: sculpt.Wrapper(**common),
     "neo": lambda **common: neo.Wrapper(**common),
 }
+
+
+_ONE_PASS = [strategy for strategy in ("vmap", "rescue") if strategy in STRATEGIES]
+_READS = {*READS.values(), "vmap"}  # nothing is to be known about them where they do not stand in the way
 
 
 @dataclass
@@ -75,16 +81,26 @@ def _trial(name: str, model: nn.Module, subject: Subject | None, modes: list[boo
     if not trial.ran or name == "neo" or subject is None:
         return trial
     for training in modes:
-        wrapped = _wrap(name, model, strategy="vmap")
-        try:
-            with torch.set_grad_enabled(training):
-                wrapped.train(training)
-                called(wrapped, *_given(subject, return_risk=True))
-        except Exception as error:
-            trial.vmap = error
-            trial.vmap_place, trial.layer = place_of_error(error)
+        obstacles = [_obstacle_to(strategy, name, model, subject, training) for strategy in _ONE_PASS]
+        last = obstacles[-1]
+        if last is not None and None not in obstacles:
+            trial.vmap = last
+            trial.vmap_place, trial.layer = place_of_error(last)
             break
     return trial
+
+
+def _obstacle_to(strategy: str, name: str, model: nn.Module, subject: Subject, training: bool) -> Exception | None:
+    """Why all branches can't run in one pass by a strategy; None if they can."""
+    wrapped = _wrap(name, model, strategy=strategy)
+    try:
+        with torch.set_grad_enabled(training):
+            wrapped.train(training)
+            called(wrapped, *_given(subject, return_risk=True))
+    except Exception as error:
+        # the wrapper says that the strategy is not possible; the cause tells where
+        return error.__cause__ if isinstance(error.__cause__, Exception) else error
+    return None
 
 
 def _wrap(name: str, model: nn.Module, **common: Any) -> Any:
@@ -162,7 +178,7 @@ def _meant(found: Finding, trials: dict[str, Trial]) -> dict[str, str]:
         if means[wrapper] == "refused" and trial.refused is None:
             means[wrapper] = "note"
         elif means[wrapper] == "slower" and (trial.ran or trial.refused) and trial.vmap is None:
-            means[wrapper] = "ok" if trial.ran else "note"
+            means[wrapper] = "ok" if trial.ran and found.kind in _READS else "note"
         elif trial.vmap is not None and _obstructs(found) and found.line == (trial.vmap_place.line or None):
             means[wrapper] = "slower"
     return means

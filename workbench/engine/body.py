@@ -40,19 +40,19 @@ class Clone:
                 container[key] = values[slot]
 
     def called(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives: by forward with the model's own hooks, but past a __call__ of its class; or by another method."""
+        """What the model gives: as it is called, with its own hooks; or by another method."""
         if self.method == "forward":
-            return nn.Module._call_impl(self.root, *args, **kwargs)
+            return self.root(*args, **kwargs)
         return getattr(self.root, self.method)(*args, **kwargs)
 
-    def parameters(self) -> dict[int, str]:
-        """id of every parameter in place -> its name, the taken-over ones included."""
-        return {
-            id(tensor): f"{path}.{name}" if path else name
+    def parameters(self) -> list[tuple[Tensor, str]]:
+        """Every parameter in place with its name, the taken-over ones included."""
+        return [
+            (tensor, f"{path}.{name}" if path else name)
             for path, module in self.tree.items()
             for name, tensor in module._parameters.items()
             if tensor is not None
-        }
+        ]
 
 
 @dataclass
@@ -69,11 +69,9 @@ def is_batched(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._C._functorch.is_batchedtensor(tensor)
 
 
-def refuse_recomputing() -> AbstractContextManager[Any]:
+def refuse_recomputing(why: str = "activation checkpointing recomputes outside this pass") -> AbstractContextManager[Any]:
     """Around a pass that cannot be run again in the backward pass: activation checkpointing raises there and then."""
-    if not torch.is_grad_enabled():
-        return nullcontext()
-    return torch.autograd.graph.disable_saved_tensors_hooks("activation checkpointing recomputes outside this pass")
+    return torch.autograd.graph.disable_saved_tensors_hooks(why) if torch.is_grad_enabled() else nullcontext()
 
 
 def call(
@@ -103,11 +101,18 @@ def call(
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
-            state = {id(values[slot]) for slot in clone.buffers}
+            state = [values[slot] for slot in clone.buffers]
             for intervention in plan.interventions:
                 context = intervention.active(parameters, state, inputs)
                 if context is not None:
                     stack.enter_context(context)
+                    if intervention.draws:  # the noise would be another one
+                        stack.enter_context(
+                            refuse_recomputing(
+                                "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward "
+                                'pass: use sample.Wrapper(where="weights"), or switch checkpointing off'
+                            )
+                        )
         if mode is not None:
             stack.enter_context(mode)
         output = clone.called(*args, **kwargs)

@@ -25,25 +25,27 @@ class Buffers:
     def add(self, name: str, row: int | None, value: Tensor) -> None:
         self._new[name, row].append(value)
 
-    @torch.no_grad()
     def merge(self, bank: Bank) -> None:
-        for (name, row), values in self._new.items():
-            target = bank.get(name) if row is None else bank.get(name)[row]
-            if len(values) == 1 or all(value is values[0] for value in values):
-                new = values[0]
-            elif target.is_floating_point() or target.is_complex():
-                new = torch.stack(values).mean(0)
-            else:
-                new = values[0]
-                if any(not torch.equal(new, value) for value in values[1:]):
-                    warnings.warn(
-                        f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
-                        WorkbenchWarning,
-                        stacklevel=2,
+        with torch.no_grad():
+            for (name, row), values in self._new.items():
+                target = bank.get(name) if row is None else bank.get(name)[row]
+                new = self._merged(name, target, values)
+                if new.shape != target.shape:
+                    raise RuntimeError(
+                        f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
+                        "register it with its final shape before wrapping"
                     )
-            if new.shape != target.shape:
-                raise RuntimeError(
-                    f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
-                    "register it with its final shape before wrapping"
-                )
-            target.copy_(new)
+                target.copy_(new)
+
+    def _merged(self, name: str, target: Tensor, values: list[Tensor]) -> Tensor:
+        if len(values) == 1 or all(value is values[0] for value in values):
+            return values[0]
+        if target.is_floating_point() or target.is_complex():
+            return torch.stack(values).mean(0)
+        if not torch.compiler.is_dynamo_compiling() and any(not torch.equal(values[0], value) for value in values[1:]):
+            warnings.warn(
+                f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
+        return values[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -60,18 +60,12 @@ def combined(plan: Plan, results: list[Result]) -> Branched:
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
 
 
-def _shape(item: Tensor) -> tuple[int, ...]:
-    return tuple(map(int, item.shape))  # while torch.jit traces, sizes are tensors
-
-
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
     if len(items) == 1:
         return items[0].reshape((*sizes, *items[0].shape))
-    shapes = {_shape(item) for item in items}
-    if len(shapes) > 1:
-        raise OutputShapeError(
-            f"{paths(output)[i]} has other shapes in other branches: {sorted(shapes)}; return a fixed shape"
-        )
+    if any(item.shape != items[0].shape for item in items):
+        shapes = sorted({tuple(map(int, item.shape)) for item in items})
+        raise OutputShapeError(f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape")
     return torch.stack(items).reshape((*sizes, *items[0].shape))
 
 
@@ -84,7 +78,7 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
             raise NotDealableError
         key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)
         grouped.setdefault(key, []).append(item)
-    if len({_shape(item)[1:] for item in items}) > 1:
+    if any(item.shape[1:] != items[0].shape[1:] for item in items):
         raise NotDealableError
     stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device)) for parts in grouped.values()])
     return stacked.reshape((*sizes, *stacked.shape[1:]))
@@ -92,6 +86,10 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
 
 def _agreed(items: list[Any], output: Any, i: int) -> Any:
     first = items[0]
+    if isinstance(first, Iterator) and len(items) > 1:
+        raise NonTensorOutputError(
+            f"{paths(output)[i]} is a {type(first).__name__}, which is read later, when the branch is gone; return a list, list(...)"
+        )
     for item in items[1:]:
         same = item is first
         if not same:

@@ -76,7 +76,8 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
     """What decides about the rung of a call."""
     leaves = tensors((args, kwargs))
     device = next((leaf.device.type for leaf in leaves), "cpu")
-    rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
+    # torch.export would take a comparison for a promise about the number of rows
+    rows = 3 if torch.compiler.is_compiling() else max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
     return Kind(
         strategy,
         engine.root.training,
@@ -297,7 +298,7 @@ def hooked(root: nn.Module) -> str:
     for path, module in root.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values())
         for hook in hooks if path else ():
-            if not getattr(type(hook), "__module__", "").startswith("torch.nn.utils"):
+            if not str(getattr(hook, "__module__", "")).startswith(("torch.nn.utils", "workbench.")):
                 return f"{path} has hooks, which would get tensors that stand for all branches at once"
     return ""
 

@@ -189,18 +189,20 @@ class Intervention:
         return args, kwargs
 
     def active(
-        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         """A context for the branch's forward pass, or None.
 
         Args:
-            parameters: id of every parameter that the branch sees -> its slot name.
-            state: ids of the buffers.
+            parameters: every parameter that the branch sees, with its slot name.
+            state: the buffers.
             inputs: the tensors among the inputs.
         """
         return None
 
     taps: dict[str, Tensor]  # what `active` collected, returned along with the output
+    trail: tuple[Any, ...] = ()  # the call sites that `active` met, in order
+    draws = False  # whether it draws random numbers at call sites
     loop_only: str = ""  # why its branches must run one after another, if they must
 
 

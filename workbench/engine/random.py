@@ -86,8 +86,15 @@ class Sources:
             _set(generator, value)
 
 
+def valueless() -> bool:
+    """Whether tensors have no values to look at: under torch.export, and inside a function transform."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def moved(before: list[Any], after: list[Any]) -> bool:
-    """Whether anything was drawn between two states."""
+    """Whether anything was drawn between two states; where tensors have no values to look at, nothing is taken for drawn."""
+    if valueless():
+        return False
     return comparable(before) != comparable(after)
 
 

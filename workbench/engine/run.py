@@ -1,243 +1,66 @@
-"""One call of a wrapped object: the clones that its branches run on, what they share, and what is kept of what they did."""
+"""One call of a wrapped object: from a plan to the outputs of all its branches, and what is kept of what they did."""
 
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import (
-    NonTensorOutputError,
-    NotDealableError,
-    OutputShapeError,
-    PurityError,
-    UnreachedParametersError,
-    WorkbenchWarning,
-)
-from . import loop
-from .body import Clone, Result
+from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
+from . import loop, traced
+from .body import Result
+from .branches import Branches, Build, branch_key
 from .buffers import Buffers
 from .combine import Branched, combined
 from .ladder import RUNGS, STRATEGIES, Decision, Kind, execute
-from .memory import carried, duplicate, put, taken, tensors_in, transfer
-from .objects import Key, Objects, refuse_iterators
-from .plan import Bank, Index, Plan
-from .random import Sources, generators
+from .memory import duplicate
+from .objects import Objects, refuse_iterators
+from .plan import Bank, Plan
+from .random import moved, valueless
 from .reach import reached
-from .state import Attribute, Tree, Values, changed, described, difference, fingerprint, modules, registered, structure
 from .tree import flatten, tensors
 
 PURITIES = ("once", "warn", "raise", "allow")
+_OUTSIDE = (
+    "workbench runs the branches outside torch.compile: in the first call in each mode, which it needs to know the model (call it once before "
+    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, or draws random numbers that "
+    "branches share"
+)
 
 
-def branch_key(index: Index) -> Key:
-    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has."""
-    return tuple(sorted((name, i) for name, i in index.items() if i))
-
-
-class Engine:
+class Engine(Branches):
     """Runs one wrapped object; one call at a time, since the branches share the clones.
 
     Args:
         root: the wrapped module.
-        build: makes a plain structural copy of it, tells which tensors it holds under which slot name, and what a branch calls:
-            (copy, id -> slot, buffer slots, method).
+        build: see `Branches`.
         originals: taken-over parameters of the given model that must not be reached any more, by slot.
+        homes: the dict entries of the wrapped module that hold each slot.
+        forward: the method that a branch calls, on the wrapped module itself.
     """
 
     def __init__(
         self,
         root: nn.Module,
-        build: Callable[[], tuple[nn.Module, dict[int, str], set[str], str]],
+        build: Build,
         originals: Callable[[], dict[int, str]],
+        homes: Callable[[], traced.Homes],
+        forward: Callable[..., Any],
     ) -> None:
-        self.root, self._build, self._originals = root, build, originals
+        super().__init__(root, build)
+        self._originals = originals
         self.lock = threading.RLock()
         self.writes_inputs: bool | None = None  # unknown before the first call
         self.objects = Objects()
-        self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
         self.decisions: dict[Kind, Decision] = {}
         self.kind: Kind  # of the last call
-        self.memory: dict[Key, Values] = {}  # what those are in branches that have no clone at present
-        self._watched: set[bool] = set()  # the modes (training or not) that forward has run in
-        self._clones: dict[Key, Clone] = {}
-        self._current: set[Key] = set()  # the branches that took part in the last call: their attributes are up to date
-        self._kept: Values = {}  # marks of the impure attributes as the last call left them in the wrapped object
-        self._last: Clone | None = None
-        self._saved: tuple = ({}, frozenset(), set())
-        self._tree: Tree = {}
-        self._facts: tuple = ()
-        self._shape: tuple = ()
-        self._modes: list[bool] = []
-        self._alive: list[Any] = []
-        self._generators: list[Any] = []
+        self.seen = traced.Seen(homes, forward)
         self._checked = False
 
-    # ---- clones
-    def clones(self) -> list[Clone]:
-        """Those that there are."""
-        return list(self._clones.values())
-
-    def clone(self, index: Index) -> Clone:
-        """The clone of a branch; `begin` has made it."""
-        return self._clones[branch_key(index)]
-
-    def sources(self, leaves: list[Any]) -> Sources:
-        """What the model may draw random numbers from."""
-        return Sources(leaves, self._generators)
-
-    def begin(self, plan: Plan, alone: bool = False) -> list[Key]:
-        """Make what clones are missing, and give each the attributes that its branch is to start from.
-
-        A branch goes on from where its last pass left it; one that had no part in the last call starts from its nearest relative that had, or
-        from what the wrapped object shows. What the user has changed there since then holds for all.
-
-        Args:
-            plan: of the run.
-            alone: only for the first branch, which stands for all.
-        """
-        keys = [branch_key(index) for index in plan.indices()][: 1 if alone else None]
-        self._last = None
-        missing = [key for key in keys if key not in self._clones]
-        for key in missing:
-            self._clones[key] = Clone(*self._build())
-        for key in keys:
-            for module, mode in zip(self._clones[key].tree.values(), self._modes, strict=True):
-                module.training = mode
-        if self.impure:
-            now = fingerprint(self._tree, self.impure)
-            touched = frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
-            starts = {key: self._start(key) for key in keys if key in missing or key not in self._current}
-            for key in keys:
-                clone = self._clones[key]
-                if key in starts:
-                    put(carried(starts[key], self._tree, clone.tree), clone.tree)
-                transfer(touched, self._tree, clone.tree)
-        return keys
-
-    def _start(self, key: Key) -> Values:
-        """What the attributes of a branch are to be that has no clone with them: in terms of the wrapped object's modules."""
-        if key in self.memory:
-            return self.memory[key]
-        for i in range(len(key)):
-            near = key[:i] + key[i + 1 :]
-            if near in self._current:
-                return self.memory[near] if near in self.memory else self._taken(self._clones[near])
-        return taken(self.impure, self._tree)
-
-    def _taken(self, clone: Clone) -> Values:
-        return carried(taken(self.impure, clone.tree), clone.tree, self._tree)
-
-    def remembered(self) -> dict[Key, Values]:
-        """What the attributes that forward changes are in each branch."""
-        if not self.impure:
-            return {}
-        own = {key: self._taken(clone) for key, clone in self._clones.items() if key in self._current}
-        return {**self.memory, **own}
-
-    def recall(self, branches: dict[Key, Values]) -> None:
-        """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
-        self.memory, self._current = branches, set(branches)
-        self.impure = frozenset(name for values in branches.values() for name in values)
-        self._refresh()
-        self._kept = fingerprint(self._tree, self.impure)
-
-    def forget(self) -> None:
-        """Let go of the clones, after a pass that was none: all is as it was before the call."""
-        self.memory, self.impure, self._watched = self._saved[0], self._saved[1], set(self._saved[2])
-        self._current = set(self.memory)
-        self._clones.clear()
-
-    def _refresh(self) -> None:
-        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
-        if self._tree and structure(self._tree, self.impure) == self._facts:
-            return
-        self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
-        self._modes = [module.training for module in self._tree.values()]
-        if structure(self._tree, self.impure, modes=False) != self._shape:
-            self.memory = self.remembered()
-            self._current = set(self.memory)
-            self._clones.clear()
-            self._generators = generators(self._tree)
-        self._note()
-
-    def _note(self) -> None:
-        """Remember what the wrapped object looks like."""
-        self._facts = structure(self._tree, self.impure)
-        self._shape = structure(self._tree, self.impure, modes=False)
-        self._alive = [  # so that no id is used again
-            (
-                [value for name, value in module.__dict__.items() if (path, name) not in self.impure],
-                *(list(module.__dict__[kind].values()) for kind in ("_parameters", "_buffers", "_modules")),
-            )
-            for path, module in self._tree.items()
-        ]
-
-    # ---- attributes
-    @contextmanager
-    def watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
-        """Around a pass: finds out what the first branch changes, and lets the others start from what that was before.
-
-        Raises:
-            PurityError: if it changes anything and `plan.purity` is "raise".
-            RuntimeError: if forward makes layers, which nothing would train.
-        """
-        mode = self.root.training
-        new = mode not in self._watched
-        if not first:
-            if plan.purity == "allow" and self._last is not None:
-                transfer(self.impure, self._last.tree, clone.tree)
-            else:
-                transfer(self.impure - self._saved[1], self._tree, clone.tree)
-            yield
-            self._last = clone
-            return
-        if not new and not self.impure:
-            yield
-            self._last = clone
-            return
-        private = self._privately(clone) if new else {}
-        before, held = fingerprint(clone.tree), registered(clone.tree)
-        words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
-        yield
-        self._last = clone
-        found = changed(before, fingerprint(clone.tree))
-        put({name: value for name, value in private.items() if name not in found}, clone.tree)
-        _refuse_layers(self.root, held, registered(clone.tree))
-        if words and found:
-            _complain(self.root, plan.purity, difference(words, described(clone.tree, found), found), new)
-        self.impure |= found
-        self._watched.add(mode)
-
-    def _privately(self, clone: Clone) -> Values:
-        """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
-        places = tensors_in(clone.tree)
-        put(carried(places, clone.tree, clone.tree), clone.tree)
-        return places
-
-    def _keep(self, plan: Plan, results: list[Result], keys: set[Key]) -> None:
-        """Let the wrapped object end as if it had been called once."""
-        buffers = Buffers()
-        for index, result in zip(plan.indices(), results, strict=True):
-            for slot, value in result.buffers.items():
-                name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
-                buffers.add(name, row, value.detach())
-        buffers.merge(plan.bank)
-        if self.impure:
-            first = self._clones[branch_key(next(plan.indices()))]
-            source = self._last if plan.purity == "allow" and self._last is not None else first
-            transfer(self.impure, source.tree, self._tree)
-            self._kept = fingerprint(self._tree, self.impure)
-            self.memory, self._current = {}, keys
-            self._note()
-
-    # ---- running
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
     ) -> tuple[Branched, list[Result]]:
@@ -251,11 +74,27 @@ class Engine:
         Returns:
             The outputs with the axes of the plan in front, and the single results for who needs their taps.
         """
+        if torch.compiler.is_dynamo_compiling() and self.seen.traceable(self, plan):
+            results = list(traced.run(self, plan, args, kwargs))
+            if results:
+                branched = combined(plan, results)
+                if plan.keep_state:
+                    _keep_buffers(plan, results)
+                return branched, results
+        return self._run(plan, args, kwargs, strategy)
+
+    @torch.compiler.disable(reason=_OUTSIDE)
+    def _run(
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
+    ) -> tuple[Branched, list[Result]]:
         with self.lock:
-            self._refresh()
+            self.refresh()
+            leaves = flatten((args, kwargs))[0]
             if plan.size > 1:
-                refuse_iterators(flatten((args, kwargs))[0])
-            self._saved = self.remembered(), self.impure, set(self._watched)
+                refuse_iterators(leaves)
+            self.save()
+            new = self.root.training not in self.watched and not valueless()
+            before = self.sources(leaves).all() if new else None
             try:
                 results = execute(self, plan, args, kwargs, strategy)
                 # before anything is kept, since it may find that the branches do not fit together
@@ -263,18 +102,25 @@ class Engine:
             except BaseException:
                 self.forget()
                 raise
+            if before is not None:
+                draws = moved([*before], [*self.sources(leaves).all()])
+                self.seen.note(self, self.clone(next(plan.indices())), results[0], draws)
+            self.seen.follow(self, plan)
             if plan.keep_state:
-                alone = self.decisions[self.kind].rung in ("vmap", "rescue")
-                keys = [branch_key(index) for index in plan.indices()]
-                self._keep(plan, results, set(keys[: 1 if alone else None]))
-                if plan.size > 1 and not alone:
-                    columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
-                    self.objects.kept(keys, columns)
+                self._keep(plan, results)
             elif self.impure:
                 self.forget()
             if not self._checked:
                 self._check_reach(plan, results, args, kwargs)
         return branched, results
+
+    def _keep(self, plan: Plan, results: list[Result]) -> None:
+        _keep_buffers(plan, results)
+        alone = self.decisions[self.kind].rung in ("vmap", "rescue")
+        self.keep(plan, alone)
+        if plan.size > 1 and not alone:
+            columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
+            self.objects.kept([branch_key(index) for index in plan.indices()], columns)
 
     def _check_reach(self, plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
@@ -282,12 +128,12 @@ class Engine:
         index = list(plan.indices())[-1]
         if not rules or not any(index.values()):
             return
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return  # inside a function transform the graph is not the one that is looked at here
+        if valueless():
+            return  # the graph is not the one that is looked at here
         last = results[-1]
         if not torch.is_grad_enabled():
             last = self._with_gradients(
-                replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get)), args, kwargs
+                replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get), interventions=()), args, kwargs
             )
         outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
         if not outputs:
@@ -303,8 +149,11 @@ class Engine:
                 "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
                 "the module, as self.layer.weight"
             )
-        owned = {id(plan.bank.get(name)) for rule in rules.values() for name in rule.names(index)}
-        if owned and not owned & found:
+        own = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
+        if own and not any(tensor.requires_grad for tensor in own):  # frozen: no graph can show them
+            self._checked = False
+            return
+        if own and found.isdisjoint(map(id, own)):
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
@@ -315,7 +164,7 @@ class Engine:
         leaves, rebuild = flatten((args, kwargs))
         sources = self.sources(leaves)
         before = sources.all()
-        self._saved = self.remembered(), self.impure, set(self._watched)
+        self.save()
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 copies = rebuild([duplicate(leaf) if not isinstance(leaf, Tensor) else leaf.detach().clone() for leaf in leaves])
@@ -326,23 +175,13 @@ class Engine:
                 self.forget()
 
 
-def _refuse_layers(root: nn.Module, before: dict[Attribute, tuple], after: dict[Attribute, tuple]) -> None:
-    for (path, kind), names in after.items():
-        if new := [name for name in names if name not in before.get((path, kind), ())]:
-            what = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
-            name = f"{path}.{new[0]}" if path else new[0]
-            raise RuntimeError(
-                f"forward of {root._get_name()} made the {what} {name!r}, which no optimizer, state_dict or voter would know; call the model "
-                "once with real inputs before wrapping it"
-            )
-
-
-def _complain(root: nn.Module, purity: str, lines: str, new: bool) -> None:
-    message = f"forward of {root._get_name()} changes attributes of the model:\n{lines}"
-    if purity == "raise":
-        raise PurityError(f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"')
-    if new:
-        warnings.warn(f"{message}\nThey end as if the model had been called once", WorkbenchWarning, stacklevel=2)
+def _keep_buffers(plan: Plan, results: list[Result]) -> None:
+    buffers = Buffers()
+    for index, result in zip(plan.indices(), results, strict=True):
+        for slot, value in result.buffers.items():
+            name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
+            buffers.add(name, row, value.detach())
+    buffers.merge(plan.bank)
 
 
 __all__ = [

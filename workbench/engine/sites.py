@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from .tree import flatten, is_float
+
+_functorch = torch._C._functorch
 
 # By name, since one operation has many spellings (F.linear, Tensor.matmul, @, torch.mm ...).
 CONTRACTIONS = frozenset(
@@ -50,6 +52,7 @@ CONTRACTIONS = frozenset(
         "rnn_relu_cell",
         "_native_multi_head_attention",
         "_transformer_encoder_layer_fwd",
+        "linear_cross_entropy",
     ]
 )
 _LOOKING = frozenset(  # they read facts about a tensor, not its values
@@ -79,6 +82,33 @@ _LOOKING = frozenset(  # they read facts about a tensor, not its values
 )
 
 
+class Known:
+    """What is known about single tensors, whatever they hold."""
+
+    def __init__(self, items: Iterable[tuple[Tensor, Any]] = ()) -> None:
+        self._held: list[tuple[Tensor, Any]] = []  # ids stay unique for as long as their tensors live
+        self._by_id: dict[int, Any] = {}
+        for tensor, value in items:
+            self.set(tensor, value)
+
+    def set(self, tensor: Tensor, value: Any) -> None:
+        self._held.append((tensor, value))
+        if not torch.compiler.is_dynamo_compiling():
+            self._by_id[id(tensor)] = value
+
+    def get(self, tensor: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            found = self._by_id.get(id(tensor))
+            while found is None and isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = _functorch.get_unwrapped(tensor)  # the model differentiates what it was given
+                found = self._by_id.get(id(tensor))
+            return found
+        for held, value in self._held:  # Dynamo knows tensors that are the same, but gives them no ids
+            if held is tensor:
+                return value
+        return None
+
+
 class CheckpointedSite(RuntimeError):
     """Activation checkpointing would run a site again in the backward pass, without its intervention."""
 
@@ -104,8 +134,8 @@ class Sites(TorchFunctionMode):
     """Calls `at_site` wherever a contraction (a matrix product, a convolution, ...) meets a parameter.
 
     Args:
-        parameters: id of a parameter -> its slot name; what is computed from parameters alone counts as the parameter.
-        state: ids of tensors that are never data (buffers).
+        parameters: the parameters with their slot names; what is computed from parameters alone counts as the parameter.
+        state: tensors that are never data (buffers).
         inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw".
         at_site: called with (slot names, the flattened arguments, the places among them of data that is not raw, of data that is raw)
             and returns the flattened arguments to use.
@@ -114,17 +144,16 @@ class Sites(TorchFunctionMode):
 
     def __init__(
         self,
-        parameters: Mapping[int, str],
-        state: set[int],
+        parameters: list[tuple[Tensor, str]],
+        state: list[Tensor],
         inputs: list[Tensor],
         at_site: Callable[..., list[Any]],
         contractions: bool = True,
     ) -> None:
         super().__init__()
-        self._names: dict[int, frozenset[str]] = {key: frozenset([name]) for key, name in parameters.items()}
-        self._state = state
-        self._raw = {id(tensor) for tensor in inputs}
-        self._held: list[Tensor] = list(inputs)  # ids stay unique for as long as their tensors live
+        self._names = Known([(tensor, frozenset([name])) for tensor, name in parameters])
+        self._state = Known([(tensor, True) for tensor in state])
+        self._raw = Known([(tensor, True) for tensor in inputs])
         self._at_site = at_site
         self._contractions = contractions
         self._grad = torch.is_grad_enabled()
@@ -139,13 +168,13 @@ class Sites(TorchFunctionMode):
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
         leaves, rebuild = flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        known = [leaf for leaf in tensors if id(leaf) in self._names]
+        known = [leaf for leaf in tensors if self._names.get(leaf) is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
-            self._mark(out, names=frozenset().union(*(self._names[id(leaf)] for leaf in known)))
+            self._mark(out, names=frozenset().union(*(self._names.get(leaf) for leaf in known)))
             return out
         if not known:
-            raw = all(id(leaf) in self._raw or id(leaf) in self._state for leaf in tensors)
+            raw = all(self._raw.get(leaf) or self._state.get(leaf) for leaf in tensors)
             out = function(*args, **kwargs)
             if raw:
                 self._mark(out)
@@ -155,22 +184,21 @@ class Sites(TorchFunctionMode):
             data = [
                 i
                 for i, leaf in enumerate(leaves)
-                if is_float(leaf) and id(leaf) not in self._names and id(leaf) not in self._state
+                if is_float(leaf) and self._names.get(leaf) is None and not self._state.get(leaf)
             ]
-            names = frozenset().union(*(self._names[id(leaf)] for leaf in known))
-            live = [i for i in data if id(leaves[i]) not in self._raw]
-            leaves = self._at_site(names, leaves, live, [i for i in data if id(leaves[i]) in self._raw])
+            names = frozenset().union(*(self._names.get(leaf) for leaf in known))
+            live = [i for i in data if not self._raw.get(leaves[i])]
+            leaves = self._at_site(names, leaves, live, [i for i in data if self._raw.get(leaves[i])])
             args, kwargs = rebuild(leaves)
         return function(*args, **kwargs)
 
     def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
         for leaf in flatten(out)[0]:
             if isinstance(leaf, Tensor):
-                self._held.append(leaf)
                 if names is None:
-                    self._raw.add(id(leaf))
+                    self._raw.set(leaf, True)
                 else:
-                    self._names[id(leaf)] = names
+                    self._names.set(leaf, names)
 
     def _refuse_checkpoint(self) -> None:
         """Reentrant checkpointing runs the model without gradients here and again, without this mode, in the backward pass."""

@@ -92,10 +92,10 @@ def difference(before: dict[Attribute, str], after: dict[Attribute, str], names:
     return "\n".join(lines)
 
 
-def registered(tree: Tree) -> dict[Attribute, tuple]:
-    """The names of the tensors and modules that each module holds."""
+def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
+    """The ids by name of the tensors and modules that each module holds."""
     return {
-        (path, kind): tuple(name for name, item in module.__dict__[kind].items() if item is not None)
+        (path, kind): {name: id(item) for name, item in module.__dict__[kind].items() if item is not None}
         for path, module in tree.items()
         for kind in ("_parameters", "_buffers", "_modules")
     }

@@ -49,7 +49,7 @@ def run(
     for start in range(0, outer, step):
         results += _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
     if any(is_batched(ref()) for ref in made or ()):
-        gc.collect()
+        gc.collect(1)  # what the pass itself left in cycles is young
         if any(is_batched(ref()) for ref in made or ()):
             raise RuntimeError(
                 "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
@@ -121,11 +121,14 @@ def _pass(
             modes.append(_NoAttention())
         with engine.watching(clone, plan, first=True):
             installed = dict(zip(stacked, values, strict=True))
-            result = call(clone, plan, installed, plan.fixed, args, kwargs, _together(modes))
+            result = call(clone, plan, installed, _Everywhere(plan), args, kwargs, _together(modes))
         _refuse_held(clone, engine.impure)
         if made is not None:
             clone.install(plan.values(plan.fixed, clone.buffers))  # what is still in place is not kept by the model
         leaves, shape["rebuild"] = flatten(result.output)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) and _holds_batched(leaf):
+                raise RuntimeError(f"the output has a {type(leaf).__name__} with tensors of its branch inside")
         shape["static"] = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return outputs, result.buffers, result.taps
@@ -159,6 +162,25 @@ def _pass(
             )
         )
     return results
+
+
+class _Everywhere(dict):
+    """The place of all branches at once, which has no number along the axes of the run."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.fixed)
+        self._axes = {axis.name for axis in plan.axes}
+
+    def __missing__(self, name: str) -> int:
+        if name in self._axes:
+            raise RuntimeError(
+                f"an intervention asks for the branch's place along {name!r}, which vmap does not know; read what differs by a Stacked rule, or "
+                "set loop_only"
+            )
+        raise KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self or name in self._axes else default
 
 
 class _NoAttention(TorchFunctionMode):
@@ -195,10 +217,14 @@ class _Noting(TorchFunctionMode):
         return out
 
 
+def _holds_batched(value: Any) -> bool:
+    held: dict[int, Any] = {}
+    share(value, held, set())
+    return any(is_batched(item) for item in held.values())
+
+
 def _refuse_held(clone: Clone, impure: frozenset[tuple[str, str]]) -> None:
     """What forward leaves in attributes must be the same for all branches: one clone stands for all of them here."""
     for path, name in impure:
-        held: dict[int, Any] = {}
-        share(clone.tree[path].__dict__.get(name), held, set())
-        if any(is_batched(item) for item in held.values()):
+        if _holds_batched(clone.tree[path].__dict__.get(name)):
             raise RuntimeError(f"forward keeps a tensor of its branch in {path + '.' if path else ''}{name}")

@@ -93,9 +93,8 @@ class Reference:
                 parameter.requires_grad_(values[name].requires_grad and self.home(name, place)[0] in self.learns)
         with ExitStack() as stack:
             for intervention in plan.interventions:
-                names = {id(parameter): name for name, parameter in parameters(model).items()}
-                state = {id(buffer) for buffer in buffers(model).values()}
-                context = intervention.active(names, state, tensors((args, kwargs)))
+                named = [(parameter, name) for name, parameter in parameters(model).items()]
+                context = intervention.active(named, list(buffers(model).values()), tensors((args, kwargs)))
                 if context is not None:
                     stack.enter_context(context)
             eager = getattr(model, "_orig_mod", model)  # compiled code runs past what watches the calls

@@ -142,12 +142,14 @@ class Neo(Method):
         plan = Plan((), wrapped._workbench.rules, Bank(table.get), (tap,), keep_state=False)
         with evaluating(wrapped):
             _, results = engine_of(wrapped).run(plan, args, kwargs)
-        rows = next((t.shape[0] for t in tensors(results[0].output) if t.dim()), None)
+        outputs = [t for t in tensors(results[0].output) if t.dim()]
+        rows = outputs[0].shape[0] if outputs else None
+        if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in tensors((args, kwargs)) if t.dim()}:
+            rows = len(outputs)  # a part for each row
         if rows is None:
             raise ValueError("neo gives one risk a row, but the model's output has no rows (a single number)")
-        features = {
-            name: pooled for name, f in results[0].taps.items() if (pooled := _pooled(f, rows, table, name)) is not None
-        }
+        pooled = {name: _pooled(feature, rows, table, name) for name, feature in results[0].taps.items()}
+        features = {name: feature for name, feature in pooled.items() if feature is not None}
         if self._sites is None:
             self._sites = self._choose(list(features))
         missing = [name for name in self._sites if name not in features]
@@ -172,9 +174,12 @@ class _Tap(Intervention):
         self.method, self.table, self.taps = method, table, {}
 
     def active(
-        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
+        self.trail = ()
+
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))
             if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
                 return leaves  # packed sequences: the rows of the data are not those of the batch
             weights = sorted(names, key=lambda name: (not name.endswith("weight"), name))

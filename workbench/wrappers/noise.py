@@ -13,6 +13,11 @@ from torch import Tensor
 class Noise(ABC):
     """A way to disturb a tensor; the amount is fixed, or a learned unconstrained number."""
 
+    @property
+    @abstractmethod
+    def silent(self) -> bool:
+        """Whether the amount given is zero."""
+
     @abstractmethod
     def raw(self) -> float:
         """The unconstrained number that stands for the amount given."""
@@ -54,6 +59,10 @@ class Bernoulli(Noise):
     def __repr__(self) -> str:
         return f"Bernoulli({self.p:g})"
 
+    @property
+    def silent(self) -> bool:
+        return self.p == 0
+
     def raw(self) -> float:
         p = min(max(self.p, 1e-4), 1 - 1e-4)
         return math.log(p / (1 - p))
@@ -90,14 +99,16 @@ class Normal(Noise):
     def __repr__(self) -> str:
         return f"Normal({self.scale:g})"
 
+    @property
+    def silent(self) -> bool:
+        return self.scale == 0
+
     def raw(self) -> float:
         return math.log(max(self.scale, 1e-4))
 
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
-        if generator is None:
-            noise = torch.randn_like(value)
-        else:
-            noise = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+        # not randn_like, which torch.compile takes for the same number wherever it stands
+        noise = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
         scale = self.scale if raw is None else raw.exp().to(value.dtype)
         return value + scale * noise if additive else value * (1 + scale * noise)
 

@@ -145,6 +145,7 @@ class _Noisy(Intervention):
         self.generators: dict[torch.device, torch.Generator] = {}
         self.seed: int | None = None
         self.sites = 0
+        self.draws = method.where == "activations" and not method.noise.silent
         if method.randomness != "different":
             # the model's own stream is repeated or watched, so the noise needs a stream of its own
             self.loop_only = (
@@ -175,16 +176,18 @@ class _Noisy(Intervention):
         return tree_map(lambda leaf: self._noisy(leaf, raw, additive=True) if is_float(leaf) else leaf, (args, kwargs))
 
     def active(
-        self, parameters: dict[int, str], state: set[int], inputs: list[Tensor]
+        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         if self.method.where != "activations":
             return None
+        self.trail = ()
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             amount = None
             if self.method.trainable:
                 known = sorted(name for name in names if name in self.method._weights)
                 amount = self.method.raw(self.table, known[0]) if known else None
+            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))
             leaves = list(leaves)
             for i in [*live, *(raw if self.method._only_layer else [])]:
                 leaves[i] = self._noisy(leaves[i], amount)
@@ -206,6 +209,11 @@ class _Counted:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.sites.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and "randomness error mode" in str(error):
+            raise RuntimeError(
+                "the model uses torch.func transforms, inside which noise on activations may not be drawn; use where=\"weights\", or "
+                'give randomness="different" to the model\'s own vmap (jacrev and hessian cannot)'
+            ) from error
         if error is None and not self.noisy.sites:
             raise RuntimeError(
                 "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so all "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
+from ..errors import WorkbenchWarning
 from ..initial import Draws
 from ..method import Call, Method, spread
 from ..wrapping import Wrapper as _Wrapper
@@ -106,6 +108,7 @@ class Vote(Method):
             parameters = [name for name in parameters if table.value(name).requires_grad]
         if not self.use_bias:
             parameters = [name for name in parameters if name.rpartition(".")[2].rpartition("_")[2] != "bias"]
+        self._look(table, parameters)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
         self._slots = parameters + buffers
@@ -117,6 +120,23 @@ class Vote(Method):
         for name in self._slots:
             if name in rules and not (isinstance(self.share, str) and self._factored(table, name)):
                 table.release(name)
+
+    def _look(self, table: Table, parameters: list[str]) -> None:
+        """What cannot be taken over, or not whole."""
+        for name in parameters:
+            path, _ = table.record.slots[name].owners[0]
+            if self.share == "rank1" and getattr(table.module(path), "sparse", False):
+                raise ValueError(
+                    f"{name} belongs to a {type(table.module(path)).__name__} with sparse=True, whose gradients cannot pass rank-one factors; "
+                    "set sparse=False, or use share=None"
+                )
+            parameter = table.value(name)
+            if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                warnings.warn(
+                    f"{name} has gradient hooks, which the voters' own copies do not get; put them on wrapped.risk_parameters()",
+                    WorkbenchWarning,
+                    stacklevel=6,
+                )
 
     def extend(self, table: Table, slots: list[str]) -> None:
         draws = Draws(table, self.n_voters, fresh=not self.finetune)

@@ -1,0 +1,258 @@
+"""The branches of a wrapped object: a clone of the model for each, and the attributes that forward changes there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from ..errors import PurityError, WorkbenchWarning
+from .body import Clone
+from .memory import carried, put, taken, tensors_in, transfer
+from .objects import Key
+from .plan import Index, Plan
+from .random import Sources, generators
+from .tree import version
+from .state import Attribute, Tree, Values, changed, described, difference, fingerprint, modules, registered, structure
+
+Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
+
+
+def branch_key(index: Index) -> Key:
+    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has."""
+    return tuple(sorted((name, i) for name, i in index.items() if i))
+
+
+class Branches:
+    """Keeps the clones of one wrapped object.
+
+    Args:
+        root: the wrapped module.
+        build: makes a plain structural copy of it, tells which tensors it holds under which slot name, and what a branch calls:
+            (copy, id -> slot, buffer slots, method).
+    """
+
+    def __init__(self, root: nn.Module, build: Build) -> None:
+        self.root, self._build = root, build
+        self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
+        self.watched: set[bool] = set()  # the modes (training or not) that forward has run in
+        self._memory: dict[Key, Values] = {}  # what those attributes are in branches that have no clone at present
+        self._clones: dict[Key, Clone] = {}
+        self._current: set[Key] = set()  # the branches that took part in the last call: their attributes are up to date
+        self._kept: Values = {}  # marks of the impure attributes as the last call left them in the wrapped object
+        self._last: Clone | None = None
+        self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
+        self._tree: Tree = {}
+        self._facts: tuple = ()
+        self._shape: tuple = ()
+        self._modes: list[bool] = []
+        self._alive: list[Any] = []
+        self._generators: list[Any] = []
+
+    # ---- clones
+    def clones(self) -> list[Clone]:
+        """Those that there are."""
+        return list(self._clones.values())
+
+    def clone(self, index: Index) -> Clone:
+        """The clone of a branch; `begin` has made it."""
+        return self._clones[branch_key(index)]
+
+    def sources(self, leaves: list[Any]) -> Sources:
+        """What the model may draw random numbers from."""
+        return Sources(leaves, self._generators)
+
+    def begin(self, plan: Plan, alone: bool = False) -> list[Key]:
+        """Make what clones are missing, and give each the attributes that its branch is to start from.
+
+        A branch goes on from where its last pass left it; one that had no part in the last call starts from its nearest relative that had, or
+        from what the wrapped object shows. What the user has changed there since then holds for all.
+
+        Args:
+            plan: of the run.
+            alone: only for the first branch, which stands for all.
+        """
+        keys = [branch_key(index) for index in plan.indices()][: 1 if alone else None]
+        self._last = None
+        missing = [key for key in keys if key not in self._clones]
+        for key in missing:
+            self._clones[key] = Clone(*self._build())
+        for key in keys:
+            for module, mode in zip(self._clones[key].tree.values(), self._modes, strict=True):
+                module.training = mode
+        if self.impure:
+            now = fingerprint(self._tree, self.impure)
+            touched = frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
+            starts = {key: self._start(key) for key in keys if key in missing or key not in self._current}
+            for key in keys:
+                clone = self._clones[key]
+                if key in starts:
+                    put(carried(starts[key], self._tree, clone.tree), clone.tree)
+                transfer(touched, self._tree, clone.tree)
+        return keys
+
+    def _start(self, key: Key) -> Values:
+        """What the attributes of a branch are to be that has no clone with them: in terms of the wrapped object's modules."""
+        if key in self._memory:
+            return self._memory[key]
+        for i in range(len(key)):
+            near = key[:i] + key[i + 1 :]
+            if near in self._current:
+                return self._memory[near] if near in self._memory else self._taken(self._clones[near])
+        return taken(self.impure, self._tree)
+
+    def _taken(self, clone: Clone) -> Values:
+        return carried(taken(self.impure, clone.tree), clone.tree, self._tree)
+
+    def remembered(self) -> dict[Key, Values]:
+        """What the attributes that forward changes are in each branch."""
+        if not self.impure:
+            return {}
+        own = {key: self._taken(clone) for key, clone in self._clones.items() if key in self._current}
+        return {**self._memory, **own}
+
+    def recall(self, branches: dict[Key, Values]) -> None:
+        """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
+        self._memory, self._current = branches, set(branches)
+        self.impure = frozenset(name for values in branches.values() for name in values)
+        self.refresh()
+        self._kept = fingerprint(self._tree, self.impure)
+
+    def forget(self) -> None:
+        """Let go of the clones, after a pass that was none: all is as it was before the call."""
+        self._memory, self.impure, self.watched = self._saved[0], self._saved[1], set(self._saved[2])
+        self._current = set(self._memory)
+        self._clones.clear()
+
+    def save(self) -> None:
+        """Remember how everything is, for `forget`."""
+        self._saved = self.remembered(), self.impure, set(self.watched)
+
+    def refresh(self) -> None:
+        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
+        if self._tree and structure(self._tree, self.impure) == self._facts:
+            return
+        self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
+        self._modes = [module.training for module in self._tree.values()]
+        if structure(self._tree, self.impure, modes=False) != self._shape:
+            self._memory = self.remembered()
+            self._current = set(self._memory)
+            self._clones.clear()
+            self._generators = generators(self._tree)
+        self._note()
+
+    def _note(self) -> None:
+        """Remember what the wrapped object looks like."""
+        self._facts = structure(self._tree, self.impure)
+        self._shape = structure(self._tree, self.impure, modes=False)
+        self._alive = [  # so that no id is used again
+            (
+                [value for name, value in module.__dict__.items() if (path, name) not in self.impure],
+                *(list(module.__dict__[kind].values()) for kind in ("_parameters", "_buffers", "_modules")),
+            )
+            for path, module in self._tree.items()
+        ]
+
+    # ---- attributes
+    @contextmanager
+    def watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
+        """Around a pass: finds out what the first branch changes, and lets the others start from what that was before.
+
+        Raises:
+            PurityError: if it changes anything and `plan.purity` is "raise".
+            RuntimeError: if forward makes layers, which nothing would train.
+        """
+        mode = self.root.training
+        new = mode not in self.watched
+        if not first:
+            if plan.purity == "allow" and self._last is not None:
+                transfer(self.impure, self._last.tree, clone.tree)
+            else:
+                transfer(self.impure - self._saved[1], self._tree, clone.tree)
+            yield
+            self._last = clone
+            return
+        if not new and not self.impure:
+            yield
+            self._last = clone
+            return
+        private = self._privately(clone) if new else {}
+        before, held, written = fingerprint(clone.tree), registered(clone.tree), _versions(clone.tree)
+        words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
+        yield
+        self._last = clone
+        found = changed(before, fingerprint(clone.tree))
+        put({name: value for name, value in private.items() if name not in found}, clone.tree)
+        _refuse_layers(self.root, held, registered(clone.tree))
+        now = _versions(clone.tree)
+        if name := next((now[key][0] for key, (_, count) in written.items() if key in now and now[key][1] != count), None):
+            raise RuntimeError(
+                f"forward of {self.root._get_name()} writes into its parameter {name!r}{' in evaluation mode' if not mode else ''}, which the "
+                "branches and the given model share: it would be written once for each of them. Switch that off in the model, or keep what "
+                "changes in a buffer"
+            )
+        if words and found:
+            _complain(self.root, plan.purity, difference(words, described(clone.tree, found), found), new)
+        self.impure |= found
+        self.watched.add(mode)
+
+    def _privately(self, clone: Clone) -> Values:
+        """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
+        places = tensors_in(clone.tree)
+        put(carried(places, clone.tree, clone.tree), clone.tree)
+        return places
+
+    def keep(self, plan: Plan, alone: bool) -> None:
+        """Let the wrapped object end as if it had been called once.
+
+        Args:
+            plan: of the run.
+            alone: whether the first branch stood for all.
+        """
+        if not self.impure:
+            return
+        keys = [branch_key(index) for index in plan.indices()]
+        source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
+        transfer(self.impure, source.tree, self._tree)
+        self._kept = fingerprint(self._tree, self.impure)
+        self._memory, self._current = {}, set(keys[: 1 if alone else None])
+        self._note()
+
+
+def _versions(tree: Tree) -> dict[int, tuple[str, int]]:
+    """id of each parameter that is shared with the given model -> its name, and how often it was written."""
+    return {
+        id(parameter): (f"{path}.{name}" if path else name, version(parameter))
+        for path, module in tree.items()
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, nn.Parameter)
+    }
+
+
+def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict]) -> None:
+    for (path, kind), held in after.items():
+        was = before.get((path, kind), {})
+        what = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
+        for name, key in held.items():
+            where = f"{path}.{name}" if path else name
+            if name not in was:
+                raise RuntimeError(
+                    f"forward of {root._get_name()} made the {what} {where!r}, which no optimizer, state_dict or voter would know; call the "
+                    "model once with real inputs before wrapping it"
+                )
+            if kind == "_modules" and was[name] != key:
+                raise RuntimeError(
+                    f"forward of {root._get_name()} puts another layer in the place of {where!r}, which only one branch would have; make the "
+                    "change before wrapping"
+                )
+
+
+def _complain(root: nn.Module, purity: str, lines: str, new: bool) -> None:
+    message = f"forward of {root._get_name()} changes attributes of the model:\n{lines}"
+    if purity == "raise":
+        raise PurityError(f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"')
+    if new:
+        warnings.warn(f"{message}\nThey end as if the model had been called once", WorkbenchWarning, stacklevel=2)
