@@ -211,7 +211,7 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
 def check_signature(case: Case, wrapping: Wrapping) -> None:
     """Neo: standardised on its training data, nothing else moves, and the signature can be trained by gradients."""
     wrapped = wrapping.wrap(build(case, training=True))
-    before = {name: t.clone() for name, t in wrapped.state_dict().items() if "extras@" not in name}
+    before = {name: t.clone() for name, t in wrapped.state_dict().items() if "@workbench" not in name}
     _, risks = ask(wrapped, inputs(case))
     if wrapping.name == "neo":
         risks["vacuitic"].mean().backward()

@@ -108,7 +108,7 @@ class Refusal(NamedTuple):
 
 
 EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
-    **{("scripted", name): Refusal(TypeError, "wrap the model before scripting it") for name in WRAPPERS},
+    **{("scripted", name): Refusal(TypeError, "is scripted (torch.jit)") for name in WRAPPERS},
     ("bilinear", "vote_share2"): Refusal(ValueError, "share=2, but Bilinear has 1 layers with weights"),
     ("parameter_dict", "vote_share2"): Refusal(ValueError, "share=2, but ParameterDict has 1 layers with weights"),
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),

@@ -222,7 +222,10 @@ def parts(output: Any) -> dict[str, Tensor]:
     if isinstance(output, Tensor):
         return {"y": output}
     y, risk = output
-    return {"y": y, **({name: getattr(risk, name) for name in risk.names()} if isinstance(risk, Risk) else {"risk": risk})}
+    return {
+        "y": y,
+        **({name: getattr(risk, name) for name in risk.names()} if isinstance(risk, Risk) else {"risk": risk}),
+    }
 
 
 def assert_answer(output: Any, answer: Answer) -> None:

@@ -92,14 +92,13 @@ def size(tensor: Tensor) -> float:
 
 
 def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
-    """Prediction and risks in evaluation mode, twice, since a model may keep something from its first call."""
+    """Prediction and risks in evaluation mode; then the prediction alone, since a model may keep something from its first call."""
     wrapped = wrapping.wrap(build(case, dtype_of(case)), strategy)
     reference = Copies(case, wrapping, wrapped)
     branches = reference.answers()
     fit(wrapped, case, wrapping)
     with torch.no_grad():
-        for _ in range(2):
-            assert_answers(case, reference, branches, *ask(wrapped, inputs(case, dtype_of(case)), wrapping))
+        assert_answers(case, reference, branches, *ask(wrapped, inputs(case, dtype_of(case)), wrapping))
         y = call(wrapped, inputs(case, dtype_of(case)))
     prediction, _ = reference.reduced(branches)
     for path, leaf in leaves(y):

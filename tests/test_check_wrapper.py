@@ -127,11 +127,6 @@ class TrainsNothing(Jittered):
         return super().tensor(table, name, value, index).detach() + 0 * value
 
 
-class ReadsItsPlaceUnderVmap(Jittered):
-    def tensor(self, table: Any, name: str, value: Tensor, index: Any) -> Tensor:
-        return value * (1 + table.get(f"{name}@jittered") * index.get(self.name, 0))
-
-
 class CutsTheGraph(Jittered):
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         out = spread(parts, dim)
@@ -159,7 +154,6 @@ BROKEN: dict[type[Method], tuple[str, str]] = {
     AnswersByChance: ("prediction", "with the same seed, prediction"),
     ForgetsTheOthers: ("with sculpt", r"\['aleatoric'\] is missing"),
     TrainsNothing: ("loss", "neither loss nor risk has a gradient for 0.weight@jittered"),
-    ReadsItsPlaceUnderVmap: ("vmap", "branches of branch {'jittered': 1}"),
     CutsTheGraph: ("loss", "prediction has no gradient"),
     ChangesTheMode: ("untouched", "not in the mode of the given one"),
     HasSettingsThatCannotBeSaved: ("state_dict", "not JSON serializable"),
@@ -201,9 +195,20 @@ def test_a_refusal_is_no_failure() -> None:
     report = check_wrapper(vote.Wrapper(2), models=["scripted", "lstm", "mlp"])
     assert not report.failures
     refused = {(model, check): message for model, check, message in report.refusals}
-    assert "wrap the model before scripting it" in refused["scripted", "prediction"]
+    assert "is scripted (torch.jit)" in refused["scripted", "prediction"]
     assert "lstm" in refused["lstm", "vmap"]
     assert not any(model == "mlp" for model, _ in refused)
+
+
+def test_a_method_that_asks_for_the_place_of_a_branch_is_refused_by_the_strategies_that_run_all_at_once() -> None:
+    class Signed(Jittered):
+        def tensor(self, table: Any, name: str, value: Tensor, index: Any) -> Tensor:
+            return value * (1 + table.get(f"{name}@jittered") * index.get(self.name, 0))
+
+    report = check_wrapper(Members(Signed), models=["mlp"])
+    refused = {check: message for _, check, message in report.refusals}
+    assert set(refused) == {"vmap", "rescue", "replay"}
+    assert "asks for the branch's place along 'jittered'" in refused["vmap"]
 
 
 def test_an_error_that_nobody_raised_on_purpose_is_a_failure() -> None:

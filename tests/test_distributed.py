@@ -12,7 +12,6 @@ import torch.multiprocessing
 from interplay import (
     KINDS,
     Kind,
-    Net,
     assert_answer,
     assert_gradients,
     close,
@@ -162,7 +161,9 @@ def _dealt(rank: int) -> None:
         said = torch.isclose(torch.stack([voter(x) for voter in voters]), y).all(2)
         assert torch.equal(said.sum(1), torch.full((3,), len(x) // 3)), "each voter answers as many rows"
         (y - target).square().mean().backward()
-        own = torch.stack([voter(x) for voter in voters]).gather(0, said.int().argmax(0)[None, :, None].expand(1, -1, 2))
+        own = torch.stack([voter(x) for voter in voters]).gather(
+            0, said.int().argmax(0)[None, :, None].expand(1, -1, 2)
+        )
         (own[0] - target).square().mean().backward()
         if name == "vote":  # each voter's share of the gradient, averaged over the processes
             for key, parameter in wrapped.named_parameters():
@@ -233,7 +234,9 @@ def _sharded(rank: int, names: list[str]) -> None:
         wrapped.eval()
         with torch.no_grad():
             again = seeded(wrapped, data()[0], **kwargs)
-        assert_answer(again, seeded(expected, name, {k: v for k, v in stepped.items() if "@workbench" not in k}, data()[0]))
+        assert_answer(
+            again, seeded(expected, name, {k: v for k, v in stepped.items() if "@workbench" not in k}, data()[0])
+        )
 
 
 def test_sharded_models_give_the_numbers_of_whole_ones(tmp_path: Path) -> None:

@@ -194,7 +194,11 @@ def test_a_call_with_other_tensors(name: str) -> None:
     wrapped = wrap(name).eval()
     before = copy.deepcopy(wrapped.state_dict())
     x = data()[0]
-    state = {key: (tensor.detach() * 0.7).requires_grad_() for key, tensor in state_of(wrapped).items() if tensor.requires_grad}
+    state = {
+        key: (tensor.detach() * 0.7).requires_grad_()
+        for key, tensor in state_of(wrapped).items()
+        if tensor.requires_grad
+    }
     fixed = {key: tensor for key, tensor in state_of(wrapped).items() if key not in state}
     mine = {key: tensor.detach().clone().requires_grad_() for key, tensor in state.items()}
     output = seeded(functional_call, wrapped, {**mine, **fixed}, (x,), {"return_risk": True})
@@ -204,7 +208,11 @@ def test_a_call_with_other_tensors(name: str) -> None:
     objective(answer).backward()
     for key, tensor in mine.items():
         like = state[key].grad
-        close(tensor.grad if tensor.grad is not None else torch.zeros(()), like if like is not None else torch.zeros(()), key)
+        close(
+            tensor.grad if tensor.grad is not None else torch.zeros(()),
+            like if like is not None else torch.zeros(()),
+            key,
+        )
     assert all(torch.equal(tensor, before[key]) for key, tensor in wrapped.state_dict().items())
 
 

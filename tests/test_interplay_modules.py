@@ -27,7 +27,10 @@ from interplay import (
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("seeded"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 every_kind = pytest.mark.parametrize("name", KINDS)
 BRANCHES = {  # passes of one call with risk
     "vote": VOTERS,
@@ -180,7 +183,9 @@ def test_quantised_layers_are_used_or_refused(name: str) -> None:
 def test_an_average_of_the_weights(name: str, decay: float | None) -> None:
     wrapped = wrap(name).train()
     average: Any = torch.optim.swa_utils.AveragedModel(
-        wrapped, multi_avg_fn=None if decay is None else torch.optim.swa_utils.get_ema_multi_avg_fn(decay), use_buffers=True
+        wrapped,
+        multi_avg_fn=None if decay is None else torch.optim.swa_utils.get_ema_multi_avg_fn(decay),
+        use_buffers=True,
     )
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     history = []

@@ -72,7 +72,9 @@ def loader(rows: int = 24) -> DataLoader[Any]:
 
 def trainer(folder: Path, epochs: int, **settings: Any) -> lightning.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    return lightning.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **{**quiet, **settings})
+    return lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **{**quiet, **settings}
+    )
 
 
 def fit(*args: Any, **kwargs: Any) -> None:
@@ -87,7 +89,9 @@ def fit(*args: Any, **kwargs: Any) -> None:
 @pytest.mark.parametrize("name", KIND_OF)
 def test_the_trainer_trains_as_a_loop_over_plain_models(name: str, tmp_path: Path) -> None:
     module = Holder(wrap(name))
-    state = {key: tensor.detach().requires_grad_(tensor.requires_grad) for key, tensor in state_of(module.wrapped).items()}
+    state = {
+        key: tensor.detach().requires_grad_(tensor.requires_grad) for key, tensor in state_of(module.wrapped).items()
+    }
     optimizer = torch.optim.Adam([tensor for tensor in state.values() if tensor.requires_grad], lr=RATE)
 
     def by_hand() -> list[float]:
@@ -197,6 +201,32 @@ def test_a_wrapped_module_is_trained_and_asked(name: str, tmp_path: Path) -> Non
         assert_answer(answers[0], answer)
         rmse = (answer.y - data(12)[1]).square().mean().sqrt()
         torch.testing.assert_close(measured["rmse"], float(rmse.detach()))
+
+
+TRAINERS: list[Any] = []
+
+
+class Logging(Itself):
+    """Whose forward uses the trainer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        TRAINERS.append(self._trainer)
+        y = super().forward(x)
+        if self._trainer is not None:
+            self.log("size", y.detach().abs().mean())
+        return y
+
+
+@pytest.mark.parametrize("name", ["vote", "sculpt", "sample_weights"])
+def test_forward_reaches_the_trainer_itself(name: str, tmp_path: Path) -> None:
+    """Branches run on copies of the modules, but there is one trainer: a copy of it would be slow, and deaf."""
+    TRAINERS.clear()
+    wrapped = wrap(name, seeded(Logging))
+    runner = trainer(tmp_path, 1, enable_checkpointing=False)
+    fit(runner, wrapped, loader())
+    assert TRAINERS
+    assert all(found is runner for found in TRAINERS)
+    assert runner.callback_metrics["size"] > 0
 
 
 @pytest.mark.parametrize("name", ["vote", "sculpt", "sample_weights", "vote_sculpt"])

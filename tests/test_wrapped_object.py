@@ -151,7 +151,11 @@ def test_repr_names_the_methods_and_hides_what_they_added(name: str) -> None:
 
 def told_about_layers(name: str) -> Any:
     """Layers that voters took over answer as the first voter when they are called by themselves, and say so once."""
-    return pytest.warns(WorkbenchWarning, match="first voter only") if name in ("vote", "rank1", "composed") else contextlib.nullcontext()
+    return (
+        pytest.warns(WorkbenchWarning, match="first voter only")
+        if name in ("vote", "rank1", "composed")
+        else contextlib.nullcontext()
+    )
 
 
 def test_sequential_models_index_count_and_iterate_over_their_own_layers() -> None:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import data, distributions, metrics, notebook, plots
+    from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
     from .notebook import read_records, record, record_figure, record_table, run_notebook
     from .risk import Risk
+    from .saving import load, save
+    from .testing import check_wrapper
     from .training import History, fit
     from .wrapped import Wrapped, is_wrapped, unwrap
     from .wrappers import neo, sample, sculpt, vote
@@ -32,7 +35,10 @@ _HOMES = {
     **dict.fromkeys(("History", "fit"), "training"),
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),
     **dict.fromkeys(("Wrapper", "compose"), "wrapping"),
+    **dict.fromkeys(("load", "save"), "saving"),
     "Risk": "risk",
+    "check_wrapper": "testing",
+    "diagnose": "doctor",
 }
 __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), "__version__"]

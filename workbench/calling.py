@@ -215,7 +215,9 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
     axes = branched.axes
     pair = _pair(record, axes)
     if pair is not None and axes[-1] != pair.name:
-        raise RuntimeError(f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)")
+        raise RuntimeError(
+            f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
+        )
     sizes = next(leaf.shape[: len(axes)] for leaf in branched.leaves if isinstance(leaf, Tensor))
     models = sizes[:-1] if pair is not None else sizes
     terms: list[Tensor] = []

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 from .engine.memory import duplicate
 from .engine.objects import is_object
 from .engine.plan import Bank, Plan

@@ -31,7 +31,8 @@ class Explanation(str):
     def _repr_html_(self) -> str:
         head = "".join(f"<div>{html.escape(line)}</div>" for line in self.head[1:])
         cells = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in self.rows
         )
         titles = "".join(f'<th style="text-align:left">{name}</th>' for name in COLUMNS)
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>" if cells else ""
@@ -41,7 +42,9 @@ class Explanation(str):
 def explained(wrapped: Any) -> Explanation:
     """What wrapping added, and for each kind of call so far the rung of the ladder, its cost against a plain pass, and the reason."""
     record = wrapped._workbench
-    added, base = (list(p.values()) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped)))
+    added, base = (
+        list(p.values()) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped))
+    )
     head = [
         f"{type(wrapped)._plain_class.__name__}: {', '.join(map(repr, record.methods)) or 'no methods'}",
         f"parameters: {_count(added)} of the methods, {_count(base)} shared with the given model",
@@ -91,5 +94,7 @@ def _row(kind: Kind, decision: Decision, share: float) -> tuple[str, ...]:
         cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
     else:
         cost = f"{n} passes{' in one' if decision.rung in ('vmap', 'rescue') else ''}"
-    refused = "; ".join(f"{rung} refused: {words}" for rung, words in decision.refused.items() if words not in decision.reason)
+    refused = "; ".join(
+        f"{rung} refused: {words}" for rung, words in decision.refused.items() if words not in decision.reason
+    )
     return call, branches, decision.rung, cost, f"{decision.reason}; {refused}" if refused else decision.reason

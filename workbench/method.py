@@ -45,7 +45,9 @@ class Method:
     order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
     distribution: Any = None
     needs_fit = False  # whether `fit` must see the training inputs before there is a risk
-    own_pass = False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    own_pass = (
+        False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    )
     members = False  # whether its branches are whole models, which `voters()` gives one by one
 
     def settings(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .wrapping import Wrapper, compose
 
 KEY = "workbench"  # in the file's metadata
 VERSION = 1
-COMMON = ("output", "strategy")  # settings that all wrappers of a model share
+COMMON = ("output", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
 METHODS: dict[str, tuple[type[Method], type[Wrapper]]] = {
     "neo": (neo.Neo, neo.Wrapper),
     "sample": (sample.Sample, sample.Wrapper),

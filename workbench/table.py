@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .errors import WorkbenchWarning
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
+from .errors import WorkbenchWarning
 from .references import used_by
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class Alone:
             return
         self.told = True
         warnings.warn(
-            f"a {type(module).__name__} inside a wrapped model is called by itself, and answers as the first voter only (a method of the model that "
-            "calls its layers does so: generate of an encoder-decoder model, a feature method). Call the wrapped model as a whole, wrap that "
-            "method (wrapper(model, method=...)), or ask each of wrapped.voters()",
+            f"a {type(module).__name__} inside a wrapped model is called by itself, and answers as the first voter only (methods that call "
+            "layers do so: generate of an encoder-decoder model, feature extraction). Call the wrapped model as a whole, wrap that method "
+            "(wrapper(model, method=...)), or ask each of wrapped.voters()",
             WorkbenchWarning,
             stacklevel=4,
         )
@@ -171,12 +171,18 @@ class Table:
 
     def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
         """The dict entries that hold each slot."""
-        out = {}
+        out: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for name, slot in self.record.slots.items():
             out[name] = []
             for path, attribute in slot.owners:
                 module = self.module(path)
-                held = module.__dict__ if name in self.record.released else module._buffers if slot.buffer else module._parameters
+                held = (
+                    module.__dict__
+                    if name in self.record.released
+                    else module._buffers
+                    if slot.buffer
+                    else module._parameters
+                )
                 out[name].append((held, attribute))
         return out
 
@@ -340,7 +346,9 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
     """
     new = structural_copy(module, keep=lambda name: MARK not in name)
     for part in new.modules():
-        for key in [key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)]:
+        for key in [
+            key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)
+        ]:
             del part._forward_pre_hooks[key]
     for slot in (record.slots[name] for name in record.released):
         for owner, attribute in slot.owners:

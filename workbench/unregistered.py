@@ -58,7 +58,8 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
         One entry for each tensor, in the order of the modules.
 
     Example:
-        >>> class Net(nn.Module):
+        >>> import torch
+        >>> class Net(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.a = [torch.tensor(0.0), torch.tensor(1.0, requires_grad=True)]

@@ -16,26 +16,15 @@ from torch import Tensor, nn
 
 from . import calling
 from .engine.clone import attributes, places, structural_copy
-from .engine.run import Engine
-from .guard import watch
+from .inner import HOOKS, State, build, part, portable, restore, show
 from .method import Call
 from .scaling import Scaling
 from .state import SETTINGS, Loading, described, extract
-from .table import MARK, Record, Table, engine_of, extra, extras, plain, table_of
+from .table import MARK, Record, engine_of, extra, extras, table_of
 
 if TYPE_CHECKING:
     from .explanation import Explanation
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_BRANCHES = f"branches{MARK}"  # in a copy that is under way: what attributes are in each branch
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -123,15 +112,15 @@ class Wrapped(nn.Module):
     @property
     def location_scale(self) -> bool:
         """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
-        return all(
-            getattr(method.distribution, "location_scale", True) for method in self._workbench.methods
-        )
+        return all(getattr(method.distribution, "location_scale", True) for method in self._workbench.methods)
 
     # ---- parts
     def voters(self) -> list[nn.Module]:
         """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
         every = Call(training=False, return_risk=True)
-        axes = [axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None]
+        axes = [
+            axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None
+        ]
         places = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
         return [_branch(self, place, own=True) for place in places]
 
@@ -178,7 +167,7 @@ class Wrapped(nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._apply(*args, **kwargs)
         if "_workbench" in self.__dict__:
-            _restore(self)
+            restore(self)
         return result
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -211,30 +200,30 @@ class Wrapped(nn.Module):
             state = self.__dict__["_engine"]
             # torch's own `strict` is always True here
             state.loading = Loading(
-                self, state.table, lambda: _build(self)[0], state_dict, prefix, state.strict, *args[2:]
+                self, state.table, lambda: build(self)[0], state_dict, prefix, state.strict, *args[2:]
             )
             state.loading.prepare()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
-        return _restore(_portable(self), table_of(self).given)
+        return restore(portable(self), table_of(self).given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if "_workbench" not in self.__dict__:
             raise TypeError("a model that is still being built cannot be copied")
-        memo[id(self)] = new = _portable(self)
+        memo[id(self)] = new = portable(self)
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):
             tensor = container[key]
             if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
                 container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
-        return _restore(new, table_of(self).given)
+        return restore(new, table_of(self).given)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if "_workbench" not in self.__dict__:
             return super().__reduce_ex__(protocol)
         if "_portable" not in self.__dict__:
-            return _same, (_portable(self),)
+            return _same, (portable(self),)
         slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
         return (
             _blank,
@@ -249,7 +238,7 @@ class Wrapped(nn.Module):
         for name, value in state.pop(f"slots{MARK}").items():
             object.__setattr__(self, name, value)
         self.__dict__.update(state)
-        _restore(self)
+        restore(self)
 
     def __prepare_scriptable__(self) -> Any:
         raise TypeError(
@@ -344,10 +333,10 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
 def copied(model: nn.Module) -> nn.Module:
     """A structural copy of a model that may be wrapped, or have wrapped parts."""
     new = structural_copy(model)
-    for path, part in model.named_modules():
-        if is_wrapped(part):
-            table = table_of(part)
-            _restore(new.get_submodule(path.replace("_orig_mod.", "")), table.given, table.views)
+    for path, inner in model.named_modules():
+        if is_wrapped(inner):
+            table = table_of(inner)
+            restore(new.get_submodule(path.replace("_orig_mod.", "")), table.given, table.views)
     return new
 
 
@@ -364,106 +353,18 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
     if method in module.__dict__:  # set on the object: it would hide ours
         module.__dict__[method + MARK] = module.__dict__.pop(method)
     for key in (
-        _HOOKS
+        HOOKS
     ):  # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
         if method == "forward" and module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
     module.register_load_state_dict_post_hook(
-        _show
+        show
     )  # fires last, also when the module is part of a larger one that loads
     module.__dict__["_workbench"] = record
-    module.__dict__["_engine"] = state = _State(module, {}, {})
+    module.__dict__["_engine"] = state = State(module, {}, {})
     state.table.given.update({name: weakref.ref(state.table.get(name)) for name in record.slots})
     return module
-
-
-class _State:
-    """What a wrapped object needs to run and can make anew: its table of tensors and its engine; and of a load what it has to remember."""
-
-    strict: bool | None = None
-    loading: Loading | None = None
-
-    def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
-        self.table = Table(root, root._workbench, views, given)
-        self.engine = Engine(
-            root, functools.partial(_build, root), self._originals, self.table.homes, functools.partial(_forward, root)
-        )
-
-    def _originals(self) -> dict[int, str]:
-        given = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
-        return {id(tensor): name for name, tensor in given if tensor is not None}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
-
-
-def _forward(root: Any, *args: Any, **kwargs: Any) -> Any:
-    return getattr(type(root)._plain_class, root._workbench.method)(root, *args, **kwargs)
-
-
-def _show(module: nn.Module, incompatible: Any) -> None:
-    if "_workbench" in module.__dict__:
-        state = module.__dict__["_engine"]
-        if state.loading is not None:
-            state.loading.finish(incompatible)
-            state.loading = None
-        state.table.show()
-
-
-def _build(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
-    """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
-    record, table = root._workbench, table_of(root)
-    table.verify()
-    new = plain(root, record, "", table.views)
-    del new.__dict__["_workbench"]
-    new.__class__ = type(root)._plain_class
-    for key in _HOOKS if record.method == "forward" else ():
-        new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
-    hooks = new._load_state_dict_post_hooks
-    new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not _show)
-    if record.method + MARK in new.__dict__:
-        new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
-    slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
-    return new, slots, {name for name, slot in record.slots.items() if slot.buffer}, record.method
-
-
-def _portable(wrapped: Any) -> Any:
-    """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
-    views = table_of(wrapped).views
-    if branches := engine_of(wrapped).remembered():
-        wrapped.__dict__[_BRANCHES] = branches
-    try:
-        new = structural_copy(wrapped)
-    finally:
-        wrapped.__dict__.pop(_BRANCHES, None)
-    stand_ins = {name: torch.empty(0) for name in views}
-    for container, key, name in places(new, {id(view): name for name, view in views.items()}):
-        container[key] = stand_ins[name]
-    new.__dict__["_portable"] = stand_ins
-    return new
-
-
-def _restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
-    """Make engine and views anew, after copying, unpickling or moving.
-
-    Args:
-        wrapped: the object.
-        given: the tensors of the given model; by default those that the object knows.
-        views: what it holds in the places of released slots; by default what it, or its stand-ins, say.
-    """
-    old = wrapped.__dict__.get("_engine")
-    stand_ins = wrapped.__dict__.pop("_portable", None)
-    views = views or stand_ins or (old.table.views if old is not None else {})
-    if given is None:
-        given = old.table.given if old is not None else {}
-    branches = wrapped.__dict__.pop(_BRANCHES, None)
-    wrapped.__dict__["_engine"] = state = _State(wrapped, dict(views), dict(given))
-    if branches:
-        state.engine.recall(branches)
-    state.table.show()
-    watch(wrapped)
-    return wrapped
 
 
 def _same(wrapped: Any) -> Any:
@@ -499,10 +400,10 @@ def unwrap(wrapped: Any) -> nn.Module:
 
 
 def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
-    new = _build(wrapped)[0]
+    new = build(wrapped)[0]
     new.__class__ = type(wrapped)._plain_class
     if own:
-        _part(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
+        part(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
     extract(new, table_of(wrapped), index, own)
     scaling = extra(wrapped, "scaling")
     if scaling is None:
@@ -510,16 +411,6 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     kept = adopt(new, wrapped._workbench.method)
     Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
     return kept
-
-
-def _part(model: nn.Module, known: set[int]) -> None:
-    """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
-    rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
-    for key, tensor in rest.items():
-        own = tensor.detach().clone()
-        rest[key] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
-    for container, key, name in places(model, {key: str(key) for key in rest}):
-        container[key] = rest[int(name)]
 
 
 def is_wrapped(model: object) -> bool:

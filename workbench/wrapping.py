@@ -196,7 +196,14 @@ class Wrapper:
 
 
 # the arguments that all wrappers have, and what they are where nobody asked for anything
-_COMMON: dict[str, Any] = {"output": "values", "strategy": "auto", "verbose": 0, "example": None, "purity": "once", "chunk": None}
+_COMMON: dict[str, Any] = {
+    "output": "values",
+    "strategy": "auto",
+    "verbose": 0,
+    "example": None,
+    "purity": "once",
+    "chunk": None,
+}
 
 
 class _Composed(Wrapper):

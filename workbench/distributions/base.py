@@ -26,7 +26,7 @@ class on_class_or_instance(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
-        return self.function.__get__(owner() if instance is None else instance)  # type: ignore[attr-defined]
+        return self.function.__get__(owner() if instance is None else instance)
 
 
 class _FiniteGradient(torch.autograd.Function):

@@ -112,7 +112,7 @@ KINDS: dict[str, Kind] = {
     ),
     "randomness": Kind(
         "random numbers that torch.manual_seed does not control",
-        "Seeds and randomness= of the wrappers have no say here, and under vmap all branches get the same numbers.",
+        "Seeding torch does not repeat them, and they do not follow the model to its device.",
         "draw with torch functions from torch's global generator",
         _BRANCHES,
     ),

@@ -110,11 +110,11 @@ class Diagnosis:
         return list(groups.items())
 
     def _reasons(self, wrapper: str) -> list[int]:
-        """Numbers of the groups that account for a wrapper's verdict."""
+        """Numbers of the groups that mean something to a wrapper."""
         return [
             number
             for number, (_, group) in enumerate(self._groups(), 1)
-            if any(found.means[wrapper] == self.verdicts[wrapper] for found in group)
+            if any(found.means[wrapper] != "ok" for found in group)
         ]
 
     def __str__(self) -> str:
@@ -154,17 +154,16 @@ class Diagnosis:
             parts.append(f"<table class='wb-verdicts'><tr>{cells}</tr></table>")
         if self.findings:
             head = "".join(f"<th>{name}</th>" for name in WRAPPERS)
-            parts.append(f"<table><tr><th>found</th><th>where</th>{head}<th>what to do</th></tr>")
+            parts.append(f"<table><tr><th>found</th>{head}<th>what it means, and what to do</th></tr>")
             for kind, group in self._groups():
                 places = "".join(
-                    f"<div><code>{e(place)}</code></div><div>{e(what)}</div>" if place else f"<div>{e(what)}</div>"
-                    for place, what in _places(group)
+                    f"<div><code>{e(place)}</code></div><div>{e(what)}</div>" for place, what in _places(group)
                 )
                 worst = {name: max((found.means[name] for found in group), key=_rank) for name in WRAPPERS}
                 cells = "".join(f"<td>{_badge('', worst[name])}</td>" for name in WRAPPERS)
                 parts.append(
-                    f"<tr><td><b>{e(KINDS[kind].title)}</b><div>{e(KINDS[kind].why)}</div></td><td>{places}</td>{cells}"
-                    f"<td>{e(group[0].remedy)}</td></tr>"
+                    f"<tr><td><b>{e(_capital(KINDS[kind].title))}</b>{places}</td>{cells}"
+                    f"<td>{e(KINDS[kind].why)}<div>{e(_capital(group[0].remedy))}.</div></td></tr>"
                 )
             parts.append("</table>")
         parts += [f"<p>{e(remark)}</p>" for remark in self.remarks]

@@ -149,14 +149,24 @@ def judged(findings: list[Finding], trials: dict[str, Trial], name: str) -> tupl
     findings = [replace(f, means=MappingProxyType(_meant(f, trials))) for f in findings]
     for wrapper, trial in trials.items():
         if trial.refused is not None and not any(f.means[wrapper] == "refused" for f in findings):
-            message = str(trial.refused).strip().split("\n")[0]
-            same = next((f for f in findings if f.kind == "refused" and f.what == message), None)
-            if same is not None:
-                findings.remove(same)
-            place = trial.place
-            means = {**(same.means if same else {}), wrapper: "refused"}
-            findings.append(finding("refused", place.path or name, place.line, message, place.code, means=means))
+            findings = _with_refusal(findings, wrapper, trial, name)
     return findings, {wrapper: _verdict(wrapper, trial, findings) for wrapper, trial in trials.items()}
+
+
+def _with_refusal(findings: list[Finding], wrapper: str, trial: Trial, name: str) -> list[Finding]:
+    """The refusal told by the finding about the same line, by that of another wrapper in the same words, or by a new one."""
+    message, place = str(trial.refused).strip().split("\n")[0], trial.place
+    for i, found in enumerate(findings):
+        same = found.kind == "refused" and found.what == message
+        if same or (place.file and found.line == place.line and _obstructs(found)):
+            told = replace(
+                found,
+                what=message if same else f"{found.what}; {wrapper}: {message}",
+                means=MappingProxyType({**found.means, wrapper: "refused"}),
+            )
+            return [*findings[:i], told, *findings[i + 1 :]]
+    means = {wrapper: "refused"}
+    return [*findings, finding("refused", place.path or name, place.line, message, place.code, means=means)]
 
 
 def _obstructs(found: Finding) -> bool:

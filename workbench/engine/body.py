@@ -69,7 +69,9 @@ def is_batched(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._C._functorch.is_batchedtensor(tensor)
 
 
-def refuse_recomputing(why: str = "activation checkpointing recomputes outside this pass") -> AbstractContextManager[Any]:
+def refuse_recomputing(
+    why: str = "activation checkpointing recomputes outside this pass",
+) -> AbstractContextManager[Any]:
     """Around a pass that cannot be run again in the backward pass: activation checkpointing raises there and then."""
     return torch.autograd.graph.disable_saved_tensors_hooks(why) if torch.is_grad_enabled() else nullcontext()
 

@@ -15,8 +15,8 @@ from .memory import carried, put, taken, tensors_in, transfer
 from .objects import Key
 from .plan import Index, Plan
 from .random import Sources, generators
-from .tree import version
 from .state import Attribute, Tree, Values, changed, described, difference, fingerprint, modules, registered, structure
+from .tree import version
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
 
@@ -188,7 +188,9 @@ class Branches:
         put({name: value for name, value in private.items() if name not in found}, clone.tree)
         _refuse_layers(self.root, held, registered(clone.tree))
         now = _versions(clone.tree)
-        if name := next((now[key][0] for key, (_, count) in written.items() if key in now and now[key][1] != count), None):
+        if name := next(
+            (now[key][0] for key, (_, count) in written.items() if key in now and now[key][1] != count), None
+        ):
             raise RuntimeError(
                 f"forward of {self.root._get_name()} writes into its parameter {name!r}{' in evaluation mode' if not mode else ''}, which the "
                 "branches and the given model share: it would be written once for each of them. Switch that off in the model, or keep what "
@@ -253,6 +255,8 @@ def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[A
 def _complain(root: nn.Module, purity: str, lines: str, new: bool) -> None:
     message = f"forward of {root._get_name()} changes attributes of the model:\n{lines}"
     if purity == "raise":
-        raise PurityError(f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"')
+        raise PurityError(
+            f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"'
+        )
     if new:
         warnings.warn(f"{message}\nThey end as if the model had been called once", WorkbenchWarning, stacklevel=2)

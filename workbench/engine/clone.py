@@ -91,9 +91,11 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
     shell(root)
     seen: set[int] = set()
+    kept = {id(old): _left_out(old) for old, _ in pairs}
     for module, _ in pairs:
-        for _, value in attributes(module):
-            share(value, memo, seen)
+        for name, value in attributes(module):
+            if name not in kept[id(module)]:
+                share(value, memo, seen)
     for old, new in pairs:
         state: dict[str, Any] = {
             "_parameters": {name: tensor for name, tensor in old._parameters.items() if keep(name)},
@@ -101,7 +103,9 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
             "_modules": {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)},
         }
         for name, value in attributes(old):
-            if name in old.__dict__:
+            if name in kept[id(old)]:
+                state[name] = value
+            elif name in old.__dict__:
                 state[name] = _copied(value, memo)
             else:
                 object.__setattr__(new, name, _copied(value, memo))
@@ -109,6 +113,21 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
         order = [name for name in old.__dict__ if name in state]
         new.__dict__.update({name: state[name] for name in [*order, *(n for n in state if n not in old.__dict__)]})
     return memo[id(root)]
+
+
+def _left_out(module: nn.Module) -> set[str]:
+    """Attributes that the class itself keeps out of its copies, such as the trainer that a module belongs to: they are shared, not copied."""
+    own = getattr(type(module), "__getstate__", None)
+    if own is None or own is getattr(object, "__getstate__", None):
+        return set()
+    state = module.__getstate__()
+    if not isinstance(state, dict):
+        return set()
+    return {
+        name
+        for name, value in module.__dict__.items()
+        if state.get(name) is not value and not isinstance(value, Tensor | list | dict | set | deque)
+    }
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

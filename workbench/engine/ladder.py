@@ -192,7 +192,11 @@ def _obstacle(engine: Engine, plan: Plan) -> str:
         return "there is one branch"
     if plan.loop_only or plan.dealt:
         return plan.loop_only or "each row is answered by one branch"
-    return writes_globals(engine.root) or hooked(engine.root) or "noise reaches all layers, so that the branches share no trunk"
+    return (
+        writes_globals(engine.root)
+        or hooked(engine.root)
+        or "noise reaches all layers, so that the branches share no trunk"
+    )
 
 
 def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...], str]:
@@ -207,7 +211,9 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
     start = ("rescue",) if _lacks_rule(engine, plan) else ("vmap", "rescue")
     if plan.shares_trunk:
         if kind.autocast:
-            return those("replay", "loop"), "the branches share a trunk, and under autocast vmap computes in other dtypes"
+            return those(
+                "replay", "loop"
+            ), "the branches share a trunk, and under autocast vmap computes in other dtypes"
         return those(*start, "replay", "loop"), "the branches share a trunk, which is computed once"
     if kind.autocast:
         return ("loop",), "under autocast vmap computes in other dtypes"

@@ -58,7 +58,9 @@ def carried(values: Values, source: Tree, target: Tree) -> Values:
             memo[id(module)] = target[path]
             for kind in ("_parameters", "_buffers"):
                 theirs = target[path].__dict__[kind]
-                memo.update({id(t): theirs[n] for n, t in module.__dict__[kind].items() if t is not None and n in theirs})
+                memo.update(
+                    {id(t): theirs[n] for n, t in module.__dict__[kind].items() if t is not None and n in theirs}
+                )
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
 
 

@@ -34,7 +34,8 @@ def refuse_iterators(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, Iterator):
             raise TypeError(
-                f"a {type(leaf).__name__} is among the inputs, which can be read only once, and the model runs several times; give a list, list(...)"
+                f"a {type(leaf).__name__} is among the inputs, which can be read only once, and the model runs several times; "
+                "give a list, list(...)"
             )
 
 
@@ -43,7 +44,9 @@ class Objects:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
-        self.changes: bool | None = None  # whether forward changes objects among its inputs; unknown before the first call
+        self.changes: bool | None = (
+            None  # whether forward changes objects among its inputs; unknown before the first call
+        )
 
     def branches(self, leaves: Sequence[Any], keys: Sequence[Key], apart: bool) -> list[dict[Key, Any] | None]:
         """For each leaf that is an object what each branch is to have in its place; None for other leaves.
@@ -84,8 +87,9 @@ class Objects:
         """The objects that the branches have in the place of the first one's, from now on."""
         first = objects[0]
         with contextlib.suppress(TypeError):  # what has no weak reference is not remembered: a copy is made each time
-            reference = weakref.ref(first, lambda _, key=id(first): self._known.pop(key, None))  # type: ignore[misc]
-            self._known[id(first)] = reference, mark(first, DEPTH), dict(zip(keys, objects, strict=True))
+            number = id(first)
+            reference = weakref.ref(first, lambda _: self._known.pop(number, None))
+            self._known[number] = reference, mark(first, DEPTH), dict(zip(keys, objects, strict=True))
 
     def kept(self, keys: Sequence[Key], columns: Iterator[Sequence[Any]]) -> None:
         """Remember those among the outputs, a column of all branches each, that the branches made each for itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,7 +189,7 @@ class Intervention:
         return args, kwargs
 
     def active(
-        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         """A context for the branch's forward pass, or None.
 

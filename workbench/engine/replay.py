@@ -24,10 +24,39 @@ _MEMORY = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", 
 _AUTOGRAD = frozenset(["backward", "grad", "requires_grad_", "retain_grad", "register_hook"])
 # They read facts that are the same for all branches, so they are neither written down nor do they end the trunk.
 _FACTS = frozenset(
-    ["__get__", "__len__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset"]
-    + ["is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device"]
+    [
+        "__get__",
+        "__len__",
+        "__hash__",
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "element_size",
+        "storage_offset",
+        "is_floating_point",
+        "is_complex",
+        "is_contiguous",
+        "is_inference",
+        "get_device",
+    ]
 )
-_CONSTANT = (Tensor, bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, torch.layout, type(None))
+_CONSTANT = (
+    Tensor,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    type(None),
+)
 _DATA = Tensor.data
 
 

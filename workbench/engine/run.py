@@ -27,8 +27,8 @@ from .tree import flatten, tensors
 PURITIES = ("once", "warn", "raise", "allow")
 _OUTSIDE = (
     "workbench runs the branches outside torch.compile: in the first call in each mode, which it needs to know the model (call it once before "
-    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, or draws random numbers that "
-    "branches share"
+    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, or draws random numbers "
+    "that branches share"
 )
 
 
@@ -84,9 +84,7 @@ class Engine(Branches):
         return self._run(plan, args, kwargs, strategy)
 
     @torch.compiler.disable(reason=_OUTSIDE)
-    def _run(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
-    ) -> tuple[Branched, list[Result]]:
+    def _run(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> tuple[Branched, list[Result]]:
         with self.lock:
             self.refresh()
             leaves = flatten((args, kwargs))[0]
@@ -167,7 +165,9 @@ class Engine(Branches):
         self.save()
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                copies = rebuild([duplicate(leaf) if not isinstance(leaf, Tensor) else leaf.detach().clone() for leaf in leaves])
+                copies = rebuild(
+                    [duplicate(leaf) if not isinstance(leaf, Tensor) else leaf.detach().clone() for leaf in leaves]
+                )
                 return loop.run(self, plan, *copies)[0]
         finally:
             sources.restore(before)

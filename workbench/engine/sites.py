@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -144,8 +144,8 @@ class Sites(TorchFunctionMode):
 
     def __init__(
         self,
-        parameters: list[tuple[Tensor, str]],
-        state: list[Tensor],
+        parameters: Sequence[tuple[Tensor, str]],
+        state: Sequence[Tensor],
         inputs: list[Tensor],
         at_site: Callable[..., list[Any]],
         contractions: bool = True,

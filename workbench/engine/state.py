@@ -74,7 +74,9 @@ def described(tree: Tree, only: frozenset[Attribute] | None = None) -> dict[Attr
 def _words(value: Any) -> str:
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape)) or "scalar"
-        return f"{shape} tensor {value.tolist()}" if value.numel() <= 4 else f"{shape} tensor (version {version(value)})"
+        return (
+            f"{shape} tensor {value.tolist()}" if value.numel() <= 4 else f"{shape} tensor (version {version(value)})"
+        )
     if isinstance(value, list | tuple | deque) and any(isinstance(item, Tensor) for item in value):
         return f"{type(value).__name__} of {len(value)}: [{', '.join(map(_words, value))}]"[:120]
     text = repr(value)

@@ -94,7 +94,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Iter
                 held[key] = value
             with ExitStack() as stack:
                 if plan.interventions:
-                    parameters = [(p, name) for name, p in engine.root.named_parameters()]
+                    parameters: list[tuple[Tensor, str]] = [(p, name) for name, p in engine.root.named_parameters()]
                     parameters += [(values[slot], slot) for slot in values if slot not in moving]
                     state = list(engine.root.buffers())
                     for intervention in plan.interventions:

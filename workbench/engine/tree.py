@@ -77,7 +77,9 @@ def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
     if mine is None or not isinstance(other, type(tree)):
         return
     theirs = children(other) or []
-    pairs = [(own, copied) for (_, own), (_, copied) in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
+    pairs = (
+        [(own, copied) for (_, own), (_, copied) in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
+    )
     held = {id(copied): own for own, copied in pairs}
     if isinstance(tree, list):
         tree[:] = [back.get(id(item), held.get(id(item), item)) for item in other]

@@ -57,9 +57,7 @@ def run(
     return results
 
 
-def rescued(
-    engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False
-) -> list[Result]:
+def rescued(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
     """As `run`, with operations that vmap knows no rule for put in other words."""
     return run(engine, plan, args, kwargs, first, rescue=True)
 

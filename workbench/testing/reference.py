@@ -137,7 +137,8 @@ def plan_for(wrapped: Any, training: bool, seed: int = 0) -> Plan:
 def run_engine(wrapped: Any, plan: Plan, given: Any, strategy: str, seed: int = 0) -> Branched:
     """The branches of a plan as the engine runs them, before anything is averaged."""
     with seeded(seed):
-        branched, _ = engine_of(wrapped).run(plan, *given, strategy)
+        args, kwargs = given
+        branched, _ = engine_of(wrapped).run(plan, args, kwargs, strategy)
     return branched
 
 

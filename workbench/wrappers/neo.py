@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,7 @@ class _Tap(Intervention):
         self.method, self.table, self.taps = method, table, {}
 
     def active(
-        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         self.trail = ()
 

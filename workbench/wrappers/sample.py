@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ class _Noisy(Intervention):
         return tree_map(lambda leaf: self._noisy(leaf, raw, additive=True) if is_float(leaf) else leaf, (args, kwargs))
 
     def active(
-        self, parameters: list[tuple[Tensor, str]], state: list[Tensor], inputs: list[Tensor]
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         if self.method.where != "activations":
             return None
@@ -211,7 +212,7 @@ class _Counted:
         self.sites.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError) and "randomness error mode" in str(error):
             raise RuntimeError(
-                "the model uses torch.func transforms, inside which noise on activations may not be drawn; use where=\"weights\", or "
+                'the model uses torch.func transforms, inside which noise on activations may not be drawn; use where="weights", or '
                 'give randomness="different" to the model\'s own vmap (jacrev and hessian cannot)'
             ) from error
         if error is None and not self.noisy.sites:
