@@ -27,8 +27,8 @@ from zoo import Case, leaves
 
 from workbench import WorkbenchWarning, Wrapped, is_wrapped
 from workbench.engine.tree import flatten, is_float, tree_map
+from workbench.testing.branches import assert_attributes
 from workbench.testing.check import checks_of
-from workbench.testing.checks import Trial, ask, assert_attributes
 from workbench.testing.models import (
     assert_tree,
     buffers,
@@ -43,6 +43,7 @@ from workbench.testing.models import (
     state,
     total,
 )
+from workbench.testing.trial import Trial, ask
 
 
 def trial_of(case: Case, wrapping: Wrapping, noise: float = NOISE) -> Trial:

@@ -2,380 +2,48 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.utils.checkpoint
+import troubled_models
 from torch import Tensor, nn
+from troubled_models import (
+    TROUBLES,
+    AddsInPlace,
+    Base,
+    ChangesObject,
+    Counts,
+    Grows,
+    If,
+    Item,
+    LogSoftmax,
+    Mask,
+    Raises,
+    RaisesInTraining,
+    Tied,
+    Unregistered,
+    WritesClass,
+    frozen,
+    marked,
+    x,
+)
 from zoo import CASES
 
-from workbench import WorkbenchWarning, Wrapped, compose, neo, sample, sculpt, vote
-from workbench.doctor import KINDS, Diagnosis, diagnose
+from workbench import compose, diagnose, neo, sample, sculpt, vote
+from workbench.doctor import KINDS, Diagnosis
 from workbench.doctor.kinds import WRAPPERS
-from workbench.unregistered import unregistered
 
 pytestmark = pytest.mark.usefixtures("seeded")
-FILE = Path(__file__)
-
-
-def x(rows: int = 6, features: int = 3) -> Tensor:
-    return torch.randn(rows, features, generator=torch.Generator().manual_seed(0))
-
-
-class Base(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.b(torch.tanh(self.a(x)))
-
-
-# ---- one model for each trouble; the lines are marked -------------------------------------------------------------------
-class Raises(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) @ x  # HERE
-
-
-class RaisesInTraining(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            raise KeyError("no such thing")  # HERE
-        return super().forward(x)
-
-
-class Unregistered(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = [torch.tensor(0.5), torch.tensor(2.0)]  # HERE
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.scales[0]
-
-
-class Grows(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.info: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.info.append(len(x))  # HERE
-        return super().forward(x)
-
-
-class GrowsDict(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.info: dict[int, int] = {}
-
-    def note(self) -> None:
-        self.info[len(self.info)] = 0  # HERE
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.note()
-        return super().forward(x)
-
-
-class Counts(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.steps += 1  # HERE
-        return super().forward(x)
-
-
-class Statistics:
-    def __init__(self) -> None:
-        self.calls = 0
-
-
-class ChangesObject(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.statistics = Statistics()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.statistics.calls += 1  # HERE
-        return super().forward(x)
-
-
-class WritesBuffer(Base):
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen += 1  # HERE
-        return super().forward(x)
-
-
-class WritesInput(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)  # HERE
-        return super().forward(x)
-
-
-LAST: Any = None
-LOG: list[int] = []
-
-
-class WritesGlobal(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        global LAST
-        LAST = len(x)  # HERE
-        return super().forward(x)
-
-
-class AppendsToGlobal(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        LOG.append(len(x))  # HERE
-        return super().forward(x)
-
-
-class WritesClass(Base):
-    calls: ClassVar[int] = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        type(self).calls += 1  # HERE
-        return super().forward(x)
-
-
-class NumpyNoise(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        noise = np.random.normal()  # noqa: NPY002  # HERE
-        return super().forward(x) + noise
-
-
-class PythonNoise(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        noise = random.random()  # HERE
-        return super().forward(x) + noise
-
-
-class OwnGenerator(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator()
-
-    def forward(self, x: Tensor) -> Tensor:
-        noise = torch.rand((), generator=self.generator)  # HERE
-        return super().forward(x) + noise
-
-
-class AlwaysNoisy(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        noise = torch.randn(4)  # HERE
-        return self.b(self.a(x) + noise)
-
-
-class If(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if h[:, 0].max() > -9:  # HERE
-            h = torch.tanh(h)
-        return self.b(h)
-
-
-class Item(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        bias = self.a.bias.sum().item()  # HERE
-        return super().forward(x) + bias
-
-
-class Mask(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        few = h[h < -100]  # HERE
-        return self.b(h) + few.sum()
-
-
-class Gradient(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            (g,) = torch.autograd.grad(self.a(z := x.detach().requires_grad_()).sum(), z, create_graph=True)  # HERE
-        return super().forward(x) + g.sum(1, keepdim=True)
-
-
-class Checkpointed(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)  # HERE
-        return self.b(torch.tanh(h))
-
-
-class AddsInPlace(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.clone()
-        h.add_(self.a.bias.sum())  # HERE
-        return super().forward(h)
-
-
-class Mixes(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        h = h - h.mean(0)  # HERE
-        return self.b(h)
-
-
-class MixesInTraining(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if self.training:
-            h = h - h.mean(0)  # HERE
-        return self.b(h)
-
-
-class Scalar(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.square().mean()  # HERE
-
-
-class Argmax(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.argmax(-1)  # HERE
-
-
-class Softmax(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        p = y.softmax(-1)  # HERE
-        return p.reshape(-1, 2)
-
-
-class LogSoftmax(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.log_softmax(super().forward(x), dim=-1)  # HERE
-
-
-class Says(Base):
-    def forward(self, x: Tensor) -> tuple[Tensor, str]:
-        return super().forward(x), "done"
-
-
-class Detached(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.detach()  # HERE
-
-
-class Unused(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.spare = nn.Linear(2, 2)
-
-
-class Compiled(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = torch.compile(self.a, backend="eager")  # type: ignore[assignment]
-
-
-class Tied(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.c = nn.Linear(2, 4)
-        self.c.weight = nn.Parameter(torch.ones(4, 2))
-        self.d = nn.Linear(2, 4)
-        self.d.weight = self.c.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return self.c(y) + self.d(y)
-
-
-def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:  # HERE
-    return 2 * output
-
-
-def hooked() -> nn.Module:
-    model = Base()
-    model.b.register_forward_hook(doubled)
-    return model
-
-
-def frozen() -> nn.Module:
-    model = Base()
-    model.a.requires_grad_(False)
-    return model
-
-
-def scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return nn.Sequential(nn.Linear(3, 4), torch.jit.script(nn.Linear(4, 1)))
-
-
-def wrapped_part() -> nn.Module:
-    return nn.Sequential(vote.Wrapper(2)(nn.Linear(3, 4)), nn.Linear(4, 1))
-
-
-# kind -> the models that have this trouble and no other, and whether it has a line
-TROUBLES: list[tuple[str, Callable[[], Any], bool]] = [
-    ("error", Raises, True),
-    ("error", RaisesInTraining, True),
-    ("unregistered", Unregistered, True),
-    ("grows", Grows, True),
-    ("grows", GrowsDict, True),
-    ("state", Counts, True),
-    ("state", ChangesObject, True),
-    ("buffers", WritesBuffer, True),
-    ("input_write", WritesInput, True),
-    ("global_write", WritesGlobal, True),
-    ("global_write", AppendsToGlobal, True),
-    ("global_write", WritesClass, True),
-    ("randomness", NumpyNoise, True),
-    ("randomness", PythonNoise, True),
-    ("randomness", OwnGenerator, True),
-    ("random_eval", AlwaysNoisy, True),
-    ("control_flow", If, True),
-    ("item", Item, True),
-    ("dynamic_shape", Mask, True),
-    ("autograd", Gradient, True),
-    ("checkpoint", Checkpointed, True),
-    ("vmap", AddsInPlace, True),
-    ("batch_mixing", Mixes, True),
-    ("batch_mixing", MixesInTraining, True),
-    ("no_rows", Scalar, True),
-    ("integer_output", Argmax, True),
-    ("probabilities", Softmax, True),
-    ("probabilities", LogSoftmax, True),
-    ("non_tensor_output", Says, False),
-    ("no_gradient", Detached, True),
-    ("unused", Unused, False),
-    ("compiled", Compiled, False),
-    ("tied", Tied, False),
-    ("hooks", hooked, True),
-    ("frozen", frozen, False),
-    ("scripted", scripted, False),
-    ("wrapped_part", wrapped_part, False),
-    ("lazy", lambda: nn.Sequential(nn.LazyLinear(2)), False),
-    ("no_parameters", lambda: nn.Sequential(nn.ReLU()), False),
-    ("wrapped", lambda: vote.Wrapper(2)(Base()), False),
-]
 troubles = pytest.mark.parametrize(
     ("kind", "build", "has_line"), TROUBLES, ids=[f"{kind}-{build.__name__}" for kind, build, _ in TROUBLES]
 )
-
-
-def marked(build: Any) -> str:
-    """The line of the mark, as findings have it."""
-    lines, start = inspect.getsourcelines(doubled if build is hooked else build)
-    (number,) = [start + i for i, line in enumerate(lines) if line.rstrip().endswith("# HERE")]
-    return f"{Path(inspect.getfile(doubled)).relative_to(Path.cwd())}:{number}"
 
 
 # ---- what is found ---------------------------------------------------------------------------------------------------
@@ -620,7 +288,14 @@ def facts(model: nn.Module) -> Any:
             random.getstate(),
             sys.gettrace(),
         ),
-        (LAST, list(LOG), WritesClass.calls, torch.is_grad_enabled(), list(warnings.filters), sys.stdout),
+        (
+            troubled_models.LAST,
+            list(troubled_models.LOG),
+            WritesClass.calls,
+            torch.is_grad_enabled(),
+            list(warnings.filters),
+            sys.stdout,
+        ),
         (dict(nn.modules.module._global_forward_hooks), torch.overrides._get_current_function_mode_stack()),
     )
 
@@ -761,118 +436,3 @@ def test_kinds_are_checked() -> None:
     assert found.find("state") == []
     with pytest.raises(ValueError, match="kind must be one of"):
         found.find("stat")
-
-
-# ---- unregistered tensors --------------------------------------------------------------------------------------------
-def names(model: nn.Module) -> list[tuple[str, bool]]:
-    return [(each.name, each.requires_grad) for each in unregistered(model)]
-
-
-class M1(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.a = [torch.tensor(0.0), torch.tensor(1)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.a[0]
-
-
-def test_tensors_in_lists_are_named_when_they_are_wrapped() -> None:
-    assert names(M1()) == [("a[0]", False), ("a[1]", False)]
-    for make in MAKERS.values():
-        with pytest.warns(WorkbenchWarning, match=r"M1 holds tensors \(a\[0\], a\[1\]\), which are neither") as caught:
-            make()(M1())
-        assert [each.filename for each in caught] == [__file__]
-    with pytest.warns(WorkbenchWarning, match="M1 holds tensors") as caught:
-        twice = sculpt.Wrapper()(vote.Wrapper(2)(M1()))
-    assert len(caught) == 1
-    assert twice(torch.zeros(4, 1)).shape == (4, 1)
-
-
-def test_tensors_to_be_trained_have_a_warning_of_their_own() -> None:
-    class Trained(M1):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = {"w": nn.Parameter(torch.ones(2)), "b": (torch.ones(1, requires_grad=True),)}  # type: ignore[assignment]
-
-    assert names(Trained()) == [("a['w']", True), ("a['b'][0]", True)]
-    with pytest.warns(WorkbenchWarning, match=r"wrapped\.parameters\(\) does not train them"):
-        vote.Wrapper(2)(nn.Sequential(Trained()))
-    assert names(nn.Sequential(Trained()))[0] == ("0.a['w']", True)
-    with pytest.warns(WorkbenchWarning, match=r"a\['w'\]"):
-        vote.Wrapper(2)(Decorated := type("Decorated", (Trained,), {}))()
-    assert issubclass(Decorated, Trained)
-
-
-def test_what_is_registered_somewhere_is_not_named() -> None:
-    class Fine(Base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mask", torch.ones(4))
-            self.alias, self.again = self.a.weight, [self.mask, self.b.bias]
-            self.row = self.a.weight.data[0]
-            self.rnn = nn.LSTM(2, 2)
-            self.old = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-            self.count, self.text, self.array = 3, "name", np.zeros(2)
-
-    assert names(Fine()) == []
-    del (fine := Fine()).row  # a view of the given weight, which vote replaces
-    assert names(vote.Wrapper(2)(fine)) == []
-    assert names(vote.Wrapper(2, share="rank1")(fine)) == []
-
-
-def test_what_forward_leaves_behind_is_not_named() -> None:
-    class Leaves(Base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = torch.zeros(2)
-            self.seen: list[Tensor] = []
-            self.cache: dict[int, Tensor] = {}
-
-        def keep(self, h: Tensor) -> None:
-            self.cache[h.shape[0]] = h
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.a(x).detach()
-            self.last = h
-            self.seen.append(h)
-            self.keep(h)
-            return super().forward(x)
-
-    model = Leaves()
-    assert names(model) == []
-    model(x())
-    assert names(model) == []
-    graph = Base()
-    graph.kept = graph(x())  # type: ignore[assignment]
-    assert names(graph) == []
-    graph.kept = graph.kept.detach()
-    assert names(graph) == [("kept", False)]
-
-
-def test_what_forward_only_reads_or_writes_in_place_is_named() -> None:
-    class Bank(Base):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bank, self.table = torch.zeros(4), [torch.ones(4)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = {}
-            h["x"] = self.table[0]
-            self.bank[0] = 1
-            return super().forward(x) + h["x"].sum()
-
-    assert names(Bank()) == [("bank", False), ("table[0]", False)]
-
-
-def test_objects_of_other_classes_hold_their_own_constants() -> None:
-    model = Base()
-    model.prior = torch.distributions.Normal(torch.zeros(2), torch.ones(2))  # type: ignore[assignment]
-    assert names(model) == []
-    model.prior = torch.distributions.Normal(torch.zeros(2, requires_grad=True), torch.ones(2))  # type: ignore[assignment]
-    assert names(model) == [("prior.loc", True)]
-
-
-def test_wrapped_is_what_the_wrappers_give() -> None:
-    assert isinstance(vote.Wrapper(2)(Base()), Wrapped)

@@ -220,7 +220,7 @@ def _sharded(rank: int, names: list[str]) -> None:
         for key, parameter in wrapped.named_parameters():
             like, grad = state[key].grad, parameter.grad
             if like is not None and like.any():
-                close(grad.full_tensor(), like, f"{name}: gradient of {key}")  # type: ignore[union-attr]
+                close(grad.full_tensor(), like, f"{name}: gradient of {key}")
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
         optimizer.step()
         optimizer.zero_grad()

@@ -77,7 +77,7 @@ def test_gradients_accumulate_and_are_clipped(name: str) -> None:
         for parameters in (wrapped.parameters(), [tensor for tensor in state.values() if tensor.requires_grad])
     ]
     assert norms[0] > 0.5
-    close(*norms, "norm of the gradients")
+    close(norms[0], norms[1], "norm of the gradients")
     assert_gradients(wrapped, state)
 
 
@@ -91,7 +91,7 @@ def test_gradients_of_gradients(name: str) -> None:
         (slope,) = torch.autograd.grad(objective(run(given)), given, create_graph=True)
         penalties.append(slope.square().sum())
         penalties[-1].backward()
-    close(*penalties, "gradient penalty")
+    close(penalties[0], penalties[1], "gradient penalty")
     assert_gradients(wrapped, state)
 
 
@@ -131,9 +131,8 @@ def test_autocast_computes_as_plain_models_do(name: str) -> None:
     for part, like in zip(sorted(parts(output)), sorted(["y", *answer.risks]), strict=True):
         whole = answer.y if like == "y" else answer.risks[like]
         torch.testing.assert_close(parts(output)[part].float(), whole.float(), rtol=0.02, atol=0.02)
-    assert_answer_buffers = {key: value.float() for key, value in answer.buffers.items()}
-    for key, value in assert_answer_buffers.items():
-        torch.testing.assert_close(wrapped.state_dict()[key].float(), value)
+    for key, value in answer.buffers.items():
+        torch.testing.assert_close(wrapped.state_dict()[key].float(), value.float())
     output[0].float().square().mean().backward()
     answer.y.float().square().mean().backward()
     for key, parameter in wrapped.named_parameters():

@@ -52,12 +52,21 @@ def test_hooks_on_the_wrapped_object_see_each_call_once_and_may_change_it(name: 
     wrapped = wrap(name).eval()
     state, (x, _) = state_of(wrapped), data()
     seen: list[Any] = []
-    wrapped.register_forward_pre_hook(lambda module, args: seen.append("pre") or (args[0] / 2,))
-    wrapped.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(sorted(kwargs)) or (args, kwargs), with_kwargs=True
-    )
-    wrapped.register_forward_hook(lambda module, args, output: seen.append(len(parts(output))))
-    wrapped.register_forward_hook(lambda module, args, output: (3 * output[0], output[1]))
+
+    def before(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        seen.append("pre")
+        return (args[0] / 2,)
+
+    def before_with_kwargs(module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> None:
+        seen.append(sorted(kwargs))
+
+    def after(module: nn.Module, args: tuple[Tensor], output: Any) -> Any:
+        seen.append(len(parts(output)))
+        return 3 * output[0], output[1]
+
+    wrapped.register_forward_pre_hook(before)
+    wrapped.register_forward_pre_hook(before_with_kwargs, with_kwargs=True)
+    wrapped.register_forward_hook(after)
     wrapped.register_full_backward_hook(lambda module, grads, outputs: seen.append("backward"))
     given = x.clone().requires_grad_()
     output = seeded(wrapped, given, return_risk=True)
@@ -80,8 +89,9 @@ def test_hooks_on_a_layer_see_every_pass(name: str, strategy: str) -> None:
     wrapped = wrap(name, strategy=strategy).eval()
     state, (x, _) = state_of(wrapped), data()
     wrapped(x, return_risk=True)  # hooks that come later are seen, too
-    seen = []
-    wrapped.last.register_forward_hook(lambda module, args, output: seen.append(output.shape) or 2 * output)
+    seen: list[torch.Size] = []
+    wrapped.last.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    wrapped.last.register_forward_hook(lambda module, args, output: 2 * output)
     wrapped.last.register_forward_pre_hook(lambda module, args: (args[0] / 2,))
     output = seeded(wrapped, x, return_risk=True)
     assert seen == [torch.Size([6, 2])] * (BRANCHES[name] if strategy == "loop" else 1)
@@ -103,17 +113,17 @@ def test_backward_hooks_on_a_layer_see_every_pass() -> None:
 # ---- other parameters ------------------------------------------------------------------------------------------------
 
 
-def _weight_norm(net: nn.Module) -> nn.Module:
+def _weight_norm(net: Net) -> Net:
     parametrizations.weight_norm(net.second)
     return net
 
 
-def _spectral_norm(net: nn.Module) -> nn.Module:
+def _spectral_norm(net: Net) -> Net:
     parametrizations.spectral_norm(net.second)
     return net.eval()
 
 
-def _orthogonal(net: nn.Module) -> nn.Module:
+def _orthogonal(net: Net) -> Net:
     parametrizations.orthogonal(net.second, orthogonal_map="cayley")
     return net
 

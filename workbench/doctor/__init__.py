@@ -19,7 +19,7 @@ from .passes import Subject
 from .report import Diagnosis, Finding, finding, ordered
 from .static import inspected
 from .trials import judged, tried
-from .untouched import function_of, untouched
+from .untouched import function_of, separate, untouched
 
 
 def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
@@ -66,7 +66,7 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
         findings += [finding("wrapped", name, what=f"with {', '.join(present)}", means=means)] if present else []
         stuck = all(any(found.means[wrapper] == "refused" for found in findings) for wrapper in WRAPPERS)
         subject = Subject(plain, name, args, kwargs) if given else None
-        seen = watched(subject) if subject is not None and not stuck else Seen()
+        seen = watched(subject) if subject is not None and not stuck and _has_copies(plain) else Seen()
         trials = tried(target if present else plain, subject, seen.modes)
         findings, verdicts = judged(findings + seen.findings, trials, name)
     remarks = []
@@ -77,6 +77,15 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
     elif subject is not None and subject.rows() == 1:
         remarks = ["With one row it can't be seen whether rows depend on each other: give two or more."]
     return Diagnosis(name, ordered(findings), verdicts, _described(args, kwargs) if given else "", remarks)
+
+
+def _has_copies(model: nn.Module) -> bool:
+    """Whether the model can be copied; if it can't, the wrappers say why."""
+    try:
+        separate(model)
+    except Exception:
+        return False
+    return True
 
 
 def _function(target: Any) -> nn.Module:

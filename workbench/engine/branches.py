@@ -82,7 +82,8 @@ class Branches:
             self._clones[key] = Clone(*self._build())
         for key in keys:
             for module, mode in zip(self._clones[key].tree.values(), self._modes, strict=True):
-                module.training = mode
+                if module.training is not mode:
+                    module.training = mode
         if self.impure:
             now = fingerprint(self._tree, self.impure)
             touched = frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))

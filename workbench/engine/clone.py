@@ -91,7 +91,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
     shell(root)
     seen: set[int] = set()
-    kept = {id(old): _left_out(old) for old, _ in pairs}
+    kept = {id(old): left_out(old) for old, _ in pairs}
     for module, _ in pairs:
         for name, value in attributes(module):
             if name not in kept[id(module)]:
@@ -115,12 +115,15 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
     return memo[id(root)]
 
 
-def _left_out(module: nn.Module) -> set[str]:
+def left_out(module: nn.Module) -> set[str]:
     """Attributes that the class itself keeps out of its copies, such as the trainer that a module belongs to: they are shared, not copied."""
     own = getattr(type(module), "__getstate__", None)
     if own is None or own is getattr(object, "__getstate__", None):
         return set()
-    state = module.__getstate__()
+    try:
+        state = module.__getstate__()
+    except Exception:  # a class that has no copies
+        return set()
     if not isinstance(state, dict):
         return set()
     return {

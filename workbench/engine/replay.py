@@ -23,26 +23,10 @@ if TYPE_CHECKING:
 _MEMORY = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "set_"])
 _AUTOGRAD = frozenset(["backward", "grad", "requires_grad_", "retain_grad", "register_hook"])
 # They read facts that are the same for all branches, so they are neither written down nor do they end the trunk.
-_FACTS = frozenset(
-    [
-        "__get__",
-        "__len__",
-        "__hash__",
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "element_size",
-        "storage_offset",
-        "is_floating_point",
-        "is_complex",
-        "is_contiguous",
-        "is_inference",
-        "get_device",
-    ]
-)
+_FACTS = frozenset([
+    "__get__", "__len__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride",
+    "element_size", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device",
+])  # fmt: skip
 _CONSTANT = (
     Tensor,
     bool,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .clone import is_scripted
+from .clone import is_scripted, left_out
 from .tree import version
 
 # what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
@@ -28,10 +28,11 @@ def modules(root: nn.Module) -> Tree:
 
 
 def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
-    """Every attribute that is no registered tensor or module."""
+    """Every attribute that is no registered tensor or module, and that copies of the module have of their own."""
     for path, module in tree.items():
+        shared = left_out(module)
         for name, value in module.__dict__.items():
-            if name not in _OWN:
+            if name not in _OWN and name not in shared:
                 yield (path, name), value
 
 

@@ -17,9 +17,10 @@ import torch
 from ..errors import WorkbenchWarning
 from ..wrappers import neo, sample, sculpt, vote
 from ..wrapping import Wrapper
-from .checks import CHECKS, COMPOSED_ON, Trial, check_composition
+from .checks import CHECKS, COMPOSED_ON, check_composition
 from .models import seeded
 from .report import Outcome, Report
+from .trial import Trial
 from .zoo import CASES, Case
 
 OTHERS: dict[str, Callable[[], Wrapper]] = {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import inspect
 import io
 import json
 import pickle
 import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +16,10 @@ from torch import Tensor, nn
 
 from ..engine.run import STRATEGIES
 from ..engine.tree import flatten, is_float, tree_map
-from ..errors import WorkbenchWarning
-from ..risk import Risk
 from ..wrapped import Wrapped, is_wrapped
 from ..wrapping import Wrapper, compose
+from .branches import check_autocast, check_bfloat16, check_branches, check_float64, check_strategy, check_training
 from .models import (
-    ROWS,
     assert_structure,
     assert_tree,
     build,
@@ -40,89 +34,12 @@ from .models import (
     state,
     total,
 )
-from .reference import Branch, Reference, assert_branches, plan_for, run_engine
-from .zoo import CASES, Case, float_leaves, leaves, modules
+from .trial import Trial, ask, can_be_pickled
+from .zoo import leaves, modules
 
 RUNGS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the loop is checked by the others
-LOW = 0.02  # of bfloat16, whose numbers have eight bits
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One wrapper on one model.
-
-    Args:
-        case: the model.
-        make: gives the wrapper, a new one at each call or the same.
-    """
-
-    case: Case
-    make: Callable[[], Wrapper]
-
-    def wrapper(self, strategy: str = "auto") -> Wrapper:
-        """The wrapper, with another strategy if one is asked for."""
-        wrapper = self.make()
-        if strategy != "auto":
-            wrapper = copy.copy(wrapper)
-            wrapper.strategy = strategy
-        return wrapper
-
-    def wrap(self, model: Any, strategy: str = "auto", seed: int = 1) -> Any:
-        """The wrapped model; with another seed it has other start values."""
-        with seeded(seed):
-            return self.wrapper(strategy)(model)
-
-    def fitted(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Any:
-        """The wrapped model in evaluation mode, with all learned that is learned in closed form."""
-        wrapped.eval()
-        args, kwargs = inputs(self.case, dtype, rows=40, seed=3)
-        batch: Any = args
-        if kwargs:  # a batch is either positional or by name; what is positional has a name, too
-            bound: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments
-            batch = {**bound, **bound.pop("kwargs", {})}
-        Wrapped.fit(wrapped, [(batch, None)])
-        return wrapped
-
-    # ---- what several checks look at, made once
-    @functools.cached_property
-    def pristine(self) -> Any:
-        """A fitted model that nobody calls, so that copies of it can be compared with `answer`."""
-        return self.fitted(self.wrap(build(self.case)))
-
-    @functools.cached_property
-    def answer(self) -> tuple[Any, dict[str, Any]]:
-        """The prediction and risks of a model equal to `pristine`."""
-        twin = self.fitted(self.wrap(build(self.case)))
-        with torch.no_grad():
-            return ask(twin, inputs(self.case))
-
-    @functools.cached_property
-    def random(self) -> bool:
-        """Whether the branches draw random numbers in evaluation mode."""
-        wrapped = self.wrap(build(self.case)).eval()
-        reference = Reference(self.case, wrapped)
-        with torch.no_grad():
-            first, second = ([b.output for b in referred(reference, wrapped, False, seed)] for seed in (0, 1))
-        pairs = zip(float_leaves(first), float_leaves(second), strict=True)
-        return any(not torch.equal(a, b) for (_, a), (_, b) in pairs)
-
-    @functools.cached_property
-    def branches(self) -> int:
-        """Number of branches of a call that asks for risks."""
-        return plan_for(self.wrap(build(self.case)).eval(), False).size
-
-
-def ask(wrapped: Any, given: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
-    """The prediction of a wrapped model and its risks by name."""
-    args, kwargs = given
-    with seeded(seed):
-        y, risk = wrapped(*args, **kwargs, return_risk=True)
-    if isinstance(risk, Risk):
-        return y, {name: risk[name] for name in risk.names()}
-    return y, {wrapped._workbench.methods[0].kind: risk}
-
-
-# ---- the checks
 def check_untouched(trial: Trial) -> None:
     """Wrapping and calling leave the given model as it was: parameters, buffers, attributes, mode, random state."""
     case = trial.case
@@ -236,79 +153,6 @@ def _assert_total(risks: dict[str, Any], output: str) -> None:
             close(whole**power, added, f"total risk {path}: its square is not the sum of squares", 1e-8)
 
 
-def check_branches(
-    trial: Trial, strategy: str = "loop", dtype: torch.dtype = torch.float64, autocast: bool = False
-) -> None:
-    """In evaluation mode, each branch is a plain model with the tensors that the rules give it."""
-    wrapped = trial.wrap(build(trial.case, torch.float64 if dtype is torch.float64 else torch.float32)).eval()
-    if dtype is torch.bfloat16:
-        wrapped.bfloat16()
-    reference, plan = Reference(trial.case, wrapped, dtype), plan_for(wrapped, training=False)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        branched = run_engine(wrapped, plan, inputs(trial.case, dtype), strategy)
-        branches = referred(reference, wrapped, training=False)
-    low = autocast or dtype is torch.bfloat16
-    assert_branches(branched, branches, LOW if low else 1e-9, strategy == "loop" or not trial.random)
-
-
-def referred(reference: Reference, wrapped: Any, training: bool, seed: int = 0) -> list[Branch]:
-    plan = plan_for(wrapped, training, seed)
-    with seeded(seed):
-        return reference.run(plan, training)
-
-
-def check_training(trial: Trial, strategy: str = "loop") -> None:
-    """In training mode, gradients, buffers, attributes and inputs end as those of plain models that were called once."""
-    case = trial.case
-    wrapped = trial.wrap(build(case, training=True), strategy)
-    reference = Reference(case, wrapped)
-    branches = referred(reference, wrapped, training=True)
-    exact = "stochastic_train" not in case.tags and (strategy == "loop" or not trial.random)
-    numbers = any(is_float(leaf) for _, leaf in leaves(branches[0].output))
-    gradients = _gradients(reference, branches, wrapped) if exact and numbers else {}
-    given = inputs(case)
-    branched = run_engine(wrapped, plan_for(wrapped, training=True), given, strategy)
-    assert_branches(branched, branches, 1e-9, exact)
-    if not exact or not numbers:
-        return
-    total(branched.leaves).backward()
-    for name, parameter in nn.Module.named_parameters(wrapped):
-        if name in gradients and parameter.requires_grad:
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            close(grad, gradients[name], f"gradient of {name}", 1e-7)
-    after = dict(nn.Module.named_buffers(wrapped))
-    for name, value in reference.moved(branches).items():
-        close(after[name], value, f"buffer {name}")
-    for leaf, other in zip(flatten(given)[0], flatten(branches[0].given)[0], strict=True):
-        if isinstance(leaf, Tensor):
-            close(leaf, other, "an input that the model writes into")
-    if isinstance(branches[0].model, nn.Module):
-        assert_attributes(wrapped, parts(branches[0].model)[""])
-
-
-def _gradients(reference: Reference, branches: list[Branch], wrapped: Any) -> dict[str, Tensor]:
-    """The gradient of the sum of all answers, by name; interventions read their tensors from the wrapped model itself."""
-    found = reference.gradients(branches, total(*(branch.output for branch in branches)))
-    own = {name: parameter.grad for name, parameter in nn.Module.named_parameters(wrapped)}
-    wrapped.zero_grad()
-    parts = {name: [g for g in (grad, own.get(name)) if g is not None] for name, grad in found.items()}
-    return {name: torch.stack(g).sum(0) if g else torch.zeros_like(reference.state[name]) for name, g in parts.items()}
-
-
-def assert_attributes(wrapped: Any, called: nn.Module) -> None:
-    """Assert that what a plain model holds after a call, numbers and tensors in lists and attributes, is in the wrapped one."""
-    for name, value in vars(called).items():
-        if name.startswith("_") or (isinstance(value, list) and any(isinstance(item, nn.Module) for item in value)):
-            continue
-        held = getattr(wrapped, name)
-        if isinstance(value, Tensor):
-            close(held, value, name)
-        elif isinstance(value, dict):
-            assert list(held) == list(value), f"{name} holds {list(held)}, not {list(value)}"
-        elif isinstance(value, bool | int | float | str | list):
-            assert held == value, f"{name} is {held!r}, not {value!r}"
-
-
 def check_loss(trial: Trial) -> None:
     """The training loss is finite, and it or the risk trains every parameter that wrapping added, if the model is trained."""
     case = trial.case
@@ -406,75 +250,6 @@ def check_plain_state(trial: Trial) -> None:
         assert_structure(call(model, inputs(trial.case)), call(plain, inputs(trial.case)), "unwrapped")
 
 
-def check_float64(trial: Trial) -> None:
-    """A model that is cast to float64 after wrapping computes in it."""
-    wrapped = trial.wrap(build(trial.case, torch.float32)).double()
-    with torch.no_grad():
-        reference = Reference(trial.case, wrapped.eval())
-        branched = run_engine(wrapped, plan_for(wrapped, False), inputs(trial.case), "loop")
-        assert_branches(branched, referred(reference, wrapped, training=False), 1e-9)
-        y, risks = ask(trial.fitted(wrapped), inputs(trial.case))
-    for tree in (y, *risks.values()):
-        assert {leaf.dtype for _, leaf in float_leaves(tree)} <= {torch.float64}, "not all is float64"
-
-
-def check_bfloat16(trial: Trial) -> None:
-    """In bfloat16, each branch is that of a plain loop, wherever the plain model runs in it."""
-    if not runs_in_bfloat16(trial.case):
-        return
-    check_branches(trial, "loop", torch.bfloat16)
-    wrapped = trial.fitted(trial.wrap(build(trial.case, torch.float32)).bfloat16(), torch.bfloat16)
-    y, risks = ask(wrapped, inputs(trial.case, torch.bfloat16))
-    assert {leaf.dtype for _, leaf in float_leaves(y)} == {torch.bfloat16}, "the prediction is not bfloat16"
-    for tree in (y, *risks.values()):
-        assert all(leaf.isfinite().all() for _, leaf in float_leaves(tree)), "not finite"
-
-
-def check_autocast(trial: Trial) -> None:
-    """Under autocast, each branch is that of a plain loop, wherever the plain model runs under it."""
-    if not runs_under_autocast(trial.case):
-        return
-    check_branches(trial, "auto", torch.float32, autocast=True)
-
-
-@functools.lru_cache(maxsize=256)
-def can_be_pickled(case: Case) -> bool:
-    """Whether the plain model can be pickled; a function cannot."""
-    model = parts(build(case))[""] if "function" not in case.tags else None
-    with contextlib.suppress(Exception):
-        call(pickle.loads(pickle.dumps(model)), inputs(case))
-        return True
-    return False
-
-
-@functools.lru_cache(maxsize=256)
-def runs_in_bfloat16(case: Case) -> bool:
-    """Whether the plain model runs in bfloat16."""
-    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, RuntimeError):
-        call(build(case, torch.bfloat16), inputs(case, torch.bfloat16))
-        return "function" not in case.tags
-    return False
-
-
-@functools.lru_cache(maxsize=256)
-def runs_under_autocast(case: Case) -> bool:
-    """Whether the plain model runs under autocast."""
-    with contextlib.suppress(RuntimeError, TypeError), torch.autocast("cpu", torch.bfloat16):
-        call(build(case, torch.float32), inputs(case, torch.float32))
-        return True
-    return False
-
-
-def check_strategy(trial: Trial, strategy: str) -> None:
-    """A strategy gives what plain models give, in both modes, or refuses the model."""
-    if trial.branches == 1:
-        return  # nothing to run together
-    check_branches(trial, strategy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkbenchWarning)
-        check_training(trial, strategy)
-
-
 def check_composition(trial: Trial, other: Wrapper) -> None:
     """With another wrapper variances add, and the order of wrapping is of no matter."""
     case, wrapper = trial.case, trial.wrapper()
@@ -511,4 +286,4 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     **{name: functools.partial(check_strategy, strategy=name) for name in RUNGS},
 }
 COMPOSED_ON = ("mlp", "cnn_bn", "lstm", "dict_out")  # of the zoo; every model that a user gives is composed as well
-__all__ = ["CASES", "CHECKS", "COMPOSED_ON", "ROWS", "Trial", "ask"]
+__all__ = ["CHECKS", "COMPOSED_ON"]

@@ -1,0 +1,316 @@
+"""What calibrated models share: a thin object around a wrapped model, fitted to rows that were held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from workbench.data import Data
+from workbench.distributions import Distribution, Normal
+from workbench.engine.clone import eager
+from workbench.engine.tree import tree_map
+from workbench.risk import Risk
+from workbench.training.loop import own_random
+from workbench.training.rows import Batch, Rows, bad_rows, read, target
+from workbench.wrapped import is_wrapped
+
+RISKS = tuple(field.name for field in fields(Risk))
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32."""
+
+    y: Tensor
+    risk: Risk
+    target: Tensor
+
+    @property
+    def labels(self) -> bool:
+        """Whether the targets are class numbers."""
+        return not self.target.is_floating_point()
+
+
+class Calibrated(nn.Module):
+    """A wrapped model with calibrated answers; it is called like the wrapped model, which itself stays as it is.
+
+    The wrapped model is the sub-module `wrapped`, shared, not copied: training it further makes the calibration stale. It always answers as in
+    evaluation mode. What was fitted lies in buffers, so that it is pickled, saved and moved along.
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model to calibrate once more.
+    """
+
+    needs_risk = True  # whether fitting asks the wrapped model for its risk
+    moves_prediction = False  # whether the calibrated prediction depends on the risk
+    keeps_family = True  # whether the calibrated risk still is that of a distribution of the same family
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__()
+        check_model(wrapped)
+        self.wrapped = wrapped
+        self.training = wrapped.training
+
+    def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> Any:
+        """Calibrate on rows that the model was not trained on.
+
+        Args:
+            data: a pair (x, y), a Split, a Dataset or a DataLoader, as `workbench.calibrate` takes them.
+            batch_size: rows asked for at once; a DataLoader has its own.
+            seed: of random draws on the way; the global random state is left alone.
+
+        Returns:
+            The object itself.
+        """
+        answers = collect(self.wrapped, data, risk=self.needs_risk, batch_size=batch_size, seed=seed)
+        with torch.no_grad():
+            self._fit(answers, seed)
+        return self
+
+    def forward(self, *args: Any, return_risk: bool = False, **kwargs: Any) -> Any:
+        """The prediction, and with `return_risk=True` the pair of prediction and risk, as the wrapped model gives them.
+
+        Args:
+            args, kwargs: as for the wrapped model.
+            return_risk: whether to return (prediction, risk).
+        """
+        with evaluation(self.wrapped):
+            if not return_risk and not self.moves_prediction:
+                return self._adjusted(self.wrapped(*args, **kwargs), Risk())[0]
+            y, found = self.wrapped(*args, return_risk=True, **kwargs)
+        y, risk = self._adjusted(y, named(self.wrapped, found))
+        if not return_risk:
+            return y
+        return y, (risk if isinstance(found, Risk) else risk[kind_of(self.wrapped)])
+
+    def _fit(self, answers: Answers, seed: int) -> None:
+        """Check the answers, then set the buffers."""
+        raise NotImplementedError
+
+    def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
+        """The calibrated prediction and risks of what the wrapped model says."""
+        return y, risk
+
+    def _ask(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
+        """Raw prediction and risks of the wrapped model, at least float32, for a tensor or a tuple of positional inputs."""
+        with evaluation(self.wrapped):
+            return ask(self.wrapped, x if isinstance(x, tuple) else (x,), risk)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, buffer in self._buffers.items():  # their sizes depend on the rows that were held out
+            stored = state_dict.get(prefix + name)
+            if isinstance(stored, Tensor) and buffer is not None:
+                self._buffers[name] = buffer.new_empty(stored.shape, dtype=stored.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+# ---- models
+def check_model(model: Any) -> None:
+    """Raise unless a model says its risk."""
+    if isinstance(model, Calibrated) or (isinstance(model, nn.Module) and is_wrapped(eager(model))):
+        return
+    if isinstance(model, nn.Module):
+        raise TypeError(f"{type(model).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+    raise TypeError(f"wrapped: found {type(model).__name__}; give what a wrapper made of a model")
+
+
+def _record(model: Any) -> Any:
+    while isinstance(model, Calibrated):
+        model = model.wrapped
+    return cast(Any, eager(model))._workbench
+
+
+def output_of(model: Any) -> str:
+    """What the model gives: "values", "logits" or "probs"."""
+    return _record(model).output
+
+
+def kind_of(model: Any) -> str:
+    """The name of the risk that a model with one method gives."""
+    return _record(model).methods[0].kind
+
+
+def distribution_of(model: Any) -> Distribution:
+    """The family of predicted values: sculpt's if there is one, else Normal."""
+    while isinstance(model, Calibrated):
+        if not model.keeps_family:
+            raise ValueError(
+                f"after {type(model).__name__} predictions follow no family of distributions any more; calibrate the wrapped model itself, or "
+                "use method='conformal' with score='normalized'"
+            )
+        model = model.wrapped
+    found = (method.distribution for method in _record(model).methods)
+    return next((family for family in found if isinstance(family, Distribution)), Normal())
+
+
+def named(model: Any, risk: Any) -> Risk:
+    """The risks by name: a model with one method gives its risk as it is, which then is the total as well."""
+    if isinstance(risk, Risk):
+        return risk
+    kind = kind_of(model)
+    return Risk(**{kind: risk, **({} if kind == "vacuitic" else {"total": risk})})
+
+
+def ask(model: Any, args: tuple[Any, ...], risk: bool) -> tuple[Tensor, Risk]:
+    """Prediction and risks (none if not wanted) of a model, as tensors of at least float32."""
+    y, found = model(*args, return_risk=True) if risk else (model(*args), Risk())
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...]: wrap a function that picks it"
+        )
+    return precise(y), named(model, found).map(precise)
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In float32 if its type is less precise than that."""
+    return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and every module in its own mode afterwards."""
+    modules = [module for module in model.modules() if module.training]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+# ---- rows
+def collect(
+    model: Any, data: Any, *, risk: bool = True, targets: bool = True, batch_size: int = 1024, seed: int = 0
+) -> Answers:
+    """What a model says about rows, in their order.
+
+    Args:
+        model: a wrapped or calibrated model.
+        data: a pair (x, y), a Split, a Dataset or a DataLoader of pairs; without targets also a tensor or batches of inputs.
+        risk: whether to ask for risks.
+        targets: whether targets are needed; without them `Answers.target` is empty.
+        batch_size: rows asked for at once.
+        seed: of random draws on the way; the global random state is left alone.
+
+    Raises:
+        TypeError: data is something else, or the model gives no tensor.
+        ValueError: there is no row, the rows are the training rows of a Data, or predictions or targets are not finite.
+    """
+    check_model(model)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1; found {batch_size!r}")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    parts: list[tuple[Tensor, Risk, Tensor]] = []
+    with own_random(seed, like.device), torch.no_grad(), evaluation(model):
+        for batch in _batches(data, like, batch_size, targets):
+            y, risks = ask(model, batch.args, risk)
+            held = batch.y.to(y.device) if targets else y[:0]
+            if y.dim() == 0 or (targets and len(held) != len(y)):
+                raise ValueError(f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed")
+            parts.append((y, risks, held))
+    if not parts or not sum(len(y) for y, _, _ in parts):
+        raise ValueError("data: there is no row")
+    y = torch.cat([part[0] for part in parts])
+    held = torch.cat([part[2] for part in parts])
+    risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
+    for label, values in (("the prediction", y), *((f"the {name} risk", risks[name]) for name in risks), ("y", held)):
+        # a score of minus infinity rules a class out
+        if len(bad := bad_rows(values, infinite=label == "y")):
+            raise ValueError(f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}")
+    return Answers(y, risks, precise(held) if held.is_floating_point() else held)
+
+
+def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batch]:
+    if isinstance(data, Data):
+        raise ValueError(
+            "data: a Data holds training rows, which say nothing about new ones; hold some out before training (train, held = "
+            "data.validation(0.2)) and give these"
+        )
+    if not targets and isinstance(data, Tensor):
+        source: Any = Rows(data, torch.zeros(len(data)))
+    elif not targets and isinstance(data, Dataset) and not isinstance(data, TensorDataset):
+        source = data
+    elif not targets and isinstance(data, TensorDataset) and len(data.tensors) == 1:
+        source = Rows(data.tensors[0], torch.zeros(len(data)))
+    else:
+        source = read(data)
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(like.device, like.dtype) if leaf.is_floating_point() else leaf.to(like.device)
+
+    if isinstance(source, Rows):
+        for numbers in torch.arange(len(source)).split(size):
+            rows = source.take(numbers)
+            yield Batch(numbers, tree_map(place, rows.x), rows.y)
+        return
+    loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=size)
+    for item in loader:
+        pair = isinstance(item, tuple | list) and len(item) == 2
+        if targets and not pair:
+            raise TypeError(f"data: found {type(item).__name__} in place of pairs (x, y)")
+        x = item[0] if isinstance(item, tuple | list) else item
+        y = target(item[1]) if pair else None
+        if targets and not isinstance(y, Tensor):
+            raise TypeError(f"data: targets must be a tensor, found {type(y).__name__}")
+        # collating makes a list of a tuple of positional arguments
+        yield Batch(None, tree_map(place, tuple(x) if isinstance(x, list) else x), y)
+
+
+# ---- checks
+def check_values(answers: Answers, what: str) -> None:
+    """Raise unless predictions and targets are values of one shape."""
+    if answers.labels:
+        raise ValueError(f"{what} is for values, but the targets are class numbers ({answers.target.dtype})")
+    if answers.y.shape != answers.target.shape:
+        hint = "; give y as a column, y[:, None]" if answers.target.dim() + 1 == answers.y.dim() else ""
+        raise ValueError(
+            f"y: targets have shape {list(answers.target.shape)}, predictions {list(answers.y.shape)}; they must be the same{hint}"
+        )
+
+
+def check_labels(answers: Answers, what: str) -> None:
+    """Raise unless predictions are class scores and targets are labels of theirs."""
+    y, labels = answers.y, answers.target
+    if not answers.labels:
+        raise ValueError(f"{what} is for classes, but the targets are values ({labels.dtype}); give int64 class numbers")
+    if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
+        raise ValueError(
+            f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
+        )
+    if labels.min() < 0 or labels.max() >= y.shape[-1]:
+        raise ValueError(
+            f"y: class numbers go from {int(labels.min())} to {int(labels.max())}, but the model gives {y.shape[-1]} scores"
+        )
+
+
+def risk_named(risk: Risk, by: str) -> Tensor:
+    """One of the risks that were measured."""
+    if by not in RISKS or risk[by] is None:
+        there = ", ".join(risk.names()) or "none at all (the plain baseline)"
+        raise ValueError(f"by={by!r}: the model measures no such risk; it gives {there}")
+    return risk[by]
+
+
+def level(name: str, value: Any) -> Fraction:
+    """A probability strictly between 0 and 1 as the decimal number that was meant: 0.9 is nine tenths, not a little more."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1; found {value!r}")
+    return Fraction(repr(float(value)))
+
+
+def log_probabilities(y: Tensor, output: str) -> Tensor:
+    """Normalised log-probabilities [..., classes] of what a classifier gives."""
+    if output == "probs":
+        y = y.clamp_min(torch.finfo(y.dtype).tiny).log()
+    return y.log_softmax(-1)
+

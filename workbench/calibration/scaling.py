@@ -1,0 +1,251 @@
+"""One number on top of a trained model: the temperature of its class scores, or the scale of its standard deviations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.base import (
+    Answers,
+    Calibrated,
+    check_labels,
+    check_values,
+    distribution_of,
+    level,
+    log_probabilities,
+    output_of,
+    risk_named,
+)
+from workbench.distributions import Distribution, Normal
+from workbench.metrics._inputs import predicted
+from workbench.risk import Risk
+
+COLDEST, HOTTEST = 1e-2, 1e2
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature T that minimises the mean cross entropy of softmax(logits / T) (Guo et al. 2017).
+
+    The loss is convex in 1 / T, so it has one minimum; it is searched for between 0.01 and 100. T = 1 is kept unless another is better, so
+    that the loss on these rows never rises.
+
+    Args:
+        logits: [..., classes], log-probabilities up to a constant for each row.
+        labels: int64 [...].
+
+    Raises:
+        ValueError: a label has a score of minus infinity, which no temperature mends.
+
+    Example:
+        >>> logits = torch.tensor([[4.0, 0.0]] * 4)
+        >>> T = fit_temperature(logits, torch.tensor([0, 0, 0, 1]))
+        >>> torch.softmax(logits[0] / T, -1)
+        tensor([0.7500, 0.2500])
+    """
+    from scipy.optimize import minimize_scalar
+
+    scores = logits.detach().cpu().double().flatten(0, -2).log_softmax(-1)
+    labels = labels.cpu().flatten()
+    if (lost := scores.gather(1, labels[:, None]).isneginf()).any():
+        raise ValueError(
+            f"the label has probability 0 in {int(lost.sum())} of {len(labels)} rows, first in row {int(lost.nonzero()[0, 0])}; "
+            "no temperature changes that"
+        )
+
+    def loss(log_temperature: float) -> float:
+        return nn.functional.cross_entropy(scores / math.exp(log_temperature), labels).item()
+
+    found = minimize_scalar(
+        loss, bounds=(math.log(COLDEST), math.log(HOTTEST)), method="bounded", options={"xatol": 1e-7}
+    )
+    return math.exp(found.x) if found.fun < loss(0.0) else 1.0
+
+
+def fit_variance_scale(
+    prediction: Tensor,
+    risk: Tensor,
+    target: Tensor,
+    distribution: Distribution | type[Distribution] = Normal,
+    per_output: bool = False,
+) -> Tensor:
+    """The factor s that minimises the negative log-likelihood of standard deviations s * risk.
+
+    For Normal s^2 = mean(((target - prediction) / risk)^2) (Levi et al. 2022), for other families a search in one dimension. s = 1 is kept
+    where nothing is better, so that the loss on these rows never rises.
+
+    Args:
+        prediction: [..., outputs].
+        risk: standard deviation > 0, shaped like prediction.
+        target: shaped like prediction.
+        distribution: predicted distribution, class or instance.
+        per_output: one factor for each output (the last dimension) in place of one for all.
+
+    Returns:
+        float64, [outputs] or [].
+
+    Raises:
+        ValueError: shapes differ, a risk is not positive, or every prediction is exact (s would be 0).
+
+    Example:
+        >>> fit_variance_scale(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[2.0], [-2.0]]))
+        tensor(2., dtype=torch.float64)
+    """
+    values = predicted(prediction, risk, target, positive=True)
+    if not per_output:
+        return torch.tensor(_scale(*values, distribution), dtype=torch.float64)
+    columns = [value.flatten(0, -2).unbind(-1) for value in values]
+    return torch.tensor([_scale(*column, distribution) for column in zip(*columns, strict=True)], dtype=torch.float64)
+
+
+def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distribution | type[Distribution]) -> float:
+    z = ((target - prediction) / risk).abs()
+    if not z.any():
+        raise ValueError(
+            f"the prediction is exact in all {z.numel()} held-out numbers, so that the best standard deviation is 0; give rows with targets "
+            "that the model does not know"
+        )
+    if distribution is Normal or isinstance(distribution, Normal):
+        return z.square().mean().sqrt().item()
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_scale: float) -> float:
+        return -distribution.log_prob(target, prediction, risk * math.exp(log_scale)).mean().item()
+
+    # families with heavy tails have outliers that a mean square would take for the scale
+    centre, step = math.log(z.median().item() or z.square().mean().sqrt().item()), 0.25
+    best = min((centre + step * k for k in range(-32, 33)), key=loss)
+    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-8})
+    return math.exp(found.x) if found.fun < loss(0.0) else 1.0
+
+
+class TemperatureScaling(Calibrated):
+    """Class scores divided by one temperature, fitted to held-out rows (Guo et al. 2017).
+
+    p = softmax(log p / T), where p is the averaged probability if there are several voters or samples (pool, then calibrate: Rahaman & Thiery
+    2021). The most probable class stays what it was. Predictions keep their form, logits or probabilities. A model wrapped with
+    output="values" is taken for one that gives logits, and its risks are divided by T, as they are in units of the logits.
+
+    Risks of class outputs: total is the entropy of the new probabilities, in nats. The average does not say what each voter would be at
+    another temperature, so aleatoric and epistemic keep their shares of the total (`total == aleatoric + epistemic` still); epistemic then is
+    no mutual information any more. Vacuitic stays.
+
+    Args:
+        wrapped: what a wrapper made of a classifier.
+
+    Example:
+        >>> from workbench import vote
+        >>> wrapped = vote.Wrapper(3, output="logits")(nn.Linear(2, 4))
+        >>> held_out = torch.zeros(20, 2), torch.arange(20) % 4
+        >>> calibrated = TemperatureScaling(wrapped).fit(held_out)
+        >>> logits, risk = calibrated(torch.zeros(5, 2), return_risk=True)
+        >>> torch.allclose(risk.total, torch.distributions.Categorical(logits=logits).entropy())
+        True
+    """
+
+    needs_risk = False
+    temperature: Tensor
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__(wrapped)
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def _fit(self, answers: Answers, seed: int) -> None:
+        check_labels(answers, "temperature scaling")
+        found = fit_temperature(log_probabilities(answers.y, output_of(self.wrapped)), answers.target)
+        self.temperature = torch.tensor(found, dtype=answers.y.dtype, device=answers.y.device)
+
+    def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
+        form = output_of(self.wrapped)
+        scores = (log_probabilities(y, form) if form == "probs" else y) / self.temperature
+        if form == "values":
+            return scores, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] / self.temperature for n in risk})
+        new = {"vacuitic": risk.vacuitic}
+        if risk.total is not None:
+            log_p = scores.log_softmax(-1)
+            new["total"] = torch.special.entr(log_p.exp()).sum(-1)
+            share = torch.zeros_like(risk.total) if risk.epistemic is None else risk.epistemic / risk.total
+            share = share.where(risk.total > 0, 0.0)
+            new["aleatoric"] = new["total"] * (1 - share)
+            new["epistemic"] = None if risk.epistemic is None else new["total"] * share
+        return (scores.softmax(-1) if form == "probs" else scores), Risk(**new)
+
+    def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
+        """The fewest classes whose probabilities add up to at least the coverage; method="conformal" has a guarantee for it.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: probability that the set shall hold, strictly between 0 and 1.
+
+        Returns:
+            bool [rows, ..., classes].
+        """
+        wanted = float(level("coverage", coverage))
+        probs = log_probabilities(self._ask(x, risk=False)[0], output_of(self.wrapped)).div(self.temperature).softmax(-1)
+        ordered, order = probs.sort(-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < wanted)
+
+
+class VarianceScaling(Calibrated):
+    """Standard deviations times one factor, fitted to held-out rows by maximum likelihood (Levi et al. 2022; Laves et al. 2020).
+
+    The family is sculpt's (Normal without sculpt), its standard deviation the total risk. Aleatoric, epistemic and total risk are all
+    multiplied by the factor, so that total**2 == aleatoric**2 + epistemic**2 still; predictions and vacuitic risk stay.
+
+    Args:
+        wrapped: what a wrapper made of a model of values.
+        per_output: one factor for each output (the last dimension) in place of one for all.
+
+    Example:
+        >>> from workbench import sculpt
+        >>> wrapped = sculpt.Wrapper()(nn.Linear(2, 1))
+        >>> calibrated = VarianceScaling(wrapped).fit((torch.zeros(50, 2), torch.linspace(-9, 9, 50)[:, None]))
+        >>> y, risk = calibrated(torch.zeros(4, 2), return_risk=True)
+        >>> lower, upper = calibrated.interval(torch.zeros(4, 2), coverage=0.9)
+        >>> torch.allclose(upper - lower, 2 * 1.64485 * risk)
+        True
+    """
+
+    scale: Tensor
+
+    def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
+        super().__init__(wrapped)
+        self.per_output = per_output
+        self.register_buffer("scale", torch.tensor(1.0))
+
+    def _fit(self, answers: Answers, seed: int) -> None:
+        check_values(answers, "variance scaling")
+        family, risk = distribution_of(self.wrapped), risk_named(answers.risk, "total")
+        self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
+
+    def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
+        return y, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * self.scale for n in risk})
+
+    def quantile(self, x: Any, q: float) -> Tensor:
+        """The value that the target stays below with probability q, shaped like the prediction and in its units.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            q: probability, strictly between 0 and 1.
+        """
+        level("q", q)
+        y, risk = self._ask(x, risk=True)
+        return distribution_of(self).icdf(q, y, risk_named(risk, "total") * self.scale)
+
+    def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval of the calibrated distribution.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: probability inside, strictly between 0 and 1.
+
+        Returns:
+            (lower, upper), each shaped like the prediction and in its units.
+        """
+        level("coverage", coverage)
+        y, risk = self._ask(x, risk=True)
+        family, sigma = distribution_of(self), risk_named(risk, "total") * self.scale
+        return family.icdf((1 - coverage) / 2, y, sigma), family.icdf((1 + coverage) / 2, y, sigma)

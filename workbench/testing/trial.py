@@ -1,0 +1,130 @@
+"""One wrapper on one model: what is made of it, and what is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..risk import Risk
+from ..wrapped import Wrapped
+from ..wrapping import Wrapper
+from .models import build, call, inputs, parts, seeded
+from .reference import Branch, Reference, plan_for
+from .zoo import Case, float_leaves
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One wrapper on one model.
+
+    Args:
+        case: the model.
+        make: gives the wrapper, a new one at each call or the same.
+    """
+
+    case: Case
+    make: Callable[[], Wrapper]
+
+    def wrapper(self, strategy: str = "auto") -> Wrapper:
+        """The wrapper, with another strategy if one is asked for."""
+        wrapper = self.make()
+        if strategy != "auto":
+            wrapper = copy.copy(wrapper)
+            wrapper.strategy = strategy
+        return wrapper
+
+    def wrap(self, model: Any, strategy: str = "auto", seed: int = 1) -> Any:
+        """The wrapped model; with another seed it has other start values."""
+        with seeded(seed):
+            return self.wrapper(strategy)(model)
+
+    def fitted(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Any:
+        """The wrapped model in evaluation mode, with all learned that is learned in closed form."""
+        wrapped.eval()
+        args, kwargs = inputs(self.case, dtype, rows=40, seed=3)
+        batch: Any = args
+        if kwargs:  # a batch is either positional or by name; what is positional has a name, too
+            bound: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments
+            batch = {**bound, **bound.pop("kwargs", {})}
+        Wrapped.fit(wrapped, [(batch, None)])
+        return wrapped
+
+    # ---- what several checks look at, made once
+    @functools.cached_property
+    def pristine(self) -> Any:
+        """A fitted model that nobody calls, so that copies of it can be compared with `answer`."""
+        return self.fitted(self.wrap(build(self.case)))
+
+    @functools.cached_property
+    def answer(self) -> tuple[Any, dict[str, Any]]:
+        """The prediction and risks of a model equal to `pristine`."""
+        twin = self.fitted(self.wrap(build(self.case)))
+        with torch.no_grad():
+            return ask(twin, inputs(self.case))
+
+    @functools.cached_property
+    def random(self) -> bool:
+        """Whether the branches draw random numbers in evaluation mode."""
+        wrapped = self.wrap(build(self.case)).eval()
+        reference = Reference(self.case, wrapped)
+        with torch.no_grad():
+            first, second = ([b.output for b in referred(reference, wrapped, False, seed)] for seed in (0, 1))
+        pairs = zip(float_leaves(first), float_leaves(second), strict=True)
+        return any(not torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+    @functools.cached_property
+    def branches(self) -> int:
+        """Number of branches of a call that asks for risks."""
+        return plan_for(self.wrap(build(self.case)).eval(), False).size
+
+
+def ask(wrapped: Any, given: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """The prediction of a wrapped model and its risks by name."""
+    args, kwargs = given
+    with seeded(seed):
+        y, risk = wrapped(*args, **kwargs, return_risk=True)
+    if isinstance(risk, Risk):
+        return y, {name: risk[name] for name in risk.names()}
+    return y, {wrapped._workbench.methods[0].kind: risk}
+
+
+def referred(reference: Reference, wrapped: Any, training: bool, seed: int = 0) -> list[Branch]:
+    plan = plan_for(wrapped, training, seed)
+    with seeded(seed):
+        return reference.run(plan, training)
+
+
+@functools.lru_cache(maxsize=256)
+def can_be_pickled(case: Case) -> bool:
+    """Whether the plain model can be pickled; a function cannot."""
+    model = parts(build(case))[""] if "function" not in case.tags else None
+    with contextlib.suppress(Exception):
+        call(pickle.loads(pickle.dumps(model)), inputs(case))
+        return True
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def runs_in_bfloat16(case: Case) -> bool:
+    """Whether the plain model runs in bfloat16."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, RuntimeError):
+        call(build(case, torch.bfloat16), inputs(case, torch.bfloat16))
+        return "function" not in case.tags
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def runs_under_autocast(case: Case) -> bool:
+    """Whether the plain model runs under autocast."""
+    with contextlib.suppress(RuntimeError, TypeError), torch.autocast("cpu", torch.bfloat16):
+        call(build(case, torch.float32), inputs(case, torch.float32))
+        return True
+    return False
