@@ -112,11 +112,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("bilinear", "vote_share2"): Refusal(ValueError, "share=2, but Bilinear has 1 layers with weights"),
     ("parameter_dict", "vote_share2"): Refusal(ValueError, "share=2, but ParameterDict has 1 layers with weights"),
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
-    **{("generator_out", name): Refusal(TypeError, "holds no floating-point tensor") for name in WRAPPERS},
-    **{
-        ("generator_out", name): Refusal(RuntimeError, "sample found no activation")
-        for name in ("sample_activations", "sample_sculpt")
-    },
+    **{("generator_out", name): Refusal(TypeError, "generator") for name in WRAPPERS},
     ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk a row"),
     ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk a row"),
     ("ragged_out", "neo"): Refusal(ValueError, "at least 2 rows"),
@@ -158,11 +154,13 @@ _VMAP = {
     "transformer": "two vmaps",
 }
 _RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdpa", "spectral_norm", "transformer"}
-REFUSED_BY = {  # by strategy and case, words of the message; where the obstacle lies in the shared trunk, it is none
+_RECOMPUTED = {"checkpoint": "noise on activations cannot be drawn again"}
+REFUSED_BY = {  # by check and case, words of the message; where the obstacle lies in the shared trunk, it is none
+    **dict.fromkeys(("training", "loss", "bfloat16", "autocast"), _RECOMPUTED),
     "vmap": _VMAP,
     "rescue": {case: words for case, words in _VMAP.items() if case not in _RESCUED},
     "replay": {
-        "autograd_in_forward": "other gradients than the call",
+        "autograd_in_forward": "differentiates in its forward pass",
         "checkpoint": "recomputes",
         "input_mutation": "writes into its inputs",
         "numpy_print": ".numpy",

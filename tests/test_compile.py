@@ -63,8 +63,11 @@ def ways(name: str, training: bool) -> list[dict[str, Any]]:
 # ---- one graph, the right numbers ------------------------------------------------------------------------------------
 
 
+LONG = {"vote_sculpt", "sample_sculpt", "sample_activations", "neo"}  # to compile
+
+
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", [*KINDS, "neo"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in [*KINDS, "neo"]])
 def test_a_wrapped_model_is_one_graph_with_the_numbers_of_plain_models(name: str, training: bool) -> None:
     for kwargs in ways(name, training):
         risk = "return_risk" in kwargs
@@ -94,6 +97,7 @@ def test_a_wrapped_model_is_one_graph_with_the_numbers_of_plain_models(name: str
         assert graphs.count == first, "compiled anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CERTAIN)
 def test_gradients_of_a_compiled_backward_pass(name: str) -> None:
     wrapped = wrap(name).train()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from torch.utils._pytree import register_pytree_node
+
 from .engine.tree import tree_map
 
 
@@ -56,3 +58,12 @@ class Risk:
             return f"{type(value).__name__}{tuple(shape)}" if shape is not None else type(value).__name__
 
         return f"Risk({', '.join(f'{name}={brief(getattr(self, name))}' for name in self.names())})"
+
+
+# so that torch.vmap and torch.export take it for a tree of tensors
+register_pytree_node(
+    Risk,
+    lambda risk: ([risk[name] for name in risk], list(risk)),
+    lambda values, names: Risk(**dict(zip(names, values, strict=True))),
+    serialized_type_name="workbench.Risk",
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -50,6 +51,7 @@ class Calibrated(nn.Module):
 
     needs_risk = True  # whether fitting asks the wrapped model for its risk
     moves_prediction = False  # whether the calibrated prediction depends on the risk
+    options: tuple[str, ...] = ()  # the arguments beside the model, which travel with the state
     keeps_family = True  # whether the calibrated risk still is that of a distribution of the same family
 
     def __init__(self, wrapped: nn.Module) -> None:
@@ -103,12 +105,34 @@ class Calibrated(nn.Module):
         with evaluation(self.wrapped):
             return ask(self.wrapped, x if isinstance(x, tuple) else (x,), risk)
 
+    def get_extra_state(self) -> Tensor:
+        """The options, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
+        options = {name: getattr(self, name) for name in self.options}
+        return torch.tensor(list(json.dumps([type(self).__name__, options]).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the options that a state was saved with."""
+        for name, value in _decoded(state)[1].items():
+            setattr(self, name, value)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (stored := state_dict.get(f"{prefix}_extra_state")) is not None:
+            (kind, theirs), ours = _decoded(stored), {name: getattr(self, name) for name in self.options}
+            differing = [name for name, value in ours.items() if value is not None and theirs.get(name) != value]
+            if kind != type(self).__name__ or differing:
+                raise ValueError(
+                    f"the state is of {kind}({theirs}), this object is {type(self).__name__}({ours}); make it alike before loading"
+                )
         for name, buffer in self._buffers.items():  # their sizes depend on the rows that were held out
-            stored = state_dict.get(prefix + name)
-            if isinstance(stored, Tensor) and buffer is not None:
-                self._buffers[name] = buffer.new_empty(stored.shape, dtype=stored.dtype)
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor) and buffer is not None:
+                self._buffers[name] = buffer.new_empty(given.shape, dtype=given.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _decoded(state: Tensor) -> tuple[str, dict[str, Any]]:
+    kind, options = json.loads(bytes(state.cpu().tolist()).decode())
+    return kind, options
 
 
 # ---- models
@@ -214,7 +238,9 @@ def collect(
             y, risks = ask(model, batch.args, risk)
             held = batch.y.to(y.device) if targets else y[:0]
             if y.dim() == 0 or (targets and len(held) != len(y)):
-                raise ValueError(f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed")
+                raise ValueError(
+                    f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed"
+                )
             parts.append((y, risks, held))
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
@@ -224,7 +250,9 @@ def collect(
     for label, values in (("the prediction", y), *((f"the {name} risk", risks[name]) for name in risks), ("y", held)):
         # a score of minus infinity rules a class out
         if len(bad := bad_rows(values, infinite=label == "y")):
-            raise ValueError(f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}")
+            raise ValueError(
+                f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
+            )
     return Answers(y, risks, precise(held) if held.is_floating_point() else held)
 
 
@@ -282,7 +310,9 @@ def check_labels(answers: Answers, what: str) -> None:
     """Raise unless predictions are class scores and targets are labels of theirs."""
     y, labels = answers.y, answers.target
     if not answers.labels:
-        raise ValueError(f"{what} is for classes, but the targets are values ({labels.dtype}); give int64 class numbers")
+        raise ValueError(
+            f"{what} is for classes, but the targets are values ({labels.dtype}); give int64 class numbers"
+        )
     if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
         raise ValueError(
             f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
@@ -313,4 +343,3 @@ def log_probabilities(y: Tensor, output: str) -> Tensor:
     if output == "probs":
         y = y.clamp_min(torch.finfo(y.dtype).tiny).log()
     return y.log_softmax(-1)
-

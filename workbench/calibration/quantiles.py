@@ -76,6 +76,7 @@ class QuantileRecalibration(Calibrated):
         tensor([[0.5000]])
     """
 
+    options = ("per_output",)
     moves_prediction = True
     keeps_family = False
     stated: Tensor
@@ -84,12 +85,18 @@ class QuantileRecalibration(Calibrated):
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
         super().__init__(wrapped)
         self.per_output = per_output
-        for name in ("stated", "observed"):  # the identity, as long as nothing is fitted
-            self.register_buffer(name, torch.tensor([[0.0, 1.0]]))
+        # the identity, as long as nothing is fitted; stated as log-odds, since float32 holds nothing between 1 - 6e-8 and 1
+        self.register_buffer("stated", torch.tensor([[-torch.inf, torch.inf]]))
+        self.register_buffer("observed", torch.tensor([[0.0, 1.0]]))
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "recalibration of quantiles")
         u = pit(answers.y, risk_named(answers.risk, "total"), answers.target, distribution_of(self.wrapped))
+        if (lost := (u <= 0) | (u >= 1)).any():
+            raise ValueError(
+                f"{int(lost.sum())} of {lost.numel()} targets lie where the predicted cdf is 0 or 1 to the last bit, so that its quantiles say "
+                "nothing about them; scale the risks first: calibrate(calibrate(wrapped, data, 'variance'), data, 'isotonic')"
+            )
         columns = u.flatten(0, -2).unbind(-1) if self.per_output else (u.flatten(),)
         lines = [fit_recalibration(column) for column in columns]
         most = max(len(stated) for stated, _ in lines)
@@ -98,40 +105,44 @@ class QuantileRecalibration(Calibrated):
             torch.stack([torch.cat([line, line[-1:].expand(most - len(line))]) for line in part])
             for part in zip(*lines, strict=True)
         )
-        self.stated, self.observed = stated.to(answers.y), observed.to(answers.y)
+        self.stated, self.observed = stated.logit().to(answers.y), observed.to(answers.y)
 
-    def _mapped(self, probability: Tensor, knots: Tensor, heights: Tensor) -> Tensor:
-        """Map probabilities [..., outputs] (any shape if there is one map for all)."""
-        if len(knots) == 1:
-            return broken_line(probability, knots[0], heights[0])
-        parts = zip(probability.unbind(-1), knots, heights, strict=True)
-        return torch.stack([broken_line(*part) for part in parts], -1)
+    def _lines(self) -> tuple[Tensor, Tensor]:
+        return _exact(self.stated).sigmoid(), _exact(self.observed)
 
-    def _quantile(self, q: float, y: Tensor, sigma: Tensor, family: Distribution) -> Tensor:
-        wanted = torch.full((len(self.stated),), q, dtype=self.stated.dtype, device=self.stated.device)
-        stated = self._mapped(wanted, self.observed, self.stated)
-        return family.icdf(stated.to(y).expand(y.shape) if len(stated) > 1 else stated.to(y), y, sigma)
+    def _quantile(self, q: Tensor, y: Tensor, sigma: Tensor, family: Distribution) -> Tensor:
+        """New quantiles [levels, ...] at probabilities q [levels] for y [...]."""
+        stated, observed = self._lines()
+        levels = torch.stack([broken_line(q, *line) for line in zip(observed, stated, strict=True)], -1)
+        levels = levels.reshape(len(q), *[1] * (y.dim() - 1), -1)  # the last dimension: outputs, or one for all
+        shape = (len(q), *y.shape)
+        return family.icdf(levels.expand(shape), _exact(y).expand(shape), _exact(sigma).expand(shape))
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         family, sigma = distribution_of(self.wrapped), risk_named(risk, "total")
         family.stddev(y, sigma)  # a family without moments says so
         if family.location_scale:
-            standard = torch.zeros(len(self.stated), dtype=self.stated.dtype, device=self.stated.device)
-            mean, stddev = self._moments(standard, torch.ones_like(standard), family, NODES)
-            mean, stddev = (y + mean.to(y) * sigma), stddev.to(y) * sigma
+            standard = torch.zeros(len(self.stated), device=y.device)
+            shift, factor = (part.to(y) for part in self._moments(standard, torch.ones_like(standard), family, NODES))
+            shift, factor = shift * sigma, factor.expand(y.shape)
         else:
-            mean, stddev = self._moments(y, sigma, family, NODES_EACH)
-        factor = torch.where(sigma > 0, stddev / sigma.where(sigma > 0, 1.0), 0.0)
-        return mean, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * factor for n in risk})
+            shift, stddev = (part.to(y) for part in self._moments(y, sigma, family, NODES_EACH))
+            factor = torch.where(sigma > 0, stddev / sigma.where(sigma > 0, 1.0), 1.0)
+        return y + shift, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * factor for n in risk})
 
     def _moments(self, y: Tensor, sigma: Tensor, family: Distribution, nodes: int) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation as integrals of the quantiles over q = w^2 (3 - 2 w), whose nodes crowd where they are steep."""
-        w = (torch.arange(nodes, dtype=torch.float64) + 0.5) / nodes
-        first, second = torch.zeros_like(y), torch.zeros_like(y)
-        for q, weight in zip((w * w * (3 - 2 * w)).tolist(), (6 * w * (1 - w) / nodes).tolist(), strict=True):
-            away = self._quantile(q, y, sigma, family) - y
-            first, second = first + weight * away, second + weight * away.square()
-        return y + first, (second - first.square()).clamp_min(0).sqrt()
+        """Mean (as a distance from y) and standard deviation: integrals of the quantiles over the probability.
+
+        With q = w^2 (3 - 2 w) and equal steps in w, nodes crowd at both ends, where the quantiles are steep.
+        """
+        shift, square = torch.zeros_like(_exact(y)), torch.zeros_like(_exact(y))
+        w = ((torch.arange(nodes, device=y.device) + 0.5) / nodes).to(shift.dtype)
+        q, weight = w * w * (3 - 2 * w), 6 * w * (1 - w) / nodes
+        for part in torch.arange(nodes, device=y.device).split(max(1, 2**20 // max(1, y.numel()))):
+            away = self._quantile(q[part], y, sigma, family) - _exact(y)
+            shift = shift + torch.tensordot(weight[part], away, 1)
+            square = square + torch.tensordot(weight[part], away.square(), 1)
+        return shift, (square - shift.square()).clamp_min(0).sqrt()
 
     def cdf(self, x: Any, y: Tensor) -> Tensor:
         """The recalibrated probability of a target up to y, shaped like y.
@@ -141,8 +152,11 @@ class QuantileRecalibration(Calibrated):
             y: shaped like the prediction.
         """
         prediction, risk = self._ask(x, risk=True)
-        stated = distribution_of(self.wrapped).cdf(y, prediction, risk_named(risk, "total"))
-        return self._mapped(stated.to(self.stated), self.stated, self.observed)
+        family, sigma = distribution_of(self.wrapped), risk_named(risk, "total")
+        u = family.cdf(_exact(y.to(prediction)), _exact(prediction), _exact(sigma))
+        parts = u.unbind(-1) if len(self.stated) > 1 else (u,)
+        mapped = [broken_line(part, *line) for part, line in zip(parts, zip(*self._lines(), strict=True), strict=True)]
+        return (torch.stack(mapped, -1) if len(mapped) > 1 else mapped[0]).to(prediction)
 
     def quantile(self, x: Any, q: float) -> Tensor:
         """The value that the target stays below with probability q, shaped like the prediction and in its units.
@@ -152,8 +166,7 @@ class QuantileRecalibration(Calibrated):
             q: probability, strictly between 0 and 1.
         """
         level("q", q)
-        y, risk = self._ask(x, risk=True)
-        return self._quantile(q, y, risk_named(risk, "total"), distribution_of(self.wrapped))
+        return self._quantiles(x, q)[0]
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval of the recalibrated distribution.
@@ -166,6 +179,15 @@ class QuantileRecalibration(Calibrated):
             (lower, upper), each shaped like the prediction and in its units.
         """
         level("coverage", coverage)
+        lower, upper = self._quantiles(x, (1 - coverage) / 2, (1 + coverage) / 2)
+        return lower, upper
+
+    def _quantiles(self, x: Any, *q: float) -> Tensor:
         y, risk = self._ask(x, risk=True)
-        sigma, family = risk_named(risk, "total"), distribution_of(self.wrapped)
-        return tuple(self._quantile(q, y, sigma, family) for q in ((1 - coverage) / 2, (1 + coverage) / 2))  # type: ignore[return-value]
+        wanted = _exact(torch.tensor(q, device=y.device))
+        return self._quantile(wanted, y, risk_named(risk, "total"), distribution_of(self.wrapped)).to(y)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """In float64, where a device has it."""
+    return tensor if tensor.device.type == "mps" else tensor.double()

@@ -183,7 +183,9 @@ class TemperatureScaling(Calibrated):
             bool [rows, ..., classes].
         """
         wanted = float(level("coverage", coverage))
-        probs = log_probabilities(self._ask(x, risk=False)[0], output_of(self.wrapped)).div(self.temperature).softmax(-1)
+        probs = (
+            log_probabilities(self._ask(x, risk=False)[0], output_of(self.wrapped)).div(self.temperature).softmax(-1)
+        )
         ordered, order = probs.sort(-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < wanted)
@@ -209,6 +211,7 @@ class VarianceScaling(Calibrated):
         True
     """
 
+    options = ("per_output",)
     scale: Tensor
 
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:

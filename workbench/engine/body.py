@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,11 +70,25 @@ def is_batched(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._C._functorch.is_batchedtensor(tensor)
 
 
-def refuse_recomputing(
-    why: str = "activation checkpointing recomputes outside this pass",
-) -> AbstractContextManager[Any]:
+@contextmanager
+def refuse_recomputing(why: str = "activation checkpointing recomputes outside this pass") -> Iterator[None]:
     """Around a pass that cannot be run again in the backward pass: activation checkpointing raises there and then."""
-    return torch.autograd.graph.disable_saved_tensors_hooks(why) if torch.is_grad_enabled() else nullcontext()
+    if not torch.is_grad_enabled():
+        yield
+        return
+    with torch.autograd.graph.disable_saved_tensors_hooks(why):
+        try:
+            yield
+        except RuntimeError as error:
+            if why not in str(error):
+                raise
+            raise RuntimeError(why) from None
+
+
+_DRAWN = (
+    "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward pass: use "
+    'sample.Wrapper(where="weights"), or switch checkpointing off'
+)
 
 
 def call(
@@ -109,12 +124,7 @@ def call(
                 if context is not None:
                     stack.enter_context(context)
                     if intervention.draws:  # the noise would be another one
-                        stack.enter_context(
-                            refuse_recomputing(
-                                "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward "
-                                'pass: use sample.Wrapper(where="weights"), or switch checkpointing off'
-                            )
-                        )
+                        stack.enter_context(refuse_recomputing(_DRAWN))
         if mode is not None:
             stack.enter_context(mode)
         output = clone.called(*args, **kwargs)

@@ -45,7 +45,9 @@ class Bank:
 
     def row(self, name: str, i: int) -> Tensor:
         if name not in self._rows:
-            with torch.enable_grad():  # so that a model that differentiates by its weights can do so where its caller wants no gradients
+            with (
+                torch.enable_grad()
+            ):  # so that a model that differentiates by its weights can do so where its caller wants no gradients
                 self._rows[name] = self.get(name).unbind(0)
         return self._rows[name][i]
 

@@ -13,7 +13,7 @@ from ..errors import WorkbenchWarning
 from .models import build, close, inputs, parts, total
 from .reference import Branch, Reference, assert_branches, plan_for, run_engine
 from .trial import Trial, ask, referred, runs_in_bfloat16, runs_under_autocast
-from .zoo import float_leaves, leaves
+from .zoo import float_leaves
 
 EXACT, LOW = 1e-9, 0.02  # relative and absolute; bfloat16 has eight bits
 
@@ -34,7 +34,7 @@ def check_branches(
 def _wrapped(trial: Trial, dtype: torch.dtype, training: bool) -> Any:
     """The wrapped model; to less than float32 it is cast after wrapping, as users do."""
     wrapped = trial.wrap(build(trial.case, torch.float32 if dtype is torch.bfloat16 else dtype, training))
-    return wrapped.to(dtype) if dtype is torch.bfloat16 else wrapped.train(training)
+    return wrapped.bfloat16() if dtype is torch.bfloat16 else wrapped
 
 
 def check_training(
@@ -46,15 +46,13 @@ def check_training(
     reference, given = Reference(case, wrapped, dtype), inputs(case, dtype)
     exact = "stochastic_train" not in case.tags and (strategy == "loop" or not trial.random)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        branches = referred(reference, wrapped, training=True)
-    numbers = any(is_float(leaf) for _, leaf in leaves(branches[0].output))
-    gradients = _gradients(reference, branches, wrapped) if exact and numbers else {}
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         branched = run_engine(wrapped, plan_for(wrapped, training=True), given, strategy)
+        branches = referred(reference, wrapped, training=True)
     tolerance = EXACT if dtype is torch.float64 else LOW
     assert_branches(branched, branches, tolerance, exact)
-    if not exact or not numbers:
+    if not exact or not any(is_float(leaf) for leaf in branched.leaves):
         return
+    gradients = _gradients(reference, branches, wrapped)
     total(branched.leaves).backward()
     for name, parameter in nn.Module.named_parameters(wrapped):
         if name in gradients and parameter.requires_grad:

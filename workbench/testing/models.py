@@ -72,7 +72,8 @@ def state(model: Any) -> dict[str, Tensor]:
 
 def build(case: Case, dtype: torch.dtype = torch.float64, training: bool = False) -> Any:
     """The plain model of a case in another precision and mode; complex tensors stay complex."""
-    model = case.build()
+    with seeded():  # so that a user's case gives the same parameters at every call
+        model = case.build()
     for module in parts(model).values():
         if dtype not in {p.dtype for p in module.parameters()}:
             module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from ..engine.tree import is_float
 from ..risk import Risk
 from ..wrapped import Wrapped
 from ..wrapping import Wrapper
-from .models import build, call, inputs, parts, seeded
+from .models import build, call, inputs, parts, seeded, total
 from .reference import Branch, Reference, plan_for
-from .zoo import Case, float_leaves
+from .zoo import Case, float_leaves, leaves
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,29 @@ def can_be_pickled(case: Case) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def runs_in_bfloat16(case: Case) -> bool:
-    """Whether the plain model runs in bfloat16."""
+    """Whether the plain model trains in bfloat16."""
     with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, RuntimeError):
-        call(build(case, torch.bfloat16), inputs(case, torch.bfloat16))
+        _train(case, torch.bfloat16)
         return "function" not in case.tags
     return False
 
 
 @functools.lru_cache(maxsize=256)
 def runs_under_autocast(case: Case) -> bool:
-    """Whether the plain model runs under autocast."""
-    with contextlib.suppress(RuntimeError, TypeError), torch.autocast("cpu", torch.bfloat16):
-        call(build(case, torch.float32), inputs(case, torch.float32))
+    """Whether the plain model trains under autocast."""
+    with contextlib.suppress(RuntimeError, TypeError):
+        with torch.autocast("cpu", torch.bfloat16):
+            _train(case, torch.float32)
         return True
     return False
+
+
+def _train(case: Case, dtype: torch.dtype) -> None:
+    """One pass forward in both modes, and one back."""
+    call(build(case, dtype), inputs(case, dtype))
+    args, kwargs = inputs(case, dtype)
+    with seeded():
+        output = build(case, dtype, training=True)(*args, **kwargs)
+    if any(is_float(leaf) for _, leaf in leaves(output)):
+        with torch.autocast("cpu", enabled=False):
+            total(output).backward()

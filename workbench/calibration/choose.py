@@ -1,0 +1,69 @@
+"""`calibrate`: one call for every way to calibrate a wrapped model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.calibration.base import Calibrated, check_model, collect, output_of
+from workbench.calibration.conformal import SplitConformal
+from workbench.calibration.quantiles import QuantileRecalibration
+from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
+
+METHODS: dict[str, type[Calibrated]] = {
+    "temperature": TemperatureScaling,
+    "variance": VarianceScaling,
+    "isotonic": QuantileRecalibration,
+    "conformal": SplitConformal,
+}
+
+
+def calibrate(
+    wrapped: nn.Module, data: Any, method: str | None = None, *, batch_size: int = 1024, seed: int = 0, **options: Any
+) -> Any:
+    """A wrapped model whose risks, probabilities or intervals hold on rows that it has not seen.
+
+    The result is called like the wrapped model, `calibrated(x)` or `calibrated(x, return_risk=True)`, and can be calibrated once more. The
+    wrapped model itself is not changed.
+
+    Args:
+        wrapped: what a wrapper made of a model, trained; or a calibrated model.
+        data: rows that were held out: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
+            Dataset or a DataLoader of pairs. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model
+            was trained on, or its best weights chosen by, make it look better than it is.
+        method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
+            (quantiles of values) or "conformal" (intervals or sets with a guarantee).
+        batch_size: rows asked for at once; a DataLoader has its own.
+        seed: of random draws on the way; the global random state is left alone.
+        options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg for "conformal".
+
+    Returns:
+        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration` or `SplitConformal`, in which the docstring says what it does to
+        predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values, `predict_set(x, coverage=0.9)` bool [rows, classes].
+
+    Raises:
+        TypeError: the model is not wrapped, gives no tensor, or data is something else.
+        ValueError: there is no such method, or rows, predictions and risks do not fit it.
+
+    Example:
+        >>> from workbench import vote
+        >>> wrapped = vote.Wrapper(3, output="logits")(nn.Linear(2, 3))
+        >>> held_out = torch.zeros(30, 2), torch.arange(30) % 3
+        >>> calibrated = calibrate(wrapped, held_out)
+        >>> calibrated(torch.zeros(1, 2)).softmax(-1)[0].round(decimals=1).shape
+        torch.Size([3])
+        >>> calibrate(calibrated, held_out, "conformal", score="lac").predict_set(torch.zeros(4, 2), coverage=0.8).shape
+        torch.Size([4, 3])
+    """
+    if method is not None and method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}; found {method!r}")
+    check_model(wrapped)
+    if method is not None:
+        return METHODS[method](wrapped, **options).fit(data, batch_size=batch_size, seed=seed)
+    answers = collect(wrapped, data, risk=output_of(wrapped) == "values", batch_size=batch_size, seed=seed)
+    made = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
+    with torch.no_grad():
+        made._fit(answers, seed)
+    return made

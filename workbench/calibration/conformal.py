@@ -1,0 +1,275 @@
+"""Split conformal prediction: intervals and sets that hold the truth as often as asked, whatever the model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.base import (
+    RISKS,
+    Answers,
+    Calibrated,
+    check_labels,
+    check_values,
+    distribution_of,
+    level,
+    log_probabilities,
+    output_of,
+    risk_named,
+)
+from workbench.errors import NotFittedError
+from workbench.risk import Risk
+
+VALUES = ("absolute", "normalized", "cqr")
+CLASSES = ("lac", "aps", "raps")
+
+
+def conformal_quantile(scores: Tensor, coverage: float = 0.9) -> Tensor:
+    """The k-th smallest score, k = ceil((n + 1) coverage), which a new score stays up to with at least this probability.
+
+    If the scores of held-out and new rows are exchangeable: coverage <= P(new <= quantile), and also <= coverage + 1 / (n + 1) if no two
+    scores are equal (Vovk et al. 2005; Lei et al. 2018).
+
+    Args:
+        scores: [n, ...].
+        coverage: strictly between 0 and 1.
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: n is too small: k would be above n.
+
+    Example:
+        >>> conformal_quantile(torch.arange(9.0), 0.9)
+        tensor(8.)
+    """
+    return torch.as_tensor(scores).sort(0).values[_rank(len(scores), coverage) - 1]
+
+
+def _rank(n: int, coverage: float) -> int:
+    wanted = level("coverage", coverage)
+    k = math.ceil((n + 1) * wanted)
+    if k > n:
+        least = math.ceil(wanted / (1 - wanted))
+        raise ValueError(
+            f"coverage {coverage:g} needs at least {least} held-out rows, there are {n}; hold out more, or ask for at most {n / (n + 1):.4g}"
+        )
+    return k
+
+
+class SplitConformal(Calibrated):
+    """Intervals or sets of classes with a guaranteed coverage, by scores of held-out rows (Papadopoulos et al. 2002; Lei et al. 2018).
+
+    The guarantee is P(y in set) >= coverage, on average over held-out and new rows, for any model, as long as they are exchangeable: drawn
+    from one source, and the model not trained on them. It does not hold for each input or group by itself. Any coverage can be asked for
+    afterwards. Predictions and risks are those of the wrapped model.
+
+    Scores of values, with quantile Q of the held-out ones:
+
+    - "absolute": |y - prediction|; prediction +- Q.
+    - "normalized": |y - prediction| / risk; prediction +- Q * risk (Papadopoulos et al. 2008; Lei et al. 2018). Vacuitic risk, which can be
+      negative, enters as softplus(risk).
+    - "cqr": max(lower - y, y - upper); [lower - Q, upper + Q] (Romano et al. 2019). lower and upper are quantiles of the predicted
+      distribution at the coverage asked for, or the model's own where it gives [rows, 2] (lower, upper) for targets [rows, 1].
+
+    Scores of classes, with probabilities p:
+
+    - "lac": 1 - p_y; the smallest sets on average (Sadinle et al. 2019).
+    - "aps": the probability of all classes above y, and u p_y; sets that adapt to hard rows (Romano et al. 2020).
+    - "raps": the same and penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model.
+        score: one of those above; None: "normalized" for values ("absolute" if the model measures no such risk), "lac" for classes.
+        by: the risk that "normalized" divides by: "total", "aleatoric", "epistemic" or "vacuitic".
+        joint: for several outputs: True: all of a row lie inside with the coverage (the largest score of the row counts); False: each by itself.
+        randomized: for "aps" and "raps": u is drawn between 0 and 1 for each row, which makes coverage exact and lets sets be empty; False: u = 1.
+        penalty, k_reg: of "raps".
+
+    Raises:
+        ValueError: an option is none of those named.
+
+    Example:
+        >>> from workbench import sculpt
+        >>> wrapped = sculpt.Wrapper()(nn.Linear(2, 1))
+        >>> calibrated = SplitConformal(wrapped).fit((torch.zeros(99, 2), torch.linspace(-9, 9, 99)[:, None]))
+        >>> lower, upper = calibrated.interval(torch.zeros(4, 2), coverage=0.9)
+        >>> lower.shape
+        torch.Size([4, 1])
+    """
+
+    options = ("score", "by", "joint", "randomized", "penalty", "k_reg")
+    scores: Tensor
+    held: Tensor
+
+    def __init__(
+        self,
+        wrapped: nn.Module,
+        score: str | None = None,
+        by: str = "total",
+        joint: bool = False,
+        randomized: bool = True,
+        penalty: float = 0.01,
+        k_reg: int = 5,
+    ) -> None:
+        if score is not None and score not in VALUES + CLASSES:
+            raise ValueError(f"score must be one of {', '.join(VALUES + CLASSES)}; found {score!r}")
+        if by not in RISKS:
+            raise ValueError(f"by must be one of {', '.join(RISKS)}; found {by!r}")
+        if not penalty >= 0 or k_reg < 0:
+            raise ValueError(f"penalty and k_reg must be 0 or more; found {penalty!r} and {k_reg!r}")
+        super().__init__(wrapped)
+        self.score, self.by, self.joint, self.randomized = score, by, joint, randomized
+        self.penalty, self.k_reg = penalty, k_reg
+        self.needs_risk = score not in ("absolute", *CLASSES)
+        self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
+        # for cqr of a distribution, whose scores depend on the coverage: prediction, risk and target [3, n, ...]
+        self.register_buffer("held", torch.empty(0))
+
+    # ---- fitting
+    def _fit(self, answers: Answers, seed: int) -> None:
+        chosen = self.score
+        if chosen is None:
+            measured = answers.risk.names()
+            chosen = "lac" if answers.labels else "normalized" if self.by in measured else "absolute"
+        held = torch.empty(0)
+        if chosen in CLASSES:
+            scores = self._held_out_classes(answers, chosen, seed)
+        elif chosen == "cqr" and _is_interval(answers):
+            lower, upper = answers.y.sort(1).values.split(1, 1)
+            scores = _outside(lower, upper, answers.target)
+        elif chosen == "cqr":
+            check_values(answers, "score='cqr'")
+            held = torch.stack([answers.y, risk_named(answers.risk, "total"), answers.target])
+            scores = self._cqr_scores(held, 0.5)
+        else:
+            check_values(answers, f"score={chosen!r}")
+            scores = (answers.target - answers.y).abs()
+            if chosen == "normalized":
+                width = self._width(answers.y, answers.risk)
+                if (zero := ~(width > 0)).any():
+                    raise ValueError(
+                        f"the {self.by} risk is 0 in {int(zero.sum())} of {zero.numel()} held-out numbers, and nothing can be divided by it; "
+                        "use score='absolute'"
+                    )
+                scores = scores / width
+            scores = self._joined(scores)
+        self.score, self.scores, self.held = chosen, scores.sort(0).values, held.to(scores)
+
+    def _held_out_classes(self, answers: Answers, score: str, seed: int) -> Tensor:
+        check_labels(answers, f"score={score!r}")
+        if answers.y.dim() != 2:
+            raise ValueError(
+                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, not the parts of one: give [rows, classes]"
+            )
+        draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return self._class_scores(answers.y, draws, score).gather(1, answers.target[:, None])[:, 0]
+
+    def _cqr_scores(self, held: Tensor, coverage: float) -> Tensor:
+        y, risk, target = held
+        return self._joined(_outside(*self._ends(y, risk, coverage), target))
+
+    def _ends(self, y: Tensor, risk: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """The central interval of the predicted distribution."""
+        family = distribution_of(self.wrapped)
+        return family.icdf((1 - coverage) / 2, y, risk), family.icdf((1 + coverage) / 2, y, risk)
+
+    def _joined(self, scores: Tensor) -> Tensor:
+        return scores.flatten(1).amax(1) if self.joint else scores
+
+    def _width(self, y: Tensor, risk: Risk) -> Tensor:
+        """What one unit of score is worth, shaped like the prediction or broadcast to it."""
+        width = risk_named(risk, self.by)
+        if self.by == "vacuitic":
+            width = nn.functional.softplus(width)
+        return width.reshape(*width.shape, *[1] * (y.dim() - width.dim()))
+
+    def _class_scores(self, y: Tensor, draws: Tensor | None, score: str) -> Tensor:
+        """The score [rows, classes] that each class would have if it were the true one; draws [rows, 1] or None for u = 1."""
+        kind = y.dtype
+        p = log_probabilities(y if y.device.type == "mps" else y.double(), output_of(self.wrapped)).exp()
+        if score == "lac":
+            return (1 - p).to(kind)
+        ordered, order = p.sort(-1, descending=True, stable=True)
+        u = draws.to(p) if draws is not None and self.randomized else 1.0
+        scores = ordered.cumsum(-1) - (1 - u) * ordered
+        if score == "raps":
+            rank = torch.arange(1, p.shape[-1] + 1, device=p.device)
+            scores = scores + self.penalty * (rank - self.k_reg).clamp_min(0)
+        # rounded as the held-out scores are stored, so that equal scores stay equal
+        return torch.empty_like(p).scatter(-1, order, scores).to(kind)
+
+    # ---- answers
+    def _fitted(self, wanted: tuple[str, ...], instead: str) -> None:
+        if not self.scores.numel():
+            raise NotFittedError("no rows were held out yet: call fit(data), or load a state")
+        if self.score not in wanted:
+            raise ValueError(f"score={self.score!r} has no such answer; call {instead}")
+
+    def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Intervals that hold the target with at least this probability.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: strictly between 0 and 1.
+
+        Returns:
+            (lower, upper), each shaped like the target and in its units. Of cqr, lower can lie above upper: the interval is then empty.
+
+        Raises:
+            ValueError: too few rows were held out for this coverage, or the score is one of classes.
+        """
+        self._fitted(VALUES, "predict_set(x)")
+        q = conformal_quantile(self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores, coverage)
+        y, risk = self._ask(x, risk=self.score == "normalized" or self.held.numel() > 0)
+        q = q.to(y)
+        if self.score == "cqr":
+            lower, upper = (
+                self._ends(y, risk_named(risk, "total"), coverage)
+                if self.held.numel()
+                else y.sort(1).values.split(1, 1)
+            )
+            return lower - q, upper + q
+        width = q * (self._width(y, risk) if self.score == "normalized" else torch.ones_like(y))
+        return y - width, y + width
+
+    def predict_set(
+        self, x: Any, coverage: float = 0.9, *, generator: torch.Generator | None = None, allow_empty: bool = True
+    ) -> Tensor:
+        """Sets of classes that hold the true one with at least this probability.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: strictly between 0 and 1.
+            generator: source of u of "aps" and "raps", on the CPU; None is torch's own.
+            allow_empty: False puts the most probable class into every set.
+
+        Returns:
+            bool [rows, classes].
+
+        Raises:
+            ValueError: too few rows were held out for this coverage, or the score is one of values.
+        """
+        self._fitted(CLASSES, "interval(x)")
+        q = conformal_quantile(self.scores, coverage)
+        y, _ = self._ask(x, risk=False)
+        draws = None
+        if self.randomized and self.score != "lac":
+            draws = torch.rand(len(y), 1, generator=generator, dtype=torch.float64)
+        chosen = self._class_scores(y, draws, str(self.score)) <= q.to(y)
+        return chosen if allow_empty else chosen.scatter(-1, y.argmax(-1, keepdim=True), True)
+
+
+def _is_interval(answers: Answers) -> bool:
+    """Whether the model gives (lower, upper) for one target."""
+    y, target = answers.y, answers.target
+    return not answers.labels and y.dim() == 2 and y.shape[1] == 2 and target.shape == (len(y), 1)
+
+
+def _outside(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
+    """How far targets lie outside of an interval, negative inside."""
+    return torch.maximum(lower - target, target - upper)

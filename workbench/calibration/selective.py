@@ -1,0 +1,359 @@
+"""Decisions: answer where the risk is low, abstain elsewhere; and find the rows that deserve a look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from workbench.calibration.base import (
+    RISKS,
+    check_labels,
+    check_model,
+    check_values,
+    collect,
+    evaluation,
+    level,
+    log_probabilities,
+    named,
+    output_of,
+    precise,
+    risk_named,
+)
+from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
+from workbench.risk import Risk
+
+LEVELS = 25  # coverages whose bounds hold all together
+
+
+class Decision(NamedTuple):
+    """Prediction of every row, whether to trust it (bool [rows]), and the risk that decided (one number for each row)."""
+
+    prediction: Any
+    kept: Tensor
+    risk: Tensor
+
+
+class TopUncertain(NamedTuple):
+    """Row numbers (int64 [k]) and risks [k], highest first."""
+
+    indices: Tensor
+    values: Tensor
+
+
+def upper_bound(errors: Tensor, confidence: float = 0.95, max_error: float = 1.0) -> float:
+    """An upper confidence bound for the expected error, of errors of independent rows.
+
+    Errors of 0 or 1: Clopper & Pearson (1934), exact, the (1 - delta) quantile of Beta(k + 1, n - k) with k wrong of n and delta = 1 -
+    confidence. Others between 0 and max_error: mean + max_error * sqrt(log(1 / delta) / (2 n)) (Hoeffding 1963), at most max_error.
+
+    Args:
+        errors: [n], n >= 1, between 0 and max_error.
+        confidence: probability that the bound holds, strictly between 0 and 1.
+        max_error: the largest error there can be.
+
+    Example:
+        >>> round(upper_bound(torch.zeros(59), 0.95), 4)
+        0.0495
+    """
+    level("confidence", confidence)
+    errors = errors.detach().cpu().double()
+    if errors.numel() == 0 or bool(((errors < 0) | (errors > max_error)).any()):
+        raise ValueError(
+            f"errors must be numbers between 0 and max_error={max_error:g}, at least one; found {_range(errors)}"
+        )
+    n, total = len(errors), errors.sum().item()
+    return _bound(total, n, 1 - confidence, max_error, binary=max_error == 1 and _binary(errors))
+
+
+def _range(values: Tensor) -> str:
+    return f"{values.min().item():g} to {values.max().item():g}" if values.numel() else "none"
+
+
+def _binary(errors: Tensor) -> bool:
+    return bool(((errors == 0) | (errors == 1)).all())
+
+
+def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -> float:
+    if n < 1 or total >= n * max_error:
+        return max_error
+    if not binary:
+        return min(max_error, total / n + max_error * math.sqrt(math.log(1 / delta) / (2 * n)))
+    from scipy.special import betaincinv
+
+    return float(betaincinv(total + 1, n - total, 1 - delta))
+
+
+def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
+    """One risk for each row [rows]: the root mean square over outputs; for by="confidence" 1 - the highest class probability."""
+    chosen = 1 - log_probabilities(y, output).amax(-1).exp() if by == "confidence" else risk_named(risk, by)
+    return chosen if chosen.dim() == 1 else chosen.flatten(1).square().mean(1).sqrt()
+
+
+def _check_by(by: str) -> None:
+    if by not in (*RISKS, "confidence"):
+        raise ValueError(f"by must be one of {', '.join(RISKS)}, or 'confidence' for classes; found {by!r}")
+
+
+class SelectivePredictor(nn.Module):
+    """A model that abstains: it answers rows whose risk is at most a threshold.
+
+    Args:
+        wrapped: a wrapped or calibrated model.
+        by: the risk that decides.
+        threshold: the highest risk that is answered.
+
+    Example:
+        >>> from workbench import vote
+        >>> predictor = SelectivePredictor(vote.Wrapper(3)(nn.Linear(2, 1)), "epistemic", threshold=0.5)
+        >>> y, kept, risk = predictor(torch.zeros(4, 2))
+        >>> torch.equal(kept, risk <= 0.5)
+        True
+    """
+
+    threshold: Tensor
+
+    def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor) -> None:
+        super().__init__()
+        check_model(wrapped)
+        _check_by(by)
+        self.wrapped, self.by = wrapped, by
+        self.register_buffer("threshold", torch.as_tensor(threshold).detach().clone())
+        self.training = wrapped.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Decision:
+        """The prediction of every row, whether it is kept (bool [rows]), and the risk that decided [rows].
+
+        Args:
+            args, kwargs: as for the model.
+        """
+        with evaluation(self.wrapped):
+            y, found = self.wrapped(*args, return_risk=True, **kwargs)
+        risks = named(self.wrapped, found).map(precise)
+        risk = row_risk(precise(y) if self.by == "confidence" else y, risks, self.by, output_of(self.wrapped))
+        return Decision(y, risk <= self.threshold, risk)
+
+    def extra_repr(self) -> str:
+        return f"by={self.by!r}, threshold={self.threshold.item():.6g}"
+
+
+class Selective:
+    """How the error falls when the rows of highest risk are refused; see `selective`.
+
+    Args:
+        wrapped: the model.
+        by: the risk that decides.
+        risk: of held-out rows [n].
+        error: of the same rows [n], >= 0.
+    """
+
+    def __init__(self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor) -> None:
+        ranked(risk, error)  # checks them
+        order = risk.argsort(stable=True)
+        self.wrapped, self.by, self.risk, self.error = wrapped, by, risk[order], error[order]
+
+    @property
+    def curve(self) -> RiskCoverageCurve:
+        """Share of rows answered, and the mean error of these, each float64 [n]; see `workbench.metrics.risk_coverage_curve`."""
+        return risk_coverage_curve(self.risk, self.error)
+
+    def threshold(
+        self,
+        *,
+        coverage: float | None = None,
+        risk: float | None = None,
+        confidence: float | None = None,
+        max_error: float | None = None,
+    ) -> float:
+        """The highest risk to answer, for a share of rows that shall be answered or for an error that may be made.
+
+        Without `confidence` the error holds on the held-out rows only, and is a little higher on new ones. With it the expected error of the
+        rows that are answered is at most `risk`, with that probability over the held-out rows: upper bounds at 25 fixed coverages, which hold all
+        together (Bonferroni), and of those that are low enough the highest coverage (after Geifman & El-Yaniv 2017, who search for it). The bound
+        is exact for errors of 0 or 1 (Clopper & Pearson), Hoeffding's for others. It holds for rows drawn like the held-out ones whose risks
+        are not equal.
+
+        Args:
+            coverage: share of rows to answer, above 0 and at most 1.
+            risk: mean error of the answered rows that is still good enough, in units of the error. Give this or coverage.
+            confidence: probability that the error holds for new rows, such as 0.95.
+            max_error: the largest error there can be; needed with confidence where errors are not 0 or 1.
+
+        Returns:
+            The threshold, in units of the risk that decides.
+
+        Raises:
+            ValueError: neither or both are given, or no threshold gives so low an error.
+        """
+        if (coverage is None) == (risk is None):
+            raise ValueError("give coverage (share of rows to answer) or risk (error that may be made), one of them")
+        n = len(self.risk)
+        if coverage is not None:
+            if not 0 < coverage <= 1:
+                raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r}")
+            if confidence is not None:
+                raise ValueError(
+                    "confidence belongs to risk=, an error that may be made; a coverage alone promises none"
+                )
+            return self.risk[math.ceil(Fraction(repr(float(coverage))) * n) - 1].item()
+        assert risk is not None
+        total, last = self.error.double().cumsum(0), self._last()
+        if confidence is None:
+            good = (total / torch.arange(1, n + 1, device=total.device) <= risk) & last
+            if not good.any():
+                raise ValueError(f"no threshold has an error of {risk:g}; the lowest is {self._lowest():.4g}")
+            return self.risk[good.nonzero()[-1, 0]].item()
+        delta = float(1 - level("confidence", confidence)) / LEVELS
+        binary = _binary(self.error) and max_error in (None, 1)
+        if not binary and max_error is None:
+            raise ValueError("errors are not 0 or 1; a bound needs the largest error there can be: give max_error=")
+        most = 1.0 if max_error is None else float(max_error)
+        if self.error.max() > most:
+            raise ValueError(f"max_error={most:g}, but errors go up to {self.error.max().item():g}")
+        best, lowest = None, most
+        for rank in sorted({math.ceil(n * k / LEVELS) for k in range(1, LEVELS + 1)}):
+            cut = int((self.risk <= self.risk[rank - 1]).sum())
+            # given the threshold, which is a row itself, only the others are independent of it
+            bound = _bound(total[cut - 1].item(), cut - 1, delta, most, binary)
+            lowest = min(lowest, bound)
+            if bound <= risk:
+                best = self.risk[cut - 1].item()
+        if best is None:
+            raise ValueError(
+                f"no threshold is sure to have an error of at most {risk:g} with confidence {confidence:g} on {n} held-out rows; the lowest "
+                f"bound is {lowest:.4g}: hold out more rows, or ask for less"
+            )
+        return best
+
+    def _last(self) -> Tensor:
+        """Rows that are the last of those with their risk: a threshold takes equal risks all or none."""
+        return torch.cat([self.risk[1:] > self.risk[:-1], torch.ones_like(self.risk[:1], dtype=torch.bool)])
+
+    def _lowest(self) -> float:
+        return (
+            (self.error.double().cumsum(0) / torch.arange(1, len(self.error) + 1).to(self.error))[self._last()]
+            .min()
+            .item()
+        )
+
+    def predictor(self, threshold: float | None = None, **wanted: Any) -> SelectivePredictor:
+        """The model that abstains above a threshold.
+
+        Args:
+            threshold: the highest risk to answer; None: that of `threshold(**wanted)`.
+            wanted: coverage, or risk with confidence and max_error, as for `threshold`.
+        """
+        if threshold is not None and wanted:
+            raise ValueError(f"give a threshold or {', '.join(wanted)}, not both")
+        chosen = self.threshold(**wanted) if threshold is None else threshold
+        return SelectivePredictor(
+            self.wrapped, self.by, torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device)
+        )
+
+    def __repr__(self) -> str:
+        return f"Selective(by={self.by!r}, {len(self.risk)} held-out rows, error {self.error.double().mean().item():.4g} if all are answered)"
+
+
+def selective(
+    wrapped: Any,
+    data: Any,
+    by: str = "total",
+    *,
+    error: Callable[[Tensor, Tensor], Tensor] | None = None,
+    batch_size: int = 1024,
+    seed: int = 0,
+) -> Selective:
+    """Find out on held-out rows what is gained by answering only where the risk is low (El-Yaniv & Wiener 2010).
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model.
+        data: a pair (x, y), a Split, a Dataset or a DataLoader, that the model was not trained on.
+        by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. Of
+            several outputs the root mean square counts.
+        error: error(prediction, target) -> [rows], >= 0; None: 1 for a wrong class and 0 for the right one, else the mean absolute error of a
+            row.
+        batch_size: rows asked for at once.
+        seed: of random draws on the way; the global random state is left alone.
+
+    Returns:
+        An object with `curve`, `threshold(coverage=0.8)` or `threshold(risk=0.05, confidence=0.95)`, and `predictor(...)`.
+
+    Raises:
+        ValueError: the model does not measure this risk, or the rows do not fit.
+
+    Example:
+        >>> from workbench import compose, sculpt, vote
+        >>> wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(nn.Linear(2, 1))
+        >>> x = torch.linspace(-3, 3, 40)[:, None] * torch.ones(1, 2)
+        >>> chosen = selective(wrapped, (x, x[:, :1] ** 2))
+        >>> y, kept, risk = chosen.predictor(coverage=0.5)(x)
+        >>> int(kept.sum())
+        20
+    """
+    _check_by(by)
+    answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
+    risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
+    if error is not None:
+        found = error(answers.y, answers.target)
+        if not isinstance(found, Tensor) or found.shape != risk.shape:
+            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"error must give one number for each of {len(risk)} rows, [{len(risk)}]; it gave {shape}")
+    elif answers.labels:
+        check_labels(answers, "a selective classifier")
+        found = (answers.y.argmax(-1) != answers.target).to(answers.y).reshape(len(risk), -1).mean(1)
+    else:
+        check_values(answers, "a selective regression")
+        found = (answers.y - answers.target).abs().reshape(len(risk), -1).mean(1)
+    return Selective(wrapped, by, risk, found)
+
+
+def top_uncertain(
+    wrapped: Any, data: Any, k: int, by: str = "epistemic", *, batch_size: int = 1024, seed: int = 0
+) -> TopUncertain:
+    """The k rows of highest risk: those to label next, or to look at.
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model.
+        data: inputs, a tensor [n, ...] or batches of it, or pairs (x, y) in any form that `selective` takes; targets are not looked at. A
+            DataLoader must keep the order of its rows, since rows are told by their number.
+        k: how many, from 1 to n.
+        by: the risk that counts, as for `selective`.
+        batch_size: rows asked for at once.
+        seed: of random draws on the way; the global random state is left alone.
+
+    Returns:
+        (indices, values): row numbers int64 [k] and risks [k], highest first; of equal risks the earlier row comes first.
+
+    Raises:
+        ValueError: k is out of range, the DataLoader shuffles, or the model does not measure this risk.
+
+    Example:
+        >>> from workbench import vote
+        >>> wrapped = vote.Wrapper(3)(nn.Linear(1, 1, bias=False))
+        >>> top_uncertain(wrapped, torch.tensor([[0.0], [3.0], [-5.0]]), k=2).indices
+        tensor([2, 1])
+    """
+    _check_by(by)
+    if isinstance(data, DataLoader) and not _keeps_order(data):
+        raise ValueError(
+            "the DataLoader shuffles its rows, so their numbers would mean nothing; make it with shuffle=False"
+        )
+    answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
+    risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(risk):
+        raise ValueError(f"k must be a whole number from 1 to {len(risk)}, the number of rows; found {k!r}")
+    values, indices = risk.sort(descending=True, stable=True)
+    return TopUncertain(indices[:k], values[:k])
+
+
+def _keeps_order(loader: DataLoader) -> bool:
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    return type(sampler) is SequentialSampler and (batches is None or type(batches) is BatchSampler)
