@@ -13,7 +13,7 @@ report: $(READY)
 	@$(BIN)/workbench report notebooks/compare.ipynb -o $(REPORTS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
+
 WRAPPERS = ["baseline", "sculpt", "sample", "vote", "vote+sculpt", "neo"]
 # short trainings on other machines and versions end in somewhat other weights: wide enough for that, not for a mistake
 TOLERANCES = {"rmse": 0.1, "nll": 0.03, "crps": 0.1, "accuracy": 0.05, "ood_auroc": 0.1}

@@ -21,6 +21,8 @@ from nbformat.sign import NotebookNotary
 from workbench.notebook import Run, environment, read_records, read_run, run_key, run_notebook
 from workbench.notebook.parameters import COMPUTED, declared_parameters, parse_parameter, split_values
 
+pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
+
 module = sys.modules["workbench.notebook.run"]
 source_digest = module._source_digest  # as it is before any fixture replaces it
 

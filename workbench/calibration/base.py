@@ -247,9 +247,14 @@ def collect(
     y = torch.cat([part[0] for part in parts])
     held = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
-    for label, values in (("the prediction", y), *((f"the {name} risk", risks[name]) for name in risks), ("y", held)):
-        # a score of minus infinity rules a class out
-        if len(bad := bad_rows(values, infinite=label == "y")):
+    # a score of minus infinity rules a class out, which is meant
+    finite = y if held.is_floating_point() else y.where(~y.isneginf(), 0.0)
+    for label, values in (
+        ("the prediction", finite),
+        *((f"the {name} risk", risks[name]) for name in risks),
+        ("y", held),
+    ):
+        if len(bad := bad_rows(values)):
             raise ValueError(
                 f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
             )

@@ -87,7 +87,7 @@ class SplitConformal(Calibrated):
         score: one of those above; None: "normalized" for values ("absolute" if the model measures no such risk), "lac" for classes.
         by: the risk that "normalized" divides by: "total", "aleatoric", "epistemic" or "vacuitic".
         joint: for several outputs: True: all of a row lie inside with the coverage (the largest score of the row counts); False: each by itself.
-        randomized: for "aps" and "raps": u is drawn between 0 and 1 for each row, which makes coverage exact and lets sets be empty; False: u = 1.
+        randomized: for "aps" and "raps": u is drawn between 0 and 1 for each row, as published; sets can be empty. False: u = 1.
         penalty, k_reg: of "raps".
 
     Raises:
@@ -193,8 +193,8 @@ class SplitConformal(Calibrated):
         kind = y.dtype
         p = log_probabilities(y if y.device.type == "mps" else y.double(), output_of(self.wrapped)).exp()
         if score == "lac":
-            return (1 - p).to(kind)
-        ordered, order = p.sort(-1, descending=True, stable=True)
+            return -p.to(kind)  # in the order of 1 - p, but exact where p is tiny
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
         u = draws.to(p) if draws is not None and self.randomized else 1.0
         scores = ordered.cumsum(-1) - (1 - u) * ordered
         if score == "raps":

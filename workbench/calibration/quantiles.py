@@ -71,8 +71,8 @@ class QuantileRecalibration(Calibrated):
     Example:
         >>> from workbench import sculpt
         >>> wrapped = sculpt.Wrapper()(nn.Linear(2, 1))
-        >>> calibrated = QuantileRecalibration(wrapped).fit((torch.zeros(99, 2), torch.linspace(-9, 9, 99)[:, None]))
-        >>> calibrated.cdf(torch.zeros(1, 2), torch.tensor([[0.0]])).round(decimals=4)
+        >>> calibrated = QuantileRecalibration(wrapped).fit((torch.zeros(99, 2), torch.linspace(-2, 2, 99)[:, None]))
+        >>> calibrated.cdf(torch.zeros(1, 2), torch.tensor([[0.0]])).detach().round(decimals=4)
         tensor([[0.5000]])
     """
 
@@ -114,6 +114,10 @@ class QuantileRecalibration(Calibrated):
         """New quantiles [levels, ...] at probabilities q [levels] for y [...]."""
         stated, observed = self._lines()
         levels = torch.stack([broken_line(q, *line) for line in zip(observed, stated, strict=True)], -1)
+        limits = torch.finfo(levels.dtype)
+        levels = levels.clamp(
+            limits.tiny, 1 - limits.eps / 2
+        )  # rounding must not make an infinite quantile of a finite one
         levels = levels.reshape(len(q), *[1] * (y.dim() - 1), -1)  # the last dimension: outputs, or one for all
         shape = (len(q), *y.shape)
         return family.icdf(levels.expand(shape), _exact(y).expand(shape), _exact(sigma).expand(shape))

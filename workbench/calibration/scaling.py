@@ -96,8 +96,8 @@ def fit_variance_scale(
     values = predicted(prediction, risk, target, positive=True)
     if not per_output:
         return torch.tensor(_scale(*values, distribution), dtype=torch.float64)
-    columns = [value.flatten(0, -2).unbind(-1) for value in values]
-    return torch.tensor([_scale(*column, distribution) for column in zip(*columns, strict=True)], dtype=torch.float64)
+    columns = zip(*(value.flatten(0, -2).unbind(-1) for value in values), strict=True)
+    return torch.tensor([_scale(y, sigma, t, distribution) for y, sigma, t in columns], dtype=torch.float64)
 
 
 def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distribution | type[Distribution]) -> float:
@@ -186,7 +186,7 @@ class TemperatureScaling(Calibrated):
         probs = (
             log_probabilities(self._ask(x, risk=False)[0], output_of(self.wrapped)).div(self.temperature).softmax(-1)
         )
-        ordered, order = probs.sort(-1, descending=True, stable=True)
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < wanted)
 

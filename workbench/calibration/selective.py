@@ -173,10 +173,10 @@ class Selective:
         """The highest risk to answer, for a share of rows that shall be answered or for an error that may be made.
 
         Without `confidence` the error holds on the held-out rows only, and is a little higher on new ones. With it the expected error of the
-        rows that are answered is at most `risk`, with that probability over the held-out rows: upper bounds at 25 fixed coverages, which hold all
-        together (Bonferroni), and of those that are low enough the highest coverage (after Geifman & El-Yaniv 2017, who search for it). The bound
-        is exact for errors of 0 or 1 (Clopper & Pearson), Hoeffding's for others. It holds for rows drawn like the held-out ones whose risks
-        are not equal.
+        rows that are answered is at most `risk`, with that probability over the draw of the held-out rows. For this, upper bounds at 25 fixed
+        coverages are computed that hold all together (Bonferroni), and of those that are low enough the highest coverage is taken (after
+        Geifman & El-Yaniv 2017, who search for it). The bound is exact for errors of 0 or 1 (Clopper & Pearson), Hoeffding's for others. New
+        rows must be drawn like the held-out ones, and risks must differ from row to row.
 
         Args:
             coverage: share of rows to answer, above 0 and at most 1.

@@ -159,7 +159,6 @@ def _attempt(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[st
         return results
     except Exception as error:
         engine.forget()  # a failed pass may have left dead tensors in its clone
-        engine.begin(plan)
         if first:
             sources.restore(before)
         elif loop.versions(given) != versions:

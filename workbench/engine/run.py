@@ -25,11 +25,6 @@ from .reach import reached
 from .tree import flatten, tensors
 
 PURITIES = ("once", "warn", "raise", "allow")
-_OUTSIDE = (
-    "workbench runs the branches outside torch.compile: in the first call in each mode, which it needs to know the model (call it once before "
-    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, or draws random numbers "
-    "that branches share"
-)
 
 
 class Engine(Branches):
@@ -74,17 +69,21 @@ class Engine(Branches):
         Returns:
             The outputs with the axes of the plan in front, and the single results for who needs their taps.
         """
-        if torch.compiler.is_dynamo_compiling() and self.seen.traceable(self, plan):
+        if not torch.compiler.is_dynamo_compiling():
+            return self.eager(plan, args, kwargs, strategy)
+        if self.seen.traceable(self, plan):
             results = list(traced.run(self, plan, args, kwargs))
             if results:
                 branched = combined(plan, results)
                 if plan.keep_state:
                     _keep_buffers(plan, results)
                 return branched, results
-        return self._run(plan, args, kwargs, strategy)
+        from . import outside
 
-    @torch.compiler.disable(reason=_OUTSIDE)
-    def _run(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> tuple[Branched, list[Result]]:
+        return outside.run(self, plan, args, kwargs, strategy)
+
+    def eager(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> tuple[Branched, list[Result]]:
+        """As `run`, on clones."""
         with self.lock:
             self.refresh()
             leaves = flatten((args, kwargs))[0]

@@ -43,10 +43,13 @@ def run(
     engine.begin(plan, alone=True)
     clone = engine.clone(next(plan.indices()))
     outer = plan.axes[0].size
-    step = plan.chunk or outer
+    # numbers that are to be the same for all branches are drawn once
+    step = outer if plan.axes[0].randomness == "same" else plan.chunk or outer
     results: list[Result] = []
     made: list[weakref.ref[Tensor]] | None = [] if first else None
     for start in range(0, outer, step):
+        if start and engine.impure:
+            raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
         results += _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
     if any(is_batched(ref()) for ref in made or ()):
         gc.collect(1)  # what the pass itself left in cycles is young
