@@ -113,10 +113,13 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("parameter_dict", "vote_share2"): Refusal(ValueError, "share=2, but ParameterDict has 1 layers with weights"),
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
     **{("generator_out", name): Refusal(TypeError, "generator") for name in WRAPPERS},
+    **{
+        ("generator_out", name): Refusal(RuntimeError, "sample found no activation")
+        for name, wrapping in WRAPPERS.items()
+        if wrapping.where == "activations"
+    },
     ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk a row"),
     ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk a row"),
-    ("ragged_out", "neo"): Refusal(ValueError, "at least 2 rows"),
-    ("ragged_out", "vote1_sculpt_neo"): Refusal(ValueError, "at least 2 rows"),
     **{
         ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
         for name, wrapping in WRAPPERS.items()
@@ -162,6 +165,9 @@ REFUSED_BY = {  # by check and case, words of the message; where the obstacle li
     "replay": {
         "autograd_in_forward": "differentiates in its forward pass",
         "checkpoint": "recomputes",
+        "custom_autograd_weight": "other gradients",
+        "dropout": "draws random numbers",
+        "fill_zeros": "writes into it in place",
         "input_mutation": "writes into its inputs",
         "numpy_print": ".numpy",
         "numpy_randomness": "",  # not the same in every pass, or each branch is to have its own

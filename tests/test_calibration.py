@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from typing import Any
@@ -363,7 +364,7 @@ def test_mean_and_standard_deviation_are_integrals_of_the_quantiles(distribution
     def moment(power: int) -> float:
         return sum(
             0.1 / (b - a) * integrate.quad(lambda u: family.ppf(u) ** power, a, b)[0]
-            for a, b in zip(knots[:-1], knots[1:], strict=True)
+            for a, b in itertools.pairwise(knots)
         )
 
     mean, stddev = moment(1), math.sqrt(moment(2) - moment(1) ** 2)

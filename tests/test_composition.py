@@ -442,3 +442,29 @@ def test_attention_under_two_vmaps_is_refused_and_the_loop_is_right() -> None:
     y, risk = wrapped(x, return_risk=True)
     torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
     torch.testing.assert_close(risk.total**2, risk.aleatoric**2 + risk.epistemic**2)
+
+
+class Recomputing(nn.Module):
+    """Batch norm that is recomputed in the backward pass, where it must be in the mode that it was in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.utils.checkpoint.checkpoint(lambda v: torch.tanh(self.norm(self.a(v))), x, use_reentrant=False)
+        return self.b(h)
+
+
+def test_neo_beside_voters_leaves_recomputed_layers_in_training_mode() -> None:
+    torch.manual_seed(0)
+    model, x = Recomputing(), torch.randn(12, 3)
+    gradients = []
+    for extra in ((), (neo.Wrapper(),)):
+        torch.manual_seed(1)
+        wrapped: Any = compose(vote.Wrapper(3), *extra)(model).train()
+        y, _ = wrapped(x, return_risk=True)
+        y.square().sum().backward()
+        gradients.append({name: p.grad for name, p in wrapped.named_parameters() if "@vote" in name})
+    for name, grad in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], grad)

@@ -50,7 +50,7 @@ def test_too_few_rows_for_a_coverage_are_refused() -> None:
     assert conformal_quantile(torch.arange(9.0), 0.9) == 8
     with pytest.raises(ValueError, match=r"coverage 0.9 needs at least 9 held-out rows, there are 8.*at most 0.8889"):
         conformal_quantile(torch.arange(8.0), 0.9)
-    with pytest.raises(ValueError, match="coverage 0.99 needs at least 99 held-out rows, there are 98"):
+    with pytest.raises(ValueError, match=r"coverage 0\.99 needs at least 99 held-out rows, there are 98"):
         conformal_quantile(torch.arange(98.0), 0.99)
     for coverage in (0.0, 1.0, 90):
         with pytest.raises(ValueError, match="strictly between 0 and 1"):
@@ -166,7 +166,7 @@ def test_cqr_of_a_model_that_gives_quantiles() -> None:
     ends = wrapped(x).detach().sort(1).values.numpy()
     q = quantile(np.maximum(ends[:, :1] - y.numpy(), y.numpy() - ends[:, 1:]), "0.9")
     lower, upper = calibrated.fit((x, y)).interval(x)
-    np.testing.assert_allclose(torch.cat([lower, upper], 1).detach().numpy(), ends + [-q[0], q[0]], atol=1e-6)
+    np.testing.assert_allclose(torch.cat([lower, upper], 1).detach().numpy(), ends + np.r_[-q, q], atol=1e-6)
 
 
 def test_intervals_of_a_plain_baseline_and_of_a_calibrated_model() -> None:

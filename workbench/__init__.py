@@ -14,7 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, distributions, metrics, notebook, plots
+    from . import calibration, data, distributions, metrics, notebook, plots
+    from .calibration import calibrate, selective, top_uncertain
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
     from .notebook import read_records, record, record_figure, record_table, run_notebook
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
 # name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
 _HOMES = {
-    **dict.fromkeys(("data", "distributions", "metrics", "notebook", "plots"), ""),
+    **dict.fromkeys(("calibration", "data", "distributions", "metrics", "notebook", "plots"), ""),
     **dict.fromkeys(("neo", "sample", "sculpt", "vote"), "wrappers"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(("read_records", "record", "record_figure", "record_table", "run_notebook"), "notebook"),
     **dict.fromkeys(("History", "fit"), "training"),
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),
     **dict.fromkeys(("Wrapper", "compose"), "wrapping"),
+    **dict.fromkeys(("calibrate", "selective", "top_uncertain"), "calibration"),
     **dict.fromkeys(("load", "save"), "saving"),
     "Risk": "risk",
     "check_wrapper": "testing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -39,7 +40,7 @@ class Answers:
         return not self.target.is_floating_point()
 
 
-class Calibrated(nn.Module):
+class Calibrated(nn.Module, ABC):
     """A wrapped model with calibrated answers; it is called like the wrapped model, which itself stays as it is.
 
     The wrapped model is the sub-module `wrapped`, shared, not copied: training it further makes the calibration stale. It always answers as in
@@ -92,9 +93,9 @@ class Calibrated(nn.Module):
             return y
         return y, (risk if isinstance(found, Risk) else risk[kind_of(self.wrapped)])
 
+    @abstractmethod
     def _fit(self, answers: Answers, seed: int) -> None:
         """Check the answers, then set the buffers."""
-        raise NotImplementedError
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         """The calibrated prediction and risks of what the wrapped model says."""

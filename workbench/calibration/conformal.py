@@ -125,7 +125,7 @@ class SplitConformal(Calibrated):
         super().__init__(wrapped)
         self.score, self.by, self.joint, self.randomized = score, by, joint, randomized
         self.penalty, self.k_reg = penalty, k_reg
-        self.needs_risk = score not in ("absolute", *CLASSES)
+        self.needs_risk = output_of(wrapped) == "values" if score is None else score in ("normalized", "cqr")
         self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
         # for cqr of a distribution, whose scores depend on the coverage: prediction, risk and target [3, n, ...]
         self.register_buffer("held", torch.empty(0))

@@ -21,9 +21,14 @@ from .tree import version
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
 
 
-def branch_key(index: Index) -> Key:
-    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has."""
-    return tuple(sorted((name, i) for name, i in index.items() if i))
+def branch_key(plan: Plan, index: Index) -> Key:
+    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has.
+
+    Runs that keep no state, such as neo's, have clones of their own: others may be run once more in a backward pass that is still to come,
+    where they must be in the mode and hold the tensors that they had.
+    """
+    places = tuple(sorted((name, i) for name, i in index.items() if i))
+    return places if plan.keep_state else (*places, ("apart", 1))
 
 
 class Branches:
@@ -57,9 +62,9 @@ class Branches:
         """Those that there are."""
         return list(self._clones.values())
 
-    def clone(self, index: Index) -> Clone:
+    def clone(self, plan: Plan, index: Index) -> Clone:
         """The clone of a branch; `begin` has made it."""
-        return self._clones[branch_key(index)]
+        return self._clones[branch_key(plan, index)]
 
     def sources(self, leaves: list[Any]) -> Sources:
         """What the model may draw random numbers from."""
@@ -75,7 +80,7 @@ class Branches:
             plan: of the run.
             alone: only for the first branch, which stands for all.
         """
-        keys = [branch_key(index) for index in plan.indices()][: 1 if alone else None]
+        keys = [branch_key(plan, index) for index in plan.indices()][: 1 if alone else None]
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
@@ -217,7 +222,7 @@ class Branches:
         """
         if not self.impure:
             return
-        keys = [branch_key(index) for index in plan.indices()]
+        keys = [branch_key(plan, index) for index in plan.indices()]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         transfer(self.impure, source.tree, self._tree)
         self._kept = fingerprint(self._tree, self.impure)

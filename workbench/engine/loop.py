@@ -48,7 +48,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
         given = [own[keys[k]] if own is not None else leaf for leaf, own in zip(given, objects, strict=True)]
         before = versions(given)
         marks = [mark(leaf, DEPTH) for leaf, own in zip(given, objects, strict=True) if own is not None]
-        clone = engine.clone(index)
+        clone = engine.clone(plan, index)
         # the caller's own lists and dicts as well, where nothing in them was exchanged
         inputs = (args, kwargs) if last and all(a is b for a, b in zip(given, leaves, strict=True)) else rebuild(given)
         with streams.branch(index), engine.watching(clone, plan, k == 0):

@@ -170,7 +170,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
     tape: Recording | None = None
     results: list[Result] = []
     for k, index in enumerate(plan.indices()):
-        clone = engine.clone(index)
+        clone = engine.clone(plan, index)
         values = plan.values(index, clone.buffers)
         branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}
         shared = {slot: values[slot] for slot in clone.buffers if id(values[slot]) not in branched}

@@ -101,7 +101,7 @@ class Engine(Branches):
                 raise
             if before is not None:
                 draws = moved([*before], [*self.sources(leaves).all()])
-                self.seen.note(self, self.clone(next(plan.indices())), results[0], draws)
+                self.seen.note(self, self.clone(plan, next(plan.indices())), results[0], draws)
             self.seen.follow(self, plan)
             if plan.keep_state:
                 self._keep(plan, results)
@@ -117,7 +117,7 @@ class Engine(Branches):
         self.keep(plan, alone)
         if plan.size > 1 and not alone:
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
-            self.objects.kept([branch_key(index) for index in plan.indices()], columns)
+            self.objects.kept([branch_key(plan, index) for index in plan.indices()], columns)
 
     def _check_reach(self, plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""

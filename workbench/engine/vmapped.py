@@ -41,7 +41,7 @@ def run(
         One result a branch, in the order of `plan.indices()`.
     """
     engine.begin(plan, alone=True)
-    clone = engine.clone(next(plan.indices()))
+    clone = engine.clone(plan, next(plan.indices()))
     outer = plan.axes[0].size
     # numbers that are to be the same for all branches are drawn once
     step = outer if plan.axes[0].randomness == "same" else plan.chunk or outer
