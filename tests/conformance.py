@@ -65,7 +65,8 @@ def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
     assert_answers(reference, branches, y, risks)
     assert set(risks) == {*wrapping.variances, *wrapping.kinds}
     if "vacuitic" in risks:
-        rows = max(leaf.shape[0] for _, leaf in zoo.float_leaves(y))
+        # one tensor a row there
+        rows = len(y) if case.name == "ragged_out" else max(leaf.shape[0] for _, leaf in zoo.float_leaves(y))
         assert risks["vacuitic"].shape == (rows,)
         assert risks["vacuitic"].isfinite().all()
     if not {"captures_self", "mutates_attribute"} & case.tags:
