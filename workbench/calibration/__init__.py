@@ -14,12 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from workbench.calibration.base import Calibrated
-from workbench.calibration.choose import calibrate
-from workbench.calibration.conformal import SplitConformal, conformal_quantile
-from workbench.calibration.quantiles import QuantileRecalibration, fit_recalibration
-from workbench.calibration.scaling import TemperatureScaling, VarianceScaling, fit_temperature, fit_variance_scale
-from workbench.calibration.selective import (
+from workbench.calibration.abstention import (
     Decision,
     Selective,
     SelectivePredictor,
@@ -28,6 +23,11 @@ from workbench.calibration.selective import (
     top_uncertain,
     upper_bound,
 )
+from workbench.calibration.base import Calibrated
+from workbench.calibration.choose import calibrate
+from workbench.calibration.conformal import SplitConformal, conformal_quantile
+from workbench.calibration.quantiles import QuantileRecalibration, fit_recalibration
+from workbench.calibration.scaling import TemperatureScaling, VarianceScaling, fit_temperature, fit_variance_scale
 
 __all__ = [
     "Calibrated",
