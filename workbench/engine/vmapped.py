@@ -51,12 +51,18 @@ def run(
         if start and engine.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
         results += _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
-    if any(is_batched(ref()) for ref in made or ()):
-        gc.collect(1)  # what the pass itself left in cycles is young
-        if any(is_batched(ref()) for ref in made or ()):
-            raise RuntimeError(
-                "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
-            )
+    kept = any(is_batched(ref()) for ref in made or ())
+    for generation in (
+        (1, 2) if kept else ()
+    ):  # what the pass left in cycles is mostly young; a look at all objects takes long
+        gc.collect(generation)
+        kept = any(is_batched(ref()) for ref in made or ())
+        if not kept:
+            break
+    if kept:
+        raise RuntimeError(
+            "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
+        )
     return results
 
 
