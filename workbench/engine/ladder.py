@@ -100,7 +100,7 @@ def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
     while decision.rung != "loop":
         try:
             results = _attempt(engine, plan, decision.rung, args, kwargs, first)
-            engine.decisions[kind] = decision
+            _settle(engine, kind, decision)
             return results
         except _Spoiled as spoiled:
             raise spoiled.error from None
@@ -115,15 +115,22 @@ def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
         decision = Decision(rung, reason, tuple(below), decision.branches, decision.shared, refused)
         first = True
     results = loop.run(engine, plan, args, kwargs)
-    engine.decisions[kind] = decision
-    if decision.refused and decision is not known:  # only now: what the loop refuses as well was the user's own mistake
+    _settle(engine, kind, decision)
+    return results
+
+
+def _settle(engine: Engine, kind: Kind, decision: Decision) -> None:
+    """Keep a decision, and tell once what was refused: only now, since what the last rung refuses as well was the user's own mistake."""
+    if decision.refused and engine.decisions.get(kind) is not decision:
         log.info(
-            '%s: %s; running %d passes in a loop. strategy="loop" silences this',
+            '%s: %s; %d branches run on "%s" instead. strategy="%s" silences this',
             engine.root._get_name(),
             decision.reason,
-            plan.size,
+            decision.branches,
+            decision.rung,
+            decision.rung,
         )
-    return results
+    engine.decisions[kind] = decision
 
 
 class _Spoiled(Exception):
