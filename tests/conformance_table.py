@@ -173,8 +173,11 @@ REFUSED_BY = {  # by check and case, words of the message; where the obstacle li
         "numpy_randomness": "",  # not the same in every pass, or each branch is to have its own
     },
 }
-# the others differ from these in nothing that matters there; replay is for branches that share a trunk
+# the other wrappers differ from these in nothing that matters there; replay is for branches that share a trunk
+_WHOLE = tuple(name for name in WRAPPERS if name not in ("vote_share2", "vote_sculpt", "sample_sculpt"))
 RUN_BY = {
+    **dict.fromkeys(("untouched", "branches", "loss", "plain state", "deepcopy", "pickle"), _WHOLE),
+    **dict.fromkeys(("float64", "bfloat16", "autocast"), _WHOLE),
     "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
     "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }

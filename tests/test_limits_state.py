@@ -287,6 +287,16 @@ def test_an_object_that_keeps_tensors_of_one_pass_for_all_is_refused() -> None:
         wrapped.eval()(inputs(), Memory())
 
 
+def test_an_object_of_a_call_with_other_branches_is_refused() -> None:
+    """What the risk head would have in its place was never made."""
+    wrapped, memory = wrapped_as("sculpt", "auto", Remembers()).eval(), Memory()
+    wrapped(inputs(), memory)
+    wrapped(inputs(), memory)
+    with pytest.raises(RuntimeError, match="comes from a call with other branches"):
+        wrapped(inputs(), memory, return_risk=True)
+    wrapped(inputs(), Memory(), return_risk=True)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_dict_that_is_given_is_changed_once(kind: str, strategy: str) -> None:

@@ -72,7 +72,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
         engine.objects.changes = bool(engine.objects.changes)
         if engine.objects.changes and plan.dealt:
             raise NotDealableError("the model changes an object among its inputs")
-        if engine.objects.changes and plan.size > 1:
+        if engine.objects.changes:
             for own in objects:
                 if own is not None:
                     engine.objects.remember(keys, [own[key] for key in keys])

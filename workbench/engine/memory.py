@@ -69,6 +69,11 @@ def transfer(names: frozenset[Attribute], source: Tree, target: Tree) -> None:
     put(carried(taken(names, source), source, target), target)
 
 
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor somewhere inside."""
+    return _free(value, set())
+
+
 def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
     """The attributes that hold a tensor, in whatever depth, that no module has registered."""
     known = {id(t) for m in tree.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}

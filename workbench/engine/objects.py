@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .clone import ATOMS, is_generator
-from .memory import duplicate
+from .memory import duplicate, holds_tensors
 from .state import mark
 
 Key = tuple[tuple[str, int], ...]  # where a branch stands along the axes, places 0 left out
@@ -70,6 +70,8 @@ class Objects:
                 return dict.fromkeys(keys, leaf)
             return {key: duplicate(leaf) if k else leaf for k, key in enumerate(keys)}
         _, then, others = known
+        if list(others) == list(keys) and len(keys) == 1:  # nobody else has one
+            return {keys[0]: leaf}
         name = type(leaf).__name__
         if mark(leaf, DEPTH) != then:
             raise RuntimeError(
@@ -92,7 +94,7 @@ class Objects:
             self._known[number] = reference, mark(first, DEPTH), dict(zip(keys, objects, strict=True))
 
     def kept(self, keys: Sequence[Key], columns: Iterator[Sequence[Any]]) -> None:
-        """Remember those among the outputs, a column of all branches each, that the branches made each for itself."""
+        """Remember those among the outputs, a column of all branches each, that hold tensors and that each branch made for itself."""
         for items in columns:
-            if is_object(items[0]) and len({id(item) for item in items}) == len(items):
+            if is_object(items[0]) and len({id(item) for item in items}) == len(items) and holds_tensors(items[0]):
                 self.remember(keys, items)

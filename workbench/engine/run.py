@@ -115,7 +115,7 @@ class Engine(Branches):
         _keep_buffers(plan, results)
         alone = self.decisions[self.kind].rung in ("vmap", "rescue")
         self.keep(plan, alone)
-        if plan.size > 1 and not alone:
+        if not alone and not plan.dealt:
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
             self.objects.kept([branch_key(plan, index) for index in plan.indices()], columns)
 
