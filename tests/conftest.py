@@ -168,7 +168,7 @@ def throwaway(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> C
         if name not in runs:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("MPLBACKEND", "Agg")
-                timeout = 1 if name == "timeout" else 60
+                timeout = 1 if name == "timeout" else 300
                 runs[name] = run_notebook(folder / f"{name}.ipynb", folder / "out" / f"{name}.ipynb", timeout=timeout)
         return runs[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def _process(rank: int, meeting: str, job: Any, args: tuple) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     try:
         job(rank, *args)
+        gc.collect()  # what holds the group goes before it, or the process may abort when it ends
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
