@@ -33,7 +33,7 @@ def test_every_set_has_a_whole_card(name):
     card = data.card(name)
     assert all([card.description, card.source, card.licence, card.citation])
     assert all(len(sha256) == 64 for sha256 in entries()[name].get("files", {}).values())
-    assert f"`{name}`" in (ROOT / "datasets" / "README.md").read_text(encoding="utf-8")
+    assert f"`{name}`" in (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
 
 
 # WORKBENCH_DATA decides how many of these there are; the first seven need nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from types import MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
@@ -26,7 +27,9 @@ class on_class_or_instance(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
-        return self.function.__get__(owner() if instance is None else instance)
+        if instance is None:
+            return MethodType(self.function, owner())
+        return self.function.__get__(instance)  # which torch.compile can trace
 
 
 class _FiniteGradient(torch.autograd.Function):

@@ -148,9 +148,9 @@ KINDS: dict[str, Kind] = {
     ),
     "checkpoint": Kind(
         "activation checkpointing",
-        f"Parts run again in the backward pass. {_ONE_BY_ONE}",
-        "switch it off if memory allows",
-        _PASSES,
+        f"Parts run again in the backward pass, where noise on activations could not be drawn again. {_ONE_BY_ONE}",
+        'switch it off if memory allows; sample.Wrapper(where="weights") takes it',
+        ("slower", "refused", "slower", "ok"),
     ),
     "vmap": Kind(
         "one pass for all branches is not possible", _ONE_BY_ONE, "rewrite this line if speed matters", _PASSES
