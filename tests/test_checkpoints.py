@@ -154,13 +154,13 @@ def test_the_models_own_way_to_read_old_states_is_used() -> None:
 
 
 def test_the_given_state_stays_as_it_was() -> None:
-    state = net(2).state_dict()
-    kept, versions = copy.deepcopy(state), copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
+    state: Any = net(2).state_dict()
+    kept, versions = copy.deepcopy(state), copy.deepcopy(state._metadata)
     for name in MAKERS:
         wrapped_net(name).load_state_dict(state)
     assert state.keys() == kept.keys()
     assert all(torch.equal(state[key], kept[key]) for key in kept)
-    assert state._metadata == versions  # type: ignore[attr-defined]
+    assert state._metadata == versions
 
 
 # ---- states of wrapped models ----------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_state_of_more_methods_says_what_it_has_beside() -> None:
 def test_a_part_of_a_larger_model_loads_with_it() -> None:
     for name in MAKERS:
         whole = nn.Sequential(nn.Linear(3, 3), wrapped_net(name)).eval()
-        other = nn.Sequential(nn.Linear(3, 3), wrapped_net(name, seed=3, fit=False)).eval()
+        other: Any = nn.Sequential(nn.Linear(3, 3), wrapped_net(name, seed=3, fit=False)).eval()
         other.load_state_dict(whole.state_dict())
         assert_same(other[1], whole[1])
         plain = nn.Sequential(nn.Linear(3, 3), net(2)).eval()
@@ -265,7 +265,7 @@ def test_a_part_of_a_larger_model_loads_with_it() -> None:
         missing, _ = other.load_state_dict({**short, "1.last.weight": torch.ones(2, 4)}, strict=False)
         assert missing == ["1.last.bias"]
         if name != "rank1":
-            assert all(torch.equal(voter.last.weight, torch.ones(2, 4)) for voter in other[1].voters())  # type: ignore[operator]
+            assert all(torch.equal(voter.last.weight, torch.ones(2, 4)) for voter in other[1].voters())
 
 
 def test_an_assigned_state_shows_everywhere() -> None:

@@ -56,7 +56,7 @@ def test_the_trouble_is_found_at_its_line_and_no_other(kind: str, build: Any, ha
         assert all(each.code.endswith("# HERE") for each in found.findings)
 
 
-PLAIN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+PLAIN: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (6, 3)),
     "own class": (Base, (6, 3)),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)), (6, 3)),
@@ -64,8 +64,8 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(2)),
         (6, 1, 5, 5),
     ),
-    "lstm": (lambda: CASES["lstm"].build(), (6, 4, 8)),  # type: ignore[dict-item]
-    "transformer": (lambda: CASES["transformer"].build(), (6, 4, 8)),  # type: ignore[dict-item]
+    "lstm": (lambda: CASES["lstm"].build(), (6, 4, 8)),
+    "transformer": (lambda: CASES["transformer"].build(), (6, 4, 8)),
     "spectral norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
         (6, 3),
@@ -155,7 +155,7 @@ def test_verdicts_are_true_on_the_zoo(name: str) -> None:
 def takes_one_pass(wrapper: str, case: Any) -> bool:
     """Whether all branches run in one pass, in each mode by one of the two ways that there are."""
     args, kwargs = case.inputs()
-    make: Any = {"vote": vote, "sample": sample, "sculpt": sculpt}[wrapper].Wrapper  # type: ignore[attr-defined]
+    make: Any = {"vote": vote, "sample": sample, "sculpt": sculpt}[wrapper].Wrapper
     for training in (True, False):
         refused = 0
         for strategy in ("vmap", "rescue"):
@@ -352,7 +352,7 @@ def test_nothing_is_changed_where_copies_reach_the_model_itself() -> None:
 def tracing() -> Iterator[list[str]]:
     seen: list[str] = []
     before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: seen.append(event))  # type: ignore[func-returns-value]
+    sys.settrace(lambda frame, event, argument: seen.append(event))
     try:
         yield seen
     finally:
