@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,62 @@ class Result:
     output: Any
     buffers: dict[str, Tensor]  # the slots whose value changed
     taps: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Together(Sequence[Result]):
+    """What all branches gave in one pass, cut apart only where a single one is asked for.
+
+    Args:
+        sizes: number of branches along each axis, outermost first.
+        leaves: the leaves of the output: tensors [*sizes, ...], and whatever is no tensor once for all.
+        rebuild: puts as many leaves into the shape of the model's output.
+        buffers, taps: [*sizes, ...], see `Result`.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        leaves: list[Any],
+        rebuild: Callable[[list[Any]], Any],
+        buffers: dict[str, Tensor],
+        taps: dict[str, Tensor],
+    ) -> None:
+        self.sizes, self.leaves, self.rebuild, self.buffers, self.taps = sizes, leaves, rebuild, buffers, taps
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes)
+
+    @overload
+    def __getitem__(self, k: int) -> Result: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Result]: ...
+    def __getitem__(self, k: int | slice) -> Result | list[Result]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        place: list[int] = []
+        rest = range(len(self))[k]
+        for size in reversed(self.sizes):
+            rest, position = divmod(rest, size)
+            place.insert(0, position)
+        at = tuple(place)
+        return Result(
+            self.rebuild([leaf[at] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]),
+            {slot: tensor[at] for slot, tensor in self.buffers.items()},
+            {name: tensor[at] for name, tensor in self.taps.items()},
+        )
+
+    def __add__(self, other: Together) -> Together:
+        """Those of two parts of the outermost axis."""
+        return Together(
+            (self.sizes[0] + other.sizes[0], *self.sizes[1:]),
+            [
+                torch.cat([mine, theirs]) if isinstance(mine, Tensor) else mine
+                for mine, theirs in zip(self.leaves, other.leaves, strict=True)
+            ],
+            self.rebuild,
+            {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
+            {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
+        )
 
 
 def is_batched(tensor: Any) -> bool:

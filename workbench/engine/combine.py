@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
-from .body import Result
+from .body import Result, Together
 from .plan import Plan
 from .tree import flatten, paths
 
@@ -27,7 +27,7 @@ class Branched:
         self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
 
 
-def combined(plan: Plan, results: list[Result]) -> Branched:
+def combined(plan: Plan, results: Sequence[Result]) -> Branched:
     """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places.
 
     Raises:
@@ -35,6 +35,8 @@ def combined(plan: Plan, results: list[Result]) -> Branched:
         OutputShapeError: if a part has another shape in another branch.
         NotDealableError: if rows were dealt, and the output does not answer them one by one.
     """
+    if isinstance(results, Together):
+        return _taken_over(plan, results)
     axes = plan.axes
     trees = [flatten(result.output) for result in results]
     rebuild = trees[0][1]
@@ -58,6 +60,24 @@ def combined(plan: Plan, results: list[Result]) -> Branched:
         else:
             columns.append(_gathered(items, plan, sizes, order))
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
+
+
+def _taken_over(plan: Plan, results: Together) -> Branched:
+    """What is stacked already."""
+    names = [axis.name for axis in plan.axes]
+    leaves = list(results.leaves)
+    if plan.dealt:
+        position, order = names.index(plan.dealt), torch.argsort(torch.cat(plan.rows))
+        names.remove(plan.dealt)
+        in_order = bool((order[1:] > order[:-1]).all())
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            if leaf.dim() <= len(plan.axes) or leaf.shape[len(plan.axes)] != len(plan.rows[0]):
+                raise NotDealableError
+            leaf = leaf.movedim(position, len(plan.axes) - 1).flatten(len(names), len(names) + 1)
+            leaves[i] = leaf if in_order else leaf.index_select(len(names), order.to(leaf.device))
+    return Branched(tuple(names), leaves, results.rebuild)
 
 
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:

@@ -8,7 +8,7 @@ import pathlib
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .run import Engine
 
 log = logging.getLogger("workbench")
-RUNGS: dict[str, Callable[..., list[Result]]] = {
+RUNGS: dict[str, Callable[..., Sequence[Result]]] = {
     "vmap": vmapped.run,
     "rescue": vmapped.rescued,
     "replay": replay.run,
@@ -91,7 +91,7 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
     )
 
 
-def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> list[Result]:
+def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> Sequence[Result]:
     """Run a plan on the rung for its kind of call; a rung that refuses leaves everything as it was, and the next is tried."""
     kind = engine.kind = kind_of(engine, plan, args, kwargs, strategy)
     known = engine.decisions.get(kind)
@@ -140,7 +140,9 @@ class _Spoiled(Exception):
         self.error = error
 
 
-def _attempt(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[str, Any], first: bool) -> list[Result]:
+def _attempt(
+    engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[str, Any], first: bool
+) -> Sequence[Result]:
     """One rung; the first time on copies of the inputs, since a model that writes into them must be found out."""
     leaves, rebuild = flatten((args, kwargs))
     given = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -175,10 +177,13 @@ def _attempt(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[st
 
 def _decide(engine: Engine, plan: Plan, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Decision:
     rungs, reason = candidates(engine, plan, kind)
-    if kind.strategy in RUNGS and plan.size > 1 and not plan.dealt:
-        if kind.strategy not in _possible(engine, plan):
+    if kind.strategy in RUNGS and plan.size > 1:
+        possible = kind.strategy in _possible(engine, plan)
+        if not possible and not plan.dealt:
             raise _forced(engine, plan, kind.strategy, None, _obstacle(engine, plan))
-        rungs, reason = (kind.strategy,), f'strategy="{kind.strategy}"'
+        if possible:  # dealing is our idea, not the user's, so that a refusal is no error
+            rungs = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
+            reason = f'strategy="{kind.strategy}"'
     decision = Decision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
     if kind.strategy == "tune" and plan.size > 1:
         return _tuned(engine, plan, decision, args, kwargs)
@@ -187,17 +192,17 @@ def _decide(engine: Engine, plan: Plan, kind: Kind, args: tuple, kwargs: dict[st
 
 def _possible(engine: Engine, plan: Plan) -> tuple[str, ...]:
     """The rungs that could run the plan."""
-    if plan.size == 1 or plan.loop_only or plan.dealt:
+    if plan.size == 1 or plan.loop_only or len({len(rows) for rows in plan.rows}) > 1:
         return ("loop",)
     vmaps = () if writes_globals(engine.root) or hooked(engine.root) else ("vmap", "rescue")
-    return (*vmaps, *(() if plan.interventions else ("replay",)), "loop")
+    return (*vmaps, *(() if plan.interventions or plan.dealt else ("replay",)), "loop")
 
 
 def _obstacle(engine: Engine, plan: Plan) -> str:
     if plan.size == 1:
         return "there is one branch"
     if plan.loop_only or plan.dealt:
-        return plan.loop_only or "each row is answered by one branch"
+        return plan.loop_only or "each row is answered by one branch, and not all have as many"
     return (
         writes_globals(engine.root)
         or hooked(engine.root)
@@ -265,7 +270,7 @@ def _measured(engine: Engine, plan: Plan, rung: str, args: tuple, kwargs: dict[s
     try:
         if rung == "loop":
             copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            results = loop.run(engine, plan, *rebuild(copies))
+            results: Sequence[Result] = loop.run(engine, plan, *rebuild(copies))
         else:
             results = _attempt(engine, plan, rung, args, kwargs, first)
         outputs = [leaf for result in results for leaf in tensors(result.output) if leaf.requires_grad]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,6 @@ _TOLD: dict[str, Any] = {"reason": _WHY} if "reason" in inspect.signature(torch.
 @torch.compiler.disable(**_TOLD)
 def run(
     engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
-) -> tuple[Branched, list[Result]]:
+) -> tuple[Branched, Sequence[Result]]:
     """As `Engine.eager`."""
     return engine.eager(plan, args, kwargs, strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from . import loop, traced
-from .body import Result
+from .body import Result, Together
 from .branches import Branches, Build, branch_key
 from .buffers import Buffers
 from .combine import Branched, combined
@@ -58,7 +58,7 @@ class Engine(Branches):
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
-    ) -> tuple[Branched, list[Result]]:
+    ) -> tuple[Branched, Sequence[Result]]:
         """Run all branches of a plan.
 
         Args:
@@ -82,7 +82,9 @@ class Engine(Branches):
 
         return outside.run(self, plan, args, kwargs, strategy)
 
-    def eager(self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> tuple[Branched, list[Result]]:
+    def eager(
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
+    ) -> tuple[Branched, Sequence[Result]]:
         """As `run`, on clones."""
         with self.lock:
             self.refresh()
@@ -111,7 +113,7 @@ class Engine(Branches):
                 self._check_reach(plan, results, args, kwargs)
         return branched, results
 
-    def _keep(self, plan: Plan, results: list[Result]) -> None:
+    def _keep(self, plan: Plan, results: Sequence[Result]) -> None:
         _keep_buffers(plan, results)
         alone = self.decisions[self.kind].rung in ("vmap", "rescue")
         self.keep(plan, alone)
@@ -119,7 +121,7 @@ class Engine(Branches):
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
             self.objects.kept([branch_key(plan, index) for index in plan.indices()], columns)
 
-    def _check_reach(self, plan: Plan, results: list[Result], args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check_reach(self, plan: Plan, results: Sequence[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
         rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
         index = list(plan.indices())[-1]
@@ -174,7 +176,9 @@ class Engine(Branches):
                 self.forget()
 
 
-def _keep_buffers(plan: Plan, results: list[Result]) -> None:
+def _keep_buffers(plan: Plan, results: Sequence[Result]) -> None:
+    if isinstance(results, Together) and not results.buffers:
+        return
     buffers = Buffers()
     for index, result in zip(plan.indices(), results, strict=True):
         for slot, value in result.buffers.items():

@@ -87,7 +87,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Iter
         for intervention in plan.interventions:
             values = intervention.tensors(values, index)
             given, named = intervention.inputs(given, named)
-        before = [(held, key, held[key], values[slot]) for slot in values for held, key in homes[slot]]
+        before = [(held, key, held[key], values[slot]) for slot in values for held, key in homes.get(slot, ())]
         engine.seen.inside = True
         try:
             for held, key, _, value in before:

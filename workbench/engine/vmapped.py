@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .body import Clone, Result, call, is_batched, refuse_recomputing
+from .body import Clone, Together, call, is_batched, refuse_recomputing
 from .clone import share
 from .plan import Plan
 from .rescue import Rescue
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def run(
     engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False, rescue: bool = False
-) -> list[Result]:
+) -> Together:
     """All branches in one pass, or in as few as `plan.chunk` allows.
 
     What comes before the first tensor that differs between branches is computed once.
@@ -38,19 +38,20 @@ def run(
         rescue: whether operations that vmap knows no rule for are put in other words.
 
     Returns:
-        One result a branch, in the order of `plan.indices()`.
+        One result a branch, in the order of `plan.indices()`; stacked.
     """
     engine.begin(plan, alone=True)
     clone = engine.clone(plan, next(plan.indices()))
     outer = plan.axes[0].size
     # numbers that are to be the same for all branches are drawn once
     step = outer if plan.axes[0].randomness == "same" else plan.chunk or outer
-    results: list[Result] = []
+    results: Together | None = None
     made: list[weakref.ref[Tensor]] | None = [] if first else None
     for start in range(0, outer, step):
         if start and engine.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
-        results += _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
+        part = _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
+        results = part if results is None else results + part
     kept = any(is_batched(ref()) for ref in made or ())
     for generation in (
         (1, 2) if kept else ()
@@ -63,10 +64,11 @@ def run(
         raise RuntimeError(
             "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
         )
+    assert results is not None  # an axis has at least one branch
     return results
 
 
-def rescued(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
+def rescued(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> Together:
     """As `run`, with operations that vmap knows no rule for put in other words."""
     return run(engine, plan, args, kwargs, first, rescue=True)
 
@@ -114,10 +116,19 @@ def _pass(
     kwargs: dict[str, Any],
     rescue: bool,
     made: list[weakref.ref[Tensor]] | None,
-) -> list[Result]:
+) -> Together:
     """One pass for `count` branches of the outermost axis and all of the others."""
+    outermost = plan.axes[0].name
     plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
     stacked = _stacked(plan, clone, start, count)
+    given, regroup = flatten((args, kwargs))
+    dealt: dict[int, Tensor] = {}
+    if plan.dealt:
+        parts = plan.rows[start : start + count] if plan.dealt == outermost else plan.rows
+        rows = torch.cat(parts)
+        for i, leaf in enumerate(given):
+            if isinstance(leaf, Tensor) and leaf.dim():
+                dealt[i] = leaf.index_select(0, rows.to(leaf.device)).unflatten(0, (len(parts), -1))
     shape: dict[str, Any] = {}
 
     def once(values: list[Tensor], token: Tensor) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -127,8 +138,10 @@ def _pass(
         elif len(plan.axes) > 1:
             modes.append(_NoAttention())
         with engine.watching(clone, plan, first=True):
-            installed = dict(zip(stacked, values, strict=True))
-            result = call(clone, plan, installed, _Everywhere(plan), args, kwargs, _together(modes))
+            installed = dict(zip(stacked, values[: len(stacked)], strict=True))
+            own = dict(zip(dealt, values[len(stacked) :], strict=True))
+            inputs = regroup([own.get(i, leaf) for i, leaf in enumerate(given)]) if own else (args, kwargs)
+            result = call(clone, plan, installed, _Everywhere(plan), inputs[0], inputs[1], _together(modes))
         _refuse_held(clone, engine.impure)
         if made is not None:
             clone.install(plan.values(plan.fixed, clone.buffers))  # what is still in place is not kept by the model
@@ -154,21 +167,12 @@ def _pass(
 
     with refuse_recomputing():
         tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
+        tensors, names = (*tensors, *dealt.values()), (*names, *((plan.dealt,) for _ in dealt))
         outputs, buffers, taps = nest(0, list(tensors), list(names), torch.zeros(()))
 
-    results = []
-    for index in plan.indices():
-        place = tuple(index[axis.name] for axis in plan.axes)
-        items = iter(outputs)
-        leaves = [next(items)[place] if static is None else static[0] for static in shape["static"]]
-        results.append(
-            Result(
-                shape["rebuild"](leaves),
-                {slot: tensor[place] for slot, tensor in buffers.items()},
-                {name: tensor[place] for name, tensor in taps.items()},
-            )
-        )
-    return results
+    items = iter(outputs)
+    leaves = [next(items) if static is None else static[0] for static in shape["static"]]
+    return Together(tuple(axis.size for axis in plan.axes), leaves, shape["rebuild"], buffers, taps)
 
 
 class _Everywhere(dict):
