@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from conformance_table import Wrapping
+from conformance_table import DATA_NOISE, PRIOR_PRECISION, ROWS, Wrapping
 from torch import Tensor
 from zoo import Case, leaves
 
@@ -23,7 +23,7 @@ from workbench.testing.reference import Branch
 
 
 class Place(NamedTuple):
-    """A branch: the voter, the sample and the head (0 predicts, 1 is the risk head)."""
+    """A branch: the voter, the sample and the head (0 predicts, the others are risk heads)."""
 
     voter: int
     sample: int
@@ -43,11 +43,13 @@ class Reference(reference.Reference):
     def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(case, wrapped, dtype)
         self.wrapping = wrapping
+        self.heads = wrapping.heads or int("aleatoric" in wrapping.kinds)
 
     def home(self, name: str, place: Any) -> tuple[str, int | None]:
         """Key and row in the state_dict where a branch keeps a tensor of the plain model."""
         heads = {key.removesuffix("@vote") for key in self.state}
-        base = f"{name}@sculpt" if place.head and f"{name}@sculpt" in heads else name
+        head = f"{name}@sculpt{place.head - 1 or ''}"
+        base = head if place.head and head in heads else name
         return (f"{base}@vote", place.voter) if f"{base}@vote" in self.state else (base, None)
 
     def value(self, name: str, place: Any) -> Tensor:
@@ -63,7 +65,7 @@ class Reference(reference.Reference):
 
     def answers(self, training: bool = False, noise: float = 0.0, seed: int = 0) -> list[Branch]:
         """All branches, with the noise of sample on weights or inputs where there is some."""
-        heads = 2 if "aleatoric" in self.wrapping.kinds else 1
+        heads = 1 + self.heads
         branches = []
         with seeded(seed):
             for place in map(
@@ -90,7 +92,35 @@ class Reference(reference.Reference):
                     parameter.requires_grad_(self.home(name, place)[0] in self.learns)
                 args, kwargs = given
                 branches.append(Branch(place, model, given, values, model(*args, **kwargs)))
+        self.training = training
         return branches
+
+    def linearised(self, path: str) -> Tensor:
+        """Variance of a leaf of the output under laplace: from its gradients by the last layer's weights, one number after another.
+
+        J (sum_n J_n^T J_n / noise^2 + prior_precision I)^-1 J^T, where J_n are those of the rows that it was fitted to.
+        """
+        [layer] = {name.partition("@")[0] for name in self.state if name.endswith("@laplace_points")}
+
+        def jacobian(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+            model, (args, kwargs) = build(self.case, self.dtype), inputs(self.case, self.dtype, rows, seed)
+            own = parameters(model)
+            held = [own[name] for name in (layer, f"{layer.removesuffix('weight')}bias") if name in own]
+            for name, tensor in {**own, **buffers(model)}.items():
+                tensor.requires_grad_(False).copy_(self.state[name].detach())
+            for tensor in held:
+                tensor.requires_grad_()
+            with torch.enable_grad(), seeded():
+                leaf = dict(leaves(model(*args, **kwargs)))[path]
+            numbers = leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in held) * 0] * leaf.numel()
+            rows_of = [torch.autograd.grad(x, held, retain_graph=True, allow_unused=True) for x in numbers]
+            flat = [[torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of]
+            return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
+
+        seen, _ = jacobian(40, 3)
+        precision = seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(seen.shape[1], dtype=seen.dtype)
+        asked, leaf = jacobian(ROWS, 0)
+        return (asked @ torch.linalg.inv(precision) * asked).sum(1).reshape(leaf.shape)
 
     def reduced(self, branches: list[Branch]) -> tuple[Tree, dict[str, Tree]]:
         """Prediction and risks by the law of total variance, by path; leaves that are not floating: of all answers."""
@@ -106,16 +136,31 @@ class Reference(reference.Reference):
             mean = stack.sum(0) / len(answers)
             prediction[path] = mean if len(answers) > 1 else stack[0]
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
-            raw = [output[path] for place, output in outputs if place.head == 1]
-            if raw:
-                variances["aleatoric"] = torch.stack(
-                    [(F.softplus(r.real if r.is_complex() else r) + 1e-9) ** 2 for r in raw]
-                ).sum(0) / len(raw)
+            raw = [
+                torch.stack([o[path] for p, o in outputs if p.head == head + 1]) for head in range(self.heads)
+            ]  # by head, all voters and samples of each
+            for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
+                variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
+            if self.wrapping.name == "laplace":
+                variances["epistemic"] = torch.zeros_like(mean.real) if self.training else self.linearised(path)
             if len(self.wrapping.kinds) > 1:
                 variances["total"] = variances["aleatoric"] + variances["epistemic"]
             for kind, risk in risks.items():
                 risk[path] = root(variances[kind])
         return prediction, risks
+
+
+def spoken(raw: list[Tensor]) -> dict[str, Tensor]:
+    """The variances that the outputs of the risk heads stand for: of one a Normal, of two quantiles at 10 and 90 %, of three evidence."""
+    risks = [F.softplus(output) for output in raw]
+    if len(risks) == 1:
+        return {"aleatoric": (risks[0] + 1e-9) ** 2}
+    if len(risks) == 2:
+        return {"aleatoric": ((risks[0] + 1e-9) / (2 * 1.2815515655446004)) ** 2}
+    if len(risks) == 3:
+        nu, alpha, beta = risks[0] + 1e-6, risks[1] + 1.005, risks[2] + 1e-9
+        return {"aleatoric": beta / (alpha - 1), "epistemic": beta / (nu * (alpha - 1))}
+    return {}
 
 
 def root(variance: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import compose, laplace, neo, sample, sculpt, vote
 from workbench.engine.run import OutputShapeError
 from workbench.testing.models import seeded
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
+PRIOR_PRECISION, DATA_NOISE = 2.0, 0.5  # of laplace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Wrapping:
         kinds: The risks that it measures.
         voters: Number of voters.
         where: Where it puts noise, "" for no noise.
+        heads: Number of heads beside the model's own; None for one if it measures aleatoric risk.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Wrapping:
     kinds: tuple[str, ...]
     voters: int = 1
     where: str = ""
+    heads: int | None = None
 
     def wrap(self, model: Any, strategy: str = "auto", noise: float = 0.0, seed: int = 1) -> Any:
         """The wrapped model; with another seed the voters and heads have other start values."""
@@ -74,10 +77,24 @@ WRAPPERS = {
         Wrapping("vote_share1", lambda s, n: _voting(s, n, 1), EPISTEMIC, VOTERS),
         Wrapping("vote_share2", lambda s, n: _voting(s, n, 2), EPISTEMIC, VOTERS),
         Wrapping("sculpt", _sculpting, ALEATORIC),
+        Wrapping(
+            "sculpt_evidential",
+            lambda s, n: sculpt.Wrapper(sculpt.NormalInverseGamma, strategy=s),
+            ALEATORIC + EPISTEMIC,
+            heads=3,
+        ),
+        Wrapping(
+            "vote_sculpt_quantiles",
+            lambda s, n: compose(_voting(s, n), sculpt.Wrapper(sculpt.Quantiles((0.1, 0.9)), strategy=s)),
+            ALEATORIC + EPISTEMIC,
+            VOTERS,
+            heads=2,
+        ),
         Wrapping("sample_activations", lambda s, n: _sampling("activations", s, n), EPISTEMIC, where="activations"),
         Wrapping("sample_weights", lambda s, n: _sampling("weights", s, n), EPISTEMIC, where="weights"),
         Wrapping("sample_inputs", lambda s, n: _sampling("inputs", s, n), EPISTEMIC, where="inputs"),
         Wrapping("neo", lambda s, n: neo.Wrapper(strategy=s), ("vacuitic",)),
+        Wrapping("laplace", lambda s, n: laplace.Wrapper(None, PRIOR_PRECISION, DATA_NOISE, strategy=s), EPISTEMIC),
         Wrapping(
             "vote_sculpt",
             lambda s, n: compose(_sculpting(s, n), _voting(s, n)),
@@ -124,6 +141,20 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
         ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
         for name, wrapping in WRAPPERS.items()
         if "vacuitic" in wrapping.kinds
+    },
+    **{
+        (case, "laplace"): Refusal(ValueError, words)
+        for words, cases in {
+            "laplace knows the posterior of a real nn.Linear": (
+                *("bilinear", "conv1d_series", "conv_transpose", "parameter_dict", "paramlist_einsum", "unet"),
+            ),
+            "depends on it in another way": (
+                *("autograd_in_forward", "closure", "closure_two", "moe_topk", "name_clash", "namedtuple_out", "ragged_out"),
+                *("routed_by_input", "scalar_output", "sdpa", "tied", "tied_autoencoder"),
+            ),
+            "runs once in a call": ("custom_autograd_weight", "fill_zeros", "generator_out", "vmap_inside"),
+        }.items()
+        for case in cases
     },
     ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
 }

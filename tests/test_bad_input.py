@@ -347,7 +347,7 @@ def test_fit_without_inputs_is_refused() -> None:
         (lambda: sculpt.Wrapper(sculpt.Laplace), lambda: sculpt.Wrapper(), "Laplace.*Normal"),
         (lambda: sculpt.Wrapper(n_layers=1), lambda: sculpt.Wrapper(n_layers=2), "n_layers"),
         (lambda: sample.Wrapper(3), lambda: sample.Wrapper(3, sample.Bernoulli(0.3)), r"Bernoulli\(0.3\)"),
-        (lambda: neo.Wrapper(density="flow"), lambda: neo.Wrapper(), "flow.*gaussian"),
+        (lambda: neo.Wrapper(density="flow"), lambda: neo.Wrapper(), "flow.*signature"),
     ],
 )
 def test_a_state_of_other_settings_is_refused_by_name(first: Any, second: Any, says: str) -> None:

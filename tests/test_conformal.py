@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calibration_models import inputs, known, labelled, regression, rng, scores
 from scipy import stats
-from test_calibration import inputs, known, labelled, regression, rng, scores
 from torch import Tensor, nn
 
 from workbench import NotFittedError, compose, neo, vote

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workbench.errors import NotFittedError, WorkbenchWarning
 from workbench.wrappers.densities import Density, Flow, Gaussian, Reduce, pool
-from workbench.wrappers.densities.base import ledoit_wolf, robust_moments
+from workbench.wrappers.densities.moments import ledoit_wolf, robust_moments
 
 BOTH = pytest.mark.parametrize("build", [Gaussian, Flow])
 Build = Callable[..., Density]
@@ -218,7 +218,8 @@ def test_forward_changes_no_state_once_fitted(build: Build) -> None:
     before = copy.deepcopy(density.state_dict())
     density.train()
     density(correlated(30, seed=5) * 1e14)
-    assert all(torch.equal(value, before[name]) for name, value in density.state_dict().items())
+    after = density.state_dict()  # where nothing was trained so far, the parameters are there now and change nothing
+    assert all(torch.equal(after[name], value) or (not value.numel() and not after[name].any()) for name, value in before.items())
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])
@@ -436,8 +437,7 @@ def test_rows_that_are_not_finite(build: Build) -> None:
     risk = density.eval()(bad)
     assert risk.isnan().nonzero()[:, 0].tolist() == [3, 5]
     torch.testing.assert_close(risk[~risk.isnan()], clean(x)[~risk.isnan()])
-    density.train()
-    risk.nanmean().backward()
+    density.train()(bad).nanmean().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in density.parameters())
 
 

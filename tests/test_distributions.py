@@ -209,29 +209,6 @@ def test_beta_nll_weighs_by_the_held_variance() -> None:
         Normal(beta=1.5)
 
 
-def test_student_t_limits_and_learned_degrees_of_freedom() -> None:
-    y, loc, risk = triple()
-    torch.testing.assert_close(
-        StudentT(df=1e7).log_prob(y, loc, risk), Normal.log_prob(y, loc, risk), rtol=1e-5, atol=1e-5
-    )
-    torch.testing.assert_close(
-        StudentT(df=1e5).log_prob(*(t.float() for t in (y, loc, risk))).double(),
-        StudentT(df=1e5).log_prob(y, loc, risk),
-        rtol=1e-4,
-        atol=1e-4,
-    )
-    df = torch.nn.Parameter(torch.tensor(6.0, dtype=torch.float64))
-    assert torch.autograd.gradcheck(lambda df: StudentT(df).loss_function(y, loc, risk), (df,))
-    draw = StudentT(df).sample((loc, risk), generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.grad(draw.sum(), df)[0].isfinite()
-    residuals = torch.as_tensor(scipy.stats.t(4.0).rvs(20_000, random_state=0)).unsqueeze(-1)
-    fitted = StudentT.fit(residuals, torch.zeros_like(residuals), torch.full_like(residuals, 2**0.5))
-    assert float(fitted.df) == pytest.approx(4.0, rel=0.1)
-    for bad in (2.0, torch.tensor([3.0])):
-        with pytest.raises(ValueError, match="df must be"):
-            StudentT(bad)
-
-
 def test_trees_and_risk_objects() -> None:
     y, loc, risk = triple()
     counts = torch.arange(200)

@@ -108,6 +108,29 @@ def test_batches_agree_with_the_function_and_reset_forgets(name: str) -> None:
 
 
 @cases
+def test_one_row_is_scored_as_by_the_function(name: str) -> None:
+    new, function, arguments = CASES[name]
+    metric = new()
+    fed(name, metric, slice(3, 4))
+    if name == "RiskErrorCorrelation":  # two outputs of one row are two elements
+        assert abs(metric.compute().item()) == pytest.approx(1)
+        metric.reset()
+        metric.update(*(argument[:1, :1] for argument in arguments))
+        with pytest.raises(ValueError, match="values that differ"):
+            metric.compute()
+        return
+    torch.testing.assert_close(metric.compute(), function(*(a[3:4] for a in arguments)), rtol=1e-12, atol=1e-12)
+
+
+@cases
+def test_states_are_safe_to_gather(name: str) -> None:
+    metric = CASES[name][0]()
+    reductions = set(metric._reductions.values())
+    assert reductions <= {torchmetrics.utilities.dim_zero_sum, torchmetrics.utilities.dim_zero_cat}
+    assert metric._reductions.keys() == metric._defaults.keys()
+
+
+@cases
 def test_two_processes_merge_into_all_rows(name: str) -> None:
     new, function, arguments = CASES[name]
     first, second = new(), new()

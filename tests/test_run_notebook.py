@@ -169,7 +169,7 @@ def test_the_key_covers_all_that_decides_the_result(
 
 
 def test_the_digest_follows_the_source_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "notebook" / "run.py"))
+    monkeypatch.setattr(sys.modules[source_digest.__module__], "__file__", str(tmp_path / "notebook" / "run.py"))
     (tmp_path / "notebook").mkdir()
     digests = set()
     for file, content in (("a.py", "x = 1"), ("a.py", "x = 2"), ("notebook/b.py", "")):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calibration_models import inputs, known, labelled, rng, scores
 from scipy import optimize, stats
-from test_calibration import inputs, known, labelled, rng, scores
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import calibration, data, distributions, metrics, notebook, plots
+    from . import calibration, data, distributions, experiments, metrics, notebook, plots
     from .calibration import calibrate, selective, top_uncertain
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from .testing import check_wrapper
     from .training import History, fit
     from .wrapped import Wrapped, is_wrapped, unwrap
-    from .wrappers import neo, sample, sculpt, vote
+    from .wrappers import laplace, neo, sample, sculpt, snapshot, swag, vote
     from .wrapping import Wrapper, compose
 
 # name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
 _HOMES = {
-    **dict.fromkeys(("calibration", "data", "distributions", "metrics", "notebook", "plots"), ""),
-    **dict.fromkeys(("neo", "sample", "sculpt", "vote"), "wrappers"),
+    **dict.fromkeys(("calibration", "data", "distributions", "experiments", "metrics", "notebook", "plots"), ""),
+    **dict.fromkeys(("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"), "wrappers"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(("read_records", "record", "record_figure", "record_table", "run_notebook"), "notebook"),
     **dict.fromkeys(("History", "fit"), "training"),

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .committee import VOTERS, Committee, committee_of
 from .dealing import WHOLE, deal, tell
 from .engine.plan import Bank, Plan, RankOne
 from .engine.random import valueless
 from .engine.run import Branched, NotDealableError
 from .engine.tree import is_float, paths, tensors, tree_map
-from .method import Call, sqrt
+from .method import Call, apart, sqrt
 from .risk import Risk
 from .table import engine_of, extra, table_of
 
 
 # ---- the plan of a call
-def plan_of(wrapped: Any, call: Call, rows: list[Tensor] | None = None) -> Plan:
+def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None) -> Plan:
     """What the branches of a call are."""
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for method in record.methods if (axis := method.axis(call)) is not None)
@@ -39,13 +40,13 @@ def plan_of(wrapped: Any, call: Call, rows: list[Tensor] | None = None) -> Plan:
         shares_trunk=bool(moving) and not whole and not apart and not call.dealt,
         loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
         dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
-        rows=rows or [],
+        rows=() if rows is None else rows,
         chunk=record.chunk,
         purity=record.purity,
     )
 
 
-def _run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, list[Any]]:
+def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
     return engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
 
 
@@ -57,7 +58,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if scaling is not None:
         args = scaling.inputs(args)
     measuring = [method for method in record.methods if method.own_pass] if return_risk else []
-    for method in measuring:
+    for method in record.methods if return_risk else ():
         method.check_ready(wrapped)
     if measuring and len(record.methods) == 1:
         y, risk = measuring[0].measure(wrapped, args, kwargs)
@@ -72,12 +73,12 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if measuring and engine_of(wrapped).writes_inputs is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     try:
-        branched, _ = _run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
+        branched, _ = run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
     except NotDealableError:
         record.dealable = False
         tell(wrapped, "output", f"vote: the output has no row for each row of the input, {WHOLE}")
-        branched, _ = _run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
-    y, risks = reduced(record, branched, return_risk)
+        branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
+    y, risks = reduced(wrapped, branched, return_risk)
     if scaling is not None:
         y = scaling.prediction(y)
         if record.output == "values":
@@ -93,8 +94,9 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     return y, Risk(**risks)
 
 
-def reduced(record: Any, branched: Branched, return_risk: bool) -> tuple[Any, dict[str, Any]]:
+def reduced(wrapped: Any, branched: Branched, return_risk: bool) -> tuple[Any, dict[str, Any]]:
     """The prediction and the standard deviations by name (entropies for class outputs), with the branches' axes removed."""
+    record, committee = wrapped._workbench, committee_of(wrapped)
     leaves: list[Any] = []
     risks: dict[str, list[Any]] = {}
     found = False
@@ -107,7 +109,7 @@ def reduced(record: Any, branched: Branched, return_risk: bool) -> tuple[Any, di
         else:
             found = True
             reduce = _values if record.output == "values" else _classes
-            y, own = reduce(record, branched.axes, leaf, return_risk)
+            y, own = reduce(record, committee, branched.axes, leaf, return_risk)
             leaves.append(y)
         for name, value in own.items():
             risks.setdefault(name, [None] * len(branched.leaves))[i] = value
@@ -124,11 +126,18 @@ def reduced(record: Any, branched: Branched, return_risk: bool) -> tuple[Any, di
     return output, {name: branched.rebuild(values) for name, values in risks.items()}
 
 
-def _values(record: Any, axes: tuple[str, ...], leaf: Tensor, return_risk: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def _values(
+    record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
     parts = {"y": leaf}
     by_name = {method.name: method for method in record.methods}
     for dim in reversed(range(len(axes))):
-        parts = by_name[axes[dim]].reduce(parts, dim)
+        if committee is not None and axes[dim] == VOTERS:
+            if "aleatoric" in parts:
+                parts["aleatoric"] = committee.widened(parts["aleatoric"].sqrt(), dim).square()
+            parts = committee.spread(parts, dim)
+        else:
+            parts = by_name[axes[dim]].reduce(parts, dim)
     y = parts.pop("y")
     if not return_risk:
         return y, {}
@@ -138,7 +147,9 @@ def _values(record: Any, axes: tuple[str, ...], leaf: Tensor, return_risk: bool)
     return y, out
 
 
-def _classes(record: Any, axes: tuple[str, ...], leaf: Tensor, return_risk: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def _classes(
+    record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Entropies in nats (Depeweg et al. 2018): total H(E p), aleatoric E H(p), epistemic the mutual information between class and model."""
     logits = record.output == "logits"
     if leaf.dim() - len(axes) < 1:
@@ -147,21 +158,27 @@ def _classes(record: Any, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
         )
     if not logits and bool(((leaf < 0) | (leaf > 1)).any()):
         raise ValueError('output="probs", but the model gives numbers outside [0, 1]; use output="logits"')
-    if (pair := _pair(record, axes)) is not None:
-        own, beside = leaf.unbind(axes.index(pair.name))
+    if (pair := pair_of(record, axes)) is not None:
+        own, beside = apart(leaf, axes.index(pair.name))
         axes = tuple(axis for axis in axes if axis != pair.name)
         probs = pair.probs(own if logits else own.clamp_min(torch.finfo(own.dtype).tiny).log(), beside)
     else:
         probs, own = (leaf.softmax(-1) if logits else leaf), leaf
+
+    def average(values: Tensor) -> Tensor:
+        if committee is not None and VOTERS in axes:
+            values = committee.weighed(values, axes.index(VOTERS))
+        return values.flatten(0, len(axes) - 1).mean(0)
+
     if axes:
-        mean = probs.flatten(0, len(axes) - 1).mean(0)
+        mean = average(probs)
         y = mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if logits else mean
     else:
         mean, y = probs, own
     if not return_risk:
         return y, {}
     total, each = _entropy(mean), _entropy(probs)
-    aleatoric = each.flatten(0, len(axes) - 1).mean(0) if axes else each
+    aleatoric = average(each) if axes else each
     out = {"aleatoric": aleatoric, "total": total}
     if axes:
         out["epistemic"] = (total - aleatoric).clamp_min(0)
@@ -173,7 +190,7 @@ def _entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny)).sum(-1)
 
 
-def _pair(record: Any, axes: tuple[str, ...]) -> Any:
+def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
     """The method among these axes whose second branch only stands beside the model's own, if there is one."""
     beside = {axis.name for m in record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first}
     return next((method for method in record.methods if method.name in beside and method.name in axes), None)
@@ -181,7 +198,7 @@ def _pair(record: Any, axes: tuple[str, ...]) -> Any:
 
 def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
     """Whole numbers and truth values: what most of the models say; a risk head has no say."""
-    if (pair := _pair(record, axes)) is not None:
+    if (pair := pair_of(record, axes)) is not None:
         leaf = leaf.select(axes.index(pair.name), 0)
         axes = tuple(axis for axis in axes if axis != pair.name)
     if not axes:
@@ -211,9 +228,9 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
         args, y = scaling.inputs(args), scaling.targets(y)
-    branched, _ = _run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, {})
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, {})
     axes = branched.axes
-    pair = _pair(record, axes)
+    pair = pair_of(record, axes)
     if pair is not None and axes[-1] != pair.name:
         raise RuntimeError(
             f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
@@ -230,13 +247,34 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: 
             terms.append(criterion(branched.rebuild(at), y))
             continue
         prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in at])
-        beside = branched.rebuild([leaf[1] if is_float(leaf) else leaf for leaf in at])
+        beside = branched.rebuild([apart(leaf, 0)[1] if is_float(leaf) else leaf for leaf in at])
         terms.append(criterion(prediction, y) + pair.likelihood(y, prediction, beside))
     total = torch.stack(terms).mean()
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + term
     return total
+
+
+def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """See `Wrapped.quantiles`."""
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
+    if scaling is not None:
+        args = scaling.inputs(args)
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
+    pair = pair_of(record, branched.axes)
+
+    def found(leaf: Any) -> Tensor | None:
+        if pair is None or not is_float(leaf):
+            return None
+        levels = pair.quantiles(*apart(leaf, branched.axes.index(pair.name)))
+        others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
+        return levels if levels is None or not others else levels.mean(others)
+
+    out = [found(leaf) for leaf in branched.leaves]
+    if all(leaf is None for leaf in out):
+        raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
+    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])
 
 
 def fit(wrapped: Any, inputs: Any) -> None:

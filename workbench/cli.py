@@ -1,4 +1,4 @@
-"""The command ``workbench``: reports from notebooks, and the data sets.
+"""The command ``workbench``: reports from notebooks, benchmarks, and the data sets.
 
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
@@ -64,6 +64,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--fresh", action="store_true", help="run even what has been run already")
     report.set_defaults(command=_report)
+
+    bench = commands.add_parser(
+        "bench",
+        help="run a benchmark, or go on with one",
+        description="Run the cells of a benchmark that have no results yet, each in a process of its own. "
+        "Without a name, list what there is.",
+        epilog="example: workbench bench toy -j 2 -g method=vote,sculpt",
+    )
+    bench.add_argument("name", nargs="?", help="of a module in benchmarks/, or the path of a .py file")
+    bench.add_argument(
+        "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="only cells with these values; repeatable"
+    )
+    bench.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
+    bench.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each (default: 1)")
+    bench.add_argument("--timeout", type=float, metavar="S", help="seconds that one cell may take (default: no limit)")
+    bench.add_argument("--fresh", action="store_true", help="drop the results of these cells first, and run them again")
+    bench.add_argument("--smoke", action="store_true", help="a tiny version, to see that it runs")
+    bench.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="default: results beside the benchmark, results/smoke with --smoke",
+    )
+    bench.add_argument(
+        "--page", action="store_true", help="write docs/benchmarks.md from all results, after the run if any"
+    )
+    bench.set_defaults(command=_bench)
 
     data = commands.add_parser("data", help="list, show or download the data sets")
     actions = data.add_subparsers(metavar="ACTION")
@@ -151,6 +179,61 @@ def _axis(item: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"-g takes NAME=A,B, not {item!r}")
     return name, values
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    import warnings
+
+    from workbench.experiments import bench, run_cells
+
+    code = OK
+    if arguments.name is not None:
+        path = bench.find(arguments.name)
+        cells = bench.cells_of(path, arguments.smoke, _axes(arguments.grid))
+        output = arguments.output or path.parent / "results" / ("smoke" if arguments.smoke else "")
+        results = output / f"{path.stem}.csv"
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+            frame = run_cells(
+                f"{path}:run",
+                cells,
+                results,
+                jobs=arguments.jobs,
+                threads=arguments.threads,
+                timeout=arguments.timeout,
+                resume=not arguments.fresh,
+                command=_command(arguments, path.stem),
+            )
+        print(f"{frame['cell'].nunique()} of {len(cells)} cells: {results}")
+        if frame.attrs["failed"]:
+            print(f"{len(frame.attrs['failed'])} without results: {results.with_suffix('.failed.txt')}")
+            code = FAILED
+    elif not arguments.page:
+        for name, path in bench.names(bench.benchmarks_folder()).items():
+            print(f"{name:<8} {bench.description(path)}")
+    if arguments.page:
+        folder = bench.benchmarks_folder()
+        print(f"page: {bench.page(folder, folder.parent / 'docs')}")
+    return code
+
+
+def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:
+    from workbench.notebook.parameters import split_values
+
+    axes = [(name, split_values(values)) for name, values in map(_axis, items)]
+    for name, values in axes:
+        if not values:
+            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
+    return axes
+
+
+def _command(arguments: argparse.Namespace, name: str) -> str:
+    """The command as others would give it: no paths of this machine."""
+    words = ["workbench bench", name, *(f"-g {item}" for item in arguments.grid)]
+    words += [
+        f"{option} {value}" for option, value in (("-j", arguments.jobs), ("--threads", arguments.threads)) if value > 1
+    ]
+    return " ".join([*words, *(["--smoke"] if arguments.smoke else [])])
 
 
 def _data_list(arguments: argparse.Namespace) -> int:

@@ -48,6 +48,7 @@ class Method:
     own_pass = (
         False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
     )
+    collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
     members = False  # whether its branches are whole models, which `voters()` gives one by one
 
     def settings(self) -> dict[str, Any]:
@@ -90,15 +91,22 @@ class Method:
         return parts
 
     def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
-        """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave."""
+        """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
+
+        Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...].
+        """
         raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
 
     def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
         """For an axis with `own_first`: class probabilities, given the model's log-scores and what the branch beside it gave."""
         raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
 
+    def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
+        """For an axis with `own_first`: the quantiles [levels, ...] that the branches beside the model's own say, if they do."""
+        return None
+
     def check_ready(self, wrapped: Any) -> None:
-        """Raise if `measure` cannot answer yet."""
+        """Raise if there is no risk to ask for yet."""
 
     def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
         """With `own_pass`: the prediction, and one risk [rows]."""
@@ -106,6 +114,16 @@ class Method:
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
+
+    def pace(self, at: float, epochs: int) -> float:
+        """With `collects`: the learning rate of `workbench.fit` as a share of its peak, after `at` of so many epochs."""
+        raise NotImplementedError(f"{self.name} collects weights and says no learning rate")
+
+    def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
+        """With `collects`: what `workbench.fit` does after each epoch, counted from 1."""
+
+    def forget(self, table: Table) -> None:
+        """The weights are others now, read from a state that knows nothing of this method: what was learned about the old ones is void."""
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
         """A term that training adds to the loss, or None."""
@@ -127,6 +145,12 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
     variance = torch.var(y, dim, correction=0) if y.numel() else out["y"].real  # torch warns about an empty batch
     out["epistemic"] = out.get("epistemic", 0) + variance
     return out
+
+
+def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of an axis with `own_first`: the model's own answer, and that of the branch beside it; of several, theirs stacked in front."""
+    own, *beside = answers.unbind(dim)
+    return own, beside[0] if len(beside) == 1 else torch.stack(beside)
 
 
 @contextmanager

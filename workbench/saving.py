@@ -12,30 +12,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .distributions import Cauchy, Laplace, LogitNormal, LogNormal, Normal, StudentT
+from .distributions import (
+    Cauchy,
+    Laplace,
+    LogitNormal,
+    LogNormal,
+    Normal,
+    NormalInverseGamma,
+    Quantiles,
+    StudentT,
+)
 from .engine.clone import eager
 from .function import Function
 from .method import Method
 from .state import check_settings, complete, stored_settings
 from .table import MARK, extra
 from .wrapped import is_wrapped
-from .wrappers import neo, noise, sample, sculpt, vote
-from .wrappers.densities import Flow, Gaussian
+from .wrappers import laplace, neo, noise, sample, sculpt, snapshot, swag, vote
+from .wrappers.densities import DENSITIES
 from .wrapping import Wrapper, compose
 
 KEY = "workbench"  # in the file's metadata
 VERSION = 1
 COMMON = ("output", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
 METHODS: dict[str, tuple[type[Method], type[Wrapper]]] = {
+    "laplace": (laplace.Laplace, laplace.Wrapper),
     "neo": (neo.Neo, neo.Wrapper),
     "sample": (sample.Sample, sample.Wrapper),
     "sculpt": (sculpt.Sculpt, sculpt.Wrapper),
+    "snapshot": (snapshot.Snapshot, snapshot.Wrapper),
+    "swag": (swag.Swag, swag.Wrapper),
     "vote": (vote.Vote, vote.Wrapper),
 }
 CLASSES: dict[str, tuple[type, ...]] = {
-    "neo": (Flow, Gaussian),
+    "laplace": (),
+    "neo": tuple(DENSITIES.values()),
     "sample": (noise.Bernoulli, noise.Normal),
-    "sculpt": (Cauchy, Laplace, LogNormal, LogitNormal, Normal, StudentT),
+    "sculpt": (Cauchy, Laplace, LogNormal, LogitNormal, Normal, NormalInverseGamma, Quantiles, StudentT),
+    "snapshot": (),
+    "swag": (),
     "vote": (),
 }
 
@@ -173,7 +188,9 @@ def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
 
 
 def _number(option: Any) -> Any:
-    """An option as JSON: a learned number as it is now; generators are not kept."""
+    """An option as JSON: a number that is learned with its value now; generators are not kept."""
+    if isinstance(option, nn.Parameter):
+        return {"learned": option.item()}
     if isinstance(option, Tensor):
         return option.item()
     return None if isinstance(option, torch.Generator) else option
@@ -285,7 +302,11 @@ def _wrapper(part: dict[str, Any], path: Any) -> Wrapper:
         for key, value in arguments.items():
             if isinstance(value, dict):
                 cls = {cls.__name__: cls for cls in CLASSES[name]}[value["class"]]
-                options = {option: held for option, held in value.items() if option != "class" and held is not None}
+                options = {
+                    option: nn.Parameter(torch.tensor(held["learned"])) if isinstance(held, dict) else held
+                    for option, held in value.items()
+                    if option != "class" and held is not None
+                }
                 arguments[key] = cls(**options)
         wrappers.append(METHODS[name][1](**arguments))
     wrapper = compose(*wrappers)

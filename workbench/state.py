@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .committee import NAME as COMMITTEE
+from .committee import Committee, seat
 from .engine.clone import places
 from .engine.plan import Bank
 from .scaling import Scaling
@@ -33,7 +35,8 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
     """
     record, bank = table.record, Bank(table.get)
     for slot in record.slots.values():
-        rule = record.rules.get(slot.name)
+        kept = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)  # what swag and snapshot hold beside it
+        rule = next((found for found in kept if found is not None), record.rules.get(slot.name))
         shared = slot.name not in record.released
         if not own and shared and (rule is None or rule.pick(bank, index) is table.get(slot.name)):
             continue  # the clone holds the shared tensor already
@@ -227,6 +230,8 @@ class Loading:
         if not errors and not (self.strict and (missing or unexpected)):
             new = self._spread({key: value for key, value in nn.Module.state_dict(trial).items() if key not in missing})
             self._extras(None, new, bool(missing))
+            for method in self.table.record.methods:
+                method.forget(self.table)
         for key, value in {**self._current(), **new}.items():
             self.state.setdefault(self.prefix + key, value)
 
@@ -266,6 +271,11 @@ class Loading:
             extras(self.wrapped)._modules["scaling"] = Scaling(**scaling).to(device)
         elif not partial and extra(self.wrapped, "scaling") is not None:
             extras(self.wrapped)._modules.pop("scaling")
+        seats = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
+        if len(seats) == len(Committee.NAMES):
+            seat(self.wrapped, Committee(**seats))
+        elif not partial:
+            seat(self.wrapped, None)
         density, neo = extra(self.wrapped, "density"), _neo(self.wrapped)
         if density is None:
             return
@@ -274,13 +284,7 @@ class Loading:
         if theirs:
             neo._sites = sites
         if theirs != sizes if theirs else density.fitted and self._moved(new):
-            for tensor in (*density._parameters.values(), *density._buffers.values()):
-                if tensor is not None and tensor.dim():
-                    tensor.data = tensor.data.new_empty(0)  # the same object, so that an optimizer still trains it
-            density.reductions = nn.ModuleList()
-            density.centre.zero_()
-            density.scale.fill_(1)
-            density.weight.zero_()
+            density.forget()
 
     def _moved(self, new: dict[str, Any]) -> bool:
         """Whether a state changes the weights, whose signature is then another."""

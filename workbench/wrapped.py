@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from . import calling
 from .engine.clone import attributes, places, structural_copy
 from .inner import HOOKS, State, build, part, portable, restore, show
+from .members import predictive
 from .method import Call
 from .scaling import Scaling
 from .state import SETTINGS, Loading, described, extract
 from .table import MARK, Record, engine_of, extra, extras, table_of
 
 if TYPE_CHECKING:
+    from .distributions.mixture import Mixture
     from .explanation import Explanation
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -54,6 +56,50 @@ class Wrapped(nn.Module):
                 to the voters, None (default) deals in training mode and averages in evaluation mode.
         """
         return _answer(self, "forward", args, kwargs, return_risk, tile_and_reduce)
+
+    def quantiles(self, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of the targets that quantile heads predict, `sculpt.Wrapper(Quantiles(levels))`.
+
+        Args:
+            args, kwargs: as for the model.
+
+        Returns:
+            Like the prediction, each tensor [levels, ...] and rising, in its units; of voters and samples the mean for each level.
+
+        Raises:
+            ValueError: if the model has no quantile heads.
+
+        Example:
+            >>> import torch
+            >>> from workbench import sculpt
+            >>> model = sculpt.Wrapper(sculpt.Quantiles((0.1, 0.9)))(torch.nn.Linear(2, 1))
+            >>> lower, upper = model.quantiles(torch.zeros(4, 2))
+            >>> bool((lower < upper).all())
+            True
+        """
+        return calling.quantiles(self, args, kwargs)
+
+    def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
+        """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
+
+        Args:
+            args, kwargs: as for the model.
+
+        Returns:
+            A `Mixture` with log_prob, cdf, icdf, mean, stddev and sample, in the units of the prediction.
+
+        Raises:
+            ValueError: if no member says a distribution (there is no sculpt), or the model gives several tensors or class outputs.
+
+        Example:
+            >>> import torch
+            >>> from workbench import compose, sculpt, vote
+            >>> model = compose(vote.Wrapper(5), sculpt.Wrapper())(torch.nn.Linear(2, 1)).eval()
+            >>> found = model.predictive(torch.zeros(4, 2))
+            >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
+            (torch.Size([4, 1]), True)
+        """
+        return predictive(self, args, kwargs)
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
@@ -419,18 +465,24 @@ def is_wrapped(model: object) -> bool:
 
 
 def inputs_of(batches: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Positional and keyword inputs of every batch.
+    """Positional and keyword inputs of every batch; see `batches_of`."""
+    return ((args, kwargs) for args, kwargs, _ in batches_of(batches))
+
+
+def batches_of(batches: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+    """Positional and keyword inputs and the targets of every batch, None where there are none.
 
     Args:
         batches: a tensor; or an iterable of inputs or of (input, target) pairs, where an input is a tensor, a tuple of positional inputs, or
             a dict of keyword inputs.
     """
     if isinstance(batches, Tensor):
-        yield from (((rows,), {}) for rows in batches.split(1024))
+        yield from (((rows,), {}, None) for rows in batches.split(1024))
         return
     for batch in batches:
-        given = batch[0] if isinstance(batch, list | tuple) else batch
+        given, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+        target = rest[0] if rest else None
         if isinstance(given, dict):
-            yield (), given
+            yield (), given, target
         else:
-            yield (tuple(given) if isinstance(given, list | tuple) else (given,)), {}
+            yield (tuple(given) if isinstance(given, list | tuple) else (given,)), {}, target

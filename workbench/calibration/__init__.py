@@ -26,11 +26,13 @@ from workbench.calibration.abstention import (
 from workbench.calibration.base import Calibrated
 from workbench.calibration.choose import calibrate
 from workbench.calibration.conformal import SplitConformal, conformal_quantile
+from workbench.calibration.cross import CrossConformal, cv_plus
 from workbench.calibration.quantiles import QuantileRecalibration, fit_recalibration
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling, fit_temperature, fit_variance_scale
 
 __all__ = [
     "Calibrated",
+    "CrossConformal",
     "Decision",
     "QuantileRecalibration",
     "Selective",
@@ -41,6 +43,7 @@ __all__ = [
     "VarianceScaling",
     "calibrate",
     "conformal_quantile",
+    "cv_plus",
     "fit_recalibration",
     "fit_temperature",
     "fit_variance_scale",

@@ -15,24 +15,29 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workbench.data import Data
-from workbench.distributions import Distribution, Normal
+from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.tree import tree_map
 from workbench.risk import Risk
 from workbench.training.loop import own_random
 from workbench.training.rows import Batch, Rows, bad_rows, read, target
-from workbench.wrapped import is_wrapped
+from workbench.wrapped import Wrapped, is_wrapped
 
 RISKS = tuple(field.name for field in fields(Risk))
+FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32."""
+    """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
+
+    Of quantile heads, if they were asked for, also offsets [levels, n, ...]: how far each quantile lies from the prediction.
+    """
 
     y: Tensor
     risk: Risk
     target: Tensor
+    offsets: Tensor | None = None
 
     @property
     def labels(self) -> bool:
@@ -51,6 +56,7 @@ class Calibrated(nn.Module, ABC):
     """
 
     needs_risk = True  # whether fitting asks the wrapped model for its risk
+    needs_offsets = False  # whether fitting asks for its quantile heads
     moves_prediction = False  # whether the calibrated prediction depends on the risk
     options: tuple[str, ...] = ()  # the arguments beside the model, which travel with the state
     keeps_family = True  # whether the calibrated risk still is that of a distribution of the same family
@@ -72,7 +78,9 @@ class Calibrated(nn.Module, ABC):
         Returns:
             The object itself.
         """
-        answers = collect(self.wrapped, data, risk=self.needs_risk, batch_size=batch_size, seed=seed)
+        answers = collect(
+            self.wrapped, data, risk=self.needs_risk, offsets=self.needs_offsets, batch_size=batch_size, seed=seed
+        )
         with torch.no_grad():
             self._fit(answers, seed)
         return self
@@ -105,6 +113,11 @@ class Calibrated(nn.Module, ABC):
         """Raw prediction and risks of the wrapped model, at least float32, for a tensor or a tuple of positional inputs."""
         with evaluation(self.wrapped):
             return ask(self.wrapped, x if isinstance(x, tuple) else (x,), risk)
+
+    def _offsets(self, x: Any, y: Tensor) -> Tensor:
+        """How far the quantile heads of the wrapped model see quantiles from its prediction y: [levels, n, ...]."""
+        with evaluation(self.wrapped):
+            return offsets_of(self.wrapped, x if isinstance(x, tuple) else (x,), y)
 
     def get_extra_state(self) -> Tensor:
         """The options, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
@@ -163,7 +176,7 @@ def kind_of(model: Any) -> str:
 
 
 def distribution_of(model: Any) -> Distribution:
-    """The family of predicted values: sculpt's if there is one, else Normal."""
+    """The family of predicted values, given by prediction and total risk: sculpt's if it is of that kind, else Normal."""
     while isinstance(model, Calibrated):
         if not model.keeps_family:
             raise ValueError(
@@ -171,8 +184,19 @@ def distribution_of(model: Any) -> Distribution:
                 "use method='conformal' with score='normalized'"
             )
         model = model.wrapped
-    found = (method.distribution for method in _record(model).methods)
-    return next((family for family in found if isinstance(family, Distribution)), Normal())
+    families = (method.distribution for method in _record(model).methods)
+    return next((f for f in families if isinstance(f, Distribution) and f.n_heads == 1), Normal())
+
+
+def quantiles_of(model: Any) -> Quantiles | None:
+    """The family of a wrapped model with quantile heads; None of any other and of a calibrated one, which does not pass them on."""
+    methods = [] if isinstance(model, Calibrated) else _record(model).methods
+    return next((m.distribution for m in methods if isinstance(m.distribution, Quantiles)), None)
+
+
+def offsets_of(model: Any, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    """How far the quantiles of a model with quantile heads lie from its prediction y [n, ...]: [levels, n, ...]."""
+    return precise(Wrapped.quantiles(cast(Any, eager(model)), *args)) - y
 
 
 def named(model: Any, risk: Any) -> Risk:
@@ -213,7 +237,14 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 # ---- rows
 def collect(
-    model: Any, data: Any, *, risk: bool = True, targets: bool = True, batch_size: int = 1024, seed: int = 0
+    model: Any,
+    data: Any,
+    *,
+    risk: bool = True,
+    targets: bool = True,
+    offsets: bool = False,
+    batch_size: int = 1024,
+    seed: int = 0,
 ) -> Answers:
     """What a model says about rows, in their order.
 
@@ -222,6 +253,7 @@ def collect(
         data: a pair (x, y), a Split, a Dataset or a DataLoader of pairs; without targets also a tensor or batches of inputs.
         risk: whether to ask for risks.
         targets: whether targets are needed; without them `Answers.target` is empty.
+        offsets: whether to ask for the quantiles of quantile heads.
         batch_size: rows asked for at once.
         seed: of random draws on the way; the global random state is left alone.
 
@@ -234,6 +266,7 @@ def collect(
         raise ValueError(f"batch_size must be a whole number of at least 1; found {batch_size!r}")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     parts: list[tuple[Tensor, Risk, Tensor]] = []
+    spreads: list[Tensor] = []
     with own_random(seed, like.device), torch.no_grad(), evaluation(model):
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.args, risk)
@@ -243,6 +276,8 @@ def collect(
                     f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed"
                 )
             parts.append((y, risks, held))
+            if offsets:
+                spreads.append(offsets_of(model, batch.args, y))
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
     y = torch.cat([part[0] for part in parts])
@@ -259,7 +294,12 @@ def collect(
             raise ValueError(
                 f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
             )
-    return Answers(y, risks, precise(held) if held.is_floating_point() else held)
+    return Answers(
+        y,
+        risks,
+        precise(held) if held.is_floating_point() else held,
+        torch.cat(spreads, 1) if spreads else None,
+    )
 
 
 def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batch]:
@@ -301,6 +341,14 @@ def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batc
 
 
 # ---- checks
+def check_rows(answers: Answers, what: str) -> None:
+    """Raise on fewer rows than one fitted number needs: of a standard deviation the relative error is 1 / sqrt(2 n)."""
+    if len(answers.y) < FEWEST:
+        raise ValueError(
+            f"{what} needs at least {FEWEST} held-out rows, there are {len(answers.y)}; what is fitted to fewer is off by more than a fifth"
+        )
+
+
 def check_values(answers: Answers, what: str) -> None:
     """Raise unless predictions and targets are values of one shape."""
     if answers.labels:

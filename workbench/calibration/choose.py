@@ -9,8 +9,10 @@ from torch import nn
 
 from workbench.calibration.base import Calibrated, check_model, collect, output_of
 from workbench.calibration.conformal import SplitConformal
+from workbench.calibration.cross import CrossConformal
 from workbench.calibration.quantiles import QuantileRecalibration
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
+from workbench.training.history import History, OutOfFold
 
 METHODS: dict[str, type[Calibrated]] = {
     "temperature": TemperatureScaling,
@@ -31,7 +33,7 @@ def calibrate(
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model.
         data: rows that were held out: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
-            Dataset or a DataLoader of pairs. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model
+            Dataset or a DataLoader of pairs; or the history of a cross-fitted training, `fit(..., folds=5)`, for which no row is held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model
             was trained on, or its best weights chosen by, make it look better than it is.
         method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
@@ -40,7 +42,7 @@ def calibrate(
         options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg for "conformal".
 
     Returns:
-        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration` or `SplitConformal`, in which the docstring says what it does to
+        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says what it does to
         predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values, `predict_set(x, coverage=0.9)` bool [rows, classes].
 
     Raises:
@@ -57,6 +59,10 @@ def calibrate(
         >>> calibrate(calibrated, held_out, "conformal", score="lac").predict_set(torch.zeros(4, 2), coverage=0.8).shape
         torch.Size([4, 3])
     """
+    if isinstance(data, History | OutOfFold):
+        if method not in (None, "conformal"):
+            raise ValueError(f"method: out-of-fold predictions make CV+ intervals, method='conformal'; found {method!r}")
+        return CrossConformal(wrapped, **options).fit(data)
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; found {method!r}")
     check_model(wrapped)

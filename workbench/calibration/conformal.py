@@ -18,6 +18,7 @@ from workbench.calibration.base import (
     level,
     log_probabilities,
     output_of,
+    quantiles_of,
     risk_named,
 )
 from workbench.errors import NotFittedError
@@ -73,8 +74,9 @@ class SplitConformal(Calibrated):
     - "absolute": |y - prediction|; prediction +- Q.
     - "normalized": |y - prediction| / risk; prediction +- Q * risk (Papadopoulos et al. 2008; Lei et al. 2018). Vacuitic risk, which can be
       negative, enters as softplus(risk).
-    - "cqr": max(lower - y, y - upper); [lower - Q, upper + Q] (Romano et al. 2019). lower and upper are quantiles of the predicted
-      distribution at the coverage asked for, or the model's own where it gives [rows, 2] (lower, upper) for targets [rows, 1].
+    - "cqr": max(lower - y, y - upper); [lower - Q, upper + Q] (Romano et al. 2019). lower and upper are quantiles at the coverage asked for,
+      of quantile heads (`sculpt.Wrapper(Quantiles(levels))`; best where the levels are those of the coverage) or else of the predicted
+      distribution; or the model's own where it gives [rows, 2] (lower, upper) for targets [rows, 1].
 
     Scores of classes, with probabilities p:
 
@@ -125,9 +127,11 @@ class SplitConformal(Calibrated):
         super().__init__(wrapped)
         self.score, self.by, self.joint, self.randomized = score, by, joint, randomized
         self.penalty, self.k_reg = penalty, k_reg
-        self.needs_risk = output_of(wrapped) == "values" if score is None else score in ("normalized", "cqr")
+        self.needs_offsets = score == "cqr" and quantiles_of(wrapped) is not None
+        self.needs_risk = output_of(wrapped) == "values" if score is None else score == "normalized"
+        self.needs_risk |= score == "cqr" and not self.needs_offsets
         self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
-        # for cqr of a distribution, whose scores depend on the coverage: prediction, risk and target [3, n, ...]
+        # for cqr of a distribution, whose scores depend on the coverage: prediction, risk (or offsets) and target [3 or more, n, ...]
         self.register_buffer("held", torch.empty(0))
 
     # ---- fitting
@@ -144,7 +148,8 @@ class SplitConformal(Calibrated):
             scores = _outside(lower, upper, answers.target)
         elif chosen == "cqr":
             check_values(answers, "score='cqr'")
-            held = torch.stack([answers.y, risk_named(answers.risk, "total"), answers.target])
+            spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
+            held = torch.cat([answers.y[None], spread, answers.target[None]])
             scores = self._cqr_scores(held, 0.5)
         else:
             check_values(answers, f"score={chosen!r}")
@@ -170,12 +175,12 @@ class SplitConformal(Calibrated):
         return self._class_scores(answers.y, draws, score).gather(1, answers.target[:, None])[:, 0]
 
     def _cqr_scores(self, held: Tensor, coverage: float) -> Tensor:
-        y, risk, target = held
-        return self._joined(_outside(*self._ends(y, risk, coverage), target))
+        return self._joined(_outside(*self._ends(held[0], held[1:-1], coverage), held[-1]))
 
-    def _ends(self, y: Tensor, risk: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
-        """The central interval of the predicted distribution."""
-        family = distribution_of(self.wrapped)
+    def _ends(self, y: Tensor, spread: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """The central interval of the predicted distribution, by its risk [1, n, ...] or the offsets of its quantiles [levels, n, ...]."""
+        heads = quantiles_of(self.wrapped)
+        family, risk = (distribution_of(self.wrapped), spread[0]) if heads is None else (heads, spread)
         return family.icdf((1 - coverage) / 2, y, risk), family.icdf((1 + coverage) / 2, y, risk)
 
     def _joined(self, scores: Tensor) -> Tensor:
@@ -225,14 +230,15 @@ class SplitConformal(Calibrated):
         """
         self._fitted(VALUES, "predict_set(x)")
         q = conformal_quantile(self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores, coverage)
-        y, risk = self._ask(x, risk=self.score == "normalized" or self.held.numel() > 0)
+        heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
+        y, risk = self._ask(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
         q = q.to(y)
         if self.score == "cqr":
-            lower, upper = (
-                self._ends(y, risk_named(risk, "total"), coverage)
-                if self.held.numel()
-                else y.sort(1).values.split(1, 1)
-            )
+            if not self.held.numel():
+                lower, upper = y.sort(1).values.split(1, 1)
+            else:
+                spread = self._offsets(x, y) if heads else risk_named(risk, "total")[None]
+                lower, upper = self._ends(y, spread, coverage)
             return lower - q, upper + q
         width = q * (self._width(y, risk) if self.score == "normalized" else torch.ones_like(y))
         return y - width, y + width

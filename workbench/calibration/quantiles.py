@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workbench.calibration.base import (
     Answers,
     Calibrated,
+    check_rows,
     check_values,
     distribution_of,
     level,
@@ -91,6 +92,7 @@ class QuantileRecalibration(Calibrated):
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "recalibration of quantiles")
+        check_rows(answers, "recalibration of quantiles")
         u = pit(answers.y, risk_named(answers.risk, "total"), answers.target, distribution_of(self.wrapped))
         if (lost := (u <= 0) | (u >= 1)).any():
             raise ValueError(

@@ -12,6 +12,7 @@ from workbench.calibration.base import (
     Answers,
     Calibrated,
     check_labels,
+    check_rows,
     check_values,
     distribution_of,
     level,
@@ -154,6 +155,7 @@ class TemperatureScaling(Calibrated):
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_labels(answers, "temperature scaling")
+        check_rows(answers, "temperature scaling")
         found = fit_temperature(log_probabilities(answers.y, output_of(self.wrapped)), answers.target)
         self.temperature = torch.tensor(found, dtype=answers.y.dtype, device=answers.y.device)
 
@@ -221,6 +223,7 @@ class VarianceScaling(Calibrated):
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "variance scaling")
+        check_rows(answers, "variance scaling")
         family, risk = distribution_of(self.wrapped), risk_named(answers.risk, "total")
         self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
 

@@ -11,7 +11,19 @@ Example:
 """
 
 from workbench.distributions.base import Distribution
+from workbench.distributions.evidential import NormalInverseGamma
 from workbench.distributions.logits import LogitNormal
+from workbench.distributions.quantiles import Quantiles
 from workbench.distributions.values import Cauchy, Laplace, LogNormal, Normal, StudentT
 
-__all__ = ["Cauchy", "Distribution", "Laplace", "LogNormal", "LogitNormal", "Normal", "StudentT"]
+__all__ = [
+    "Cauchy",
+    "Distribution",
+    "Laplace",
+    "LogNormal",
+    "LogitNormal",
+    "Normal",
+    "NormalInverseGamma",
+    "Quantiles",
+    "StudentT",
+]

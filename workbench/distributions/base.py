@@ -61,6 +61,11 @@ class Distribution(ABC):
     location_scale: ClassVar[bool] = True
     """Whether y is distributed as location + risk * noise, so that a linear change of units carries over to both."""
 
+    @property
+    def n_heads(self) -> int:
+        """How many numbers beside a prediction it takes; with more than one their tensor is [n_heads, *prediction]."""
+        return 1
+
     @on_class_or_instance
     def loss_function(self, y: Any, y_pred: Any, y_risk: Any, reduction: str = "mean") -> Any:
         """Negative log-likelihood in nats, fully normalised.
@@ -181,6 +186,11 @@ class Distribution(ABC):
         """
         return F.softplus(raw.to(_at_least_float32(raw))) + RISK_FLOOR
 
+    @on_class_or_instance
+    def variances(self, risk: Tensor) -> dict[str, Tensor]:
+        """The variances by cause that a risk stands for, each shaped like the prediction, in its units squared."""
+        return self._variances(risk)
+
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         """Location, risk (and target) in one dtype of at least float32; shapes and signs checked."""
         names = ("y_pred", "y_risk", "y")
@@ -222,6 +232,30 @@ class Distribution(ABC):
 
     def _stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
         return risk
+
+    def _variances(self, risk: Tensor) -> dict[str, Tensor]:
+        return {"aleatoric": risk.square()}
+
+
+class ManyHeads(Distribution):
+    """A family that takes several numbers for every element of a prediction, stacked in front: [n_heads, *prediction]."""
+
+    needs: ClassVar[str]
+    """What these numbers are, for messages."""
+
+    def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
+        for name, value in (("y_pred", loc), ("y_risk", risk), *(("y", target) for target in y)):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name}{where} must be a tensor, found {type(value).__name__}")
+        if risk.shape != (self.n_heads, *loc.shape):
+            raise ValueError(
+                f"y_risk{where} has shape {tuple(risk.shape)}, but {type(self).__name__} needs {(self.n_heads, *loc.shape)}, "
+                f"{self.needs} of every element of y_pred{where}, shape {tuple(loc.shape)}. A Risk holds standard deviations, "
+                "which do not say them: train with wrapped.loss(criterion, x, y), or give to_risk of the raw heads"
+            )
+        dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
+        loc, risk = loc.to(dtype), risk.to(dtype)
+        return [loc, risk, *(self._target(where, target, loc) for target in y)]
 
 
 def same_shape(**tensors: Tensor) -> None:

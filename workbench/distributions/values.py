@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from workbench.distributions.base import Distribution, _holds
+from workbench.distributions.base import Distribution, _holds, same_shape
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SQRT2 = math.sqrt(2)
@@ -140,7 +140,7 @@ class _StudentCdf(torch.autograd.Function):
 
         ctx.save_for_backward(z)
         ctx.distribution = distribution
-        return torch.as_tensor(stdtr(float(distribution.df), z.detach().double().cpu().numpy())).to(z)
+        return torch.as_tensor(stdtr(distribution._numpy_df(), z.detach().double().cpu().numpy())).to(z)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -157,8 +157,10 @@ class StudentT(_LocationScale):
     - 2 sqrt(df) / (df - 1) * B(1/2, df - 1/2) / B(1/2, df/2)^2) (Jordan et al. 2019). Draws follow Bailey (1994).
 
     Args:
-        df: Degrees of freedom > 2: a number, or a 0-dim tensor (an nn.Parameter in your optimizer is learned through
-            loss_function and sample; cdf, icdf and crps give it no gradient). `fit` finds it for given residuals.
+        df: Degrees of freedom > 2: a number, a 0-dim tensor, or one for each element, shaped like the prediction. An
+            nn.Parameter is learned through loss_function and sample (cdf, icdf and crps give it no gradient): sculpt makes
+            it one of the wrapped model, so that its optimizer and its state have it. `fit` finds one number for given
+            residuals.
 
     Example:
         >>> import torch
@@ -169,11 +171,9 @@ class StudentT(_LocationScale):
     df: float | Tensor = 5.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.df, Tensor) and self.df.ndim:
-            raise ValueError(f"df must be one number, found a tensor of shape {tuple(self.df.shape)}")
-        if not self.df > 2:
+        if not _holds((df := torch.as_tensor(self.df)) > 2):
             raise ValueError(
-                f"df must be above 2, where the standard deviation exists, found {self.df}; use Cauchy for df = 1"
+                f"df must be above 2, where the standard deviation exists, found {df.min()}; use Cauchy for df = 1"
             )
 
     @classmethod
@@ -198,6 +198,12 @@ class StudentT(_LocationScale):
         found = minimize_scalar(loss, bounds=(math.log(0.01), math.log(998)), method="bounded", options={"xatol": 1e-4})
         return cls(2 + math.exp(found.x))
 
+    def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
+        checked = super()._checked(where, loc, risk, *y, zero_risk=zero_risk)
+        if isinstance(self.df, Tensor) and self.df.ndim:
+            same_shape(**{"df": self.df, f"y_pred{where}": checked[0]})
+        return checked
+
     def _scale(self, risk: Tensor) -> Tensor:
         ratio = (self.df - 2) / self.df
         return risk * (ratio**0.5 if isinstance(ratio, float) else ratio.sqrt().to(risk))
@@ -215,7 +221,10 @@ class StudentT(_LocationScale):
     def _standard_icdf(self, q: Tensor) -> Tensor:
         from scipy.special import stdtrit
 
-        return torch.as_tensor(stdtrit(float(self.df), q.detach().double().cpu().numpy())).to(q)
+        return torch.as_tensor(stdtrit(self._numpy_df(), q.detach().double().cpu().numpy())).to(q)
+
+    def _numpy_df(self) -> Any:
+        return torch.as_tensor(self.df).detach().double().cpu().numpy()
 
     def _noise(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
         angle = 2 * math.pi * torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
@@ -225,9 +234,10 @@ class StudentT(_LocationScale):
     def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         from scipy.special import betaln
 
-        df = float(self.df)
-        z = self._z(y, loc, risk)
-        limit = 2 * math.sqrt(df) / (df - 1) * math.exp(betaln(0.5, df - 0.5) - 2 * betaln(0.5, df / 2))
+        exact = self._numpy_df()
+        df, z = torch.as_tensor(exact).to(risk), self._z(y, loc, risk)
+        ratio = torch.as_tensor(betaln(0.5, exact - 0.5) - 2 * betaln(0.5, exact / 2)).exp().to(risk)
+        limit = 2 * df.sqrt() / (df - 1) * ratio
         peak = df * self._standard_log_prob(z, shift=-1).exp()  # (df + z^2) f(z)
         return (y - loc) * (2 * self._standard_cdf(z) - 1) + self._scale(risk) * (2 * peak / (df - 1) - limit)
 

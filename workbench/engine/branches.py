@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ class Branches:
             plan: of the run.
             alone: only for the first branch, which stands for all.
         """
-        keys = [branch_key(plan, index) for index in plan.indices()][: 1 if alone else None]
+        keys = [branch_key(plan, index) for index in itertools.islice(plan.indices(), 1 if alone else None)]
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
 from .body import Result, Together
-from .plan import Plan
+from .plan import Plan, joined
 from .tree import flatten, paths
 
 
@@ -47,7 +47,7 @@ def combined(plan: Plan, results: Sequence[Result]) -> Branched:
     order = None
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-        order = torch.argsort(torch.cat(plan.rows))
+        order = torch.argsort(joined(plan.rows))
     sizes = [axis.size for axis in axes]
     beside = [axis.name for axis in plan.axes if axis.own_first]
     equals = [k for k, index in enumerate(plan.indices()) if not any(index[name] for name in beside)]
@@ -67,9 +67,10 @@ def _taken_over(plan: Plan, results: Together) -> Branched:
     names = [axis.name for axis in plan.axes]
     leaves = list(results.leaves)
     if plan.dealt:
-        position, order = names.index(plan.dealt), torch.argsort(torch.cat(plan.rows))
+        position, rows = names.index(plan.dealt), joined(plan.rows)
         names.remove(plan.dealt)
-        in_order = bool((order[1:] > order[:-1]).all())
+        in_order = bool((rows[1:] > rows[:-1]).all())
+        order = rows if in_order else torch.argsort(rows)
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 continue

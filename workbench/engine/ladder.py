@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import loop, replay, vmapped
 from .body import Result
 from .objects import is_object
-from .plan import Axis, Plan
+from .plan import Axis, Plan, uneven
 from .random import moved
 from .tree import flatten, follow, tensors
 
@@ -192,7 +192,7 @@ def _decide(engine: Engine, plan: Plan, kind: Kind, args: tuple, kwargs: dict[st
 
 def _possible(engine: Engine, plan: Plan) -> tuple[str, ...]:
     """The rungs that could run the plan."""
-    if plan.size == 1 or plan.loop_only or len({len(rows) for rows in plan.rows}) > 1:
+    if plan.size == 1 or plan.loop_only or uneven(plan.rows):
         return ("loop",)
     vmaps = () if writes_globals(engine.root) or hooked(engine.root) else ("vmap", "rescue")
     return (*vmaps, *(() if plan.interventions or plan.dealt else ("replay",)), "loop")

@@ -209,6 +209,16 @@ class Intervention:
     loop_only: str = ""  # why its branches must run one after another, if they must
 
 
+def joined(rows: Sequence[Tensor] | Tensor) -> Tensor:
+    """The rows of all branches, one branch after another."""
+    return rows.flatten() if isinstance(rows, Tensor) else torch.cat(list(rows))
+
+
+def uneven(rows: Sequence[Tensor] | Tensor) -> bool:
+    """Whether some branches answer more rows than others."""
+    return not isinstance(rows, Tensor) and len({len(part) for part in rows}) > 1
+
+
 @dataclass
 class Plan:
     """One run: the active axes (outermost first), the rules by slot name, the interventions, and how far the branches share their work."""
@@ -220,7 +230,7 @@ class Plan:
     shares_trunk: bool = False
     loop_only: str = ""  # why the branches must run one after another, if they must
     dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
-    rows: list[Tensor] = field(default_factory=list)  # for each branch along it the rows it answers
+    rows: Sequence[Tensor] | Tensor = ()  # for each branch along it the rows it answers; [branches, n] if all have as many
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap

@@ -82,6 +82,17 @@ _LOOKING = frozenset(  # they read facts about a tensor, not its values
 )
 
 
+def _among(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among the arguments of a call; trees are only taken apart where there are any, for most calls have none."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif value is not None and type(value) not in (int, float, bool, str):
+            found.extend(leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor))
+    return found
+
+
 class Known:
     """What is known about single tensors, whatever they hold."""
 
@@ -166,8 +177,7 @@ class Sites(TorchFunctionMode):
         if name == "multi_head_attention_forward":
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
-        leaves, rebuild = flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = _among((*args, *kwargs.values()))
         known = [leaf for leaf in tensors if self._names.get(leaf) is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
@@ -181,6 +191,7 @@ class Sites(TorchFunctionMode):
             return out
         if not self._contractions or name in CONTRACTIONS:
             self._refuse_checkpoint()
+            leaves, rebuild = flatten((args, kwargs))
             data = [
                 i
                 for i, leaf in enumerate(leaves)

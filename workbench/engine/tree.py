@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 Rebuild = Callable[[Iterator[Any]], Any]
+_LEAVES = frozenset([Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device])
 
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
     """The named parts of a container, None for a leaf."""
+    if type(node) in _LEAVES:  # nearly every node: the questions below take their time, and an engine asks them often
+        return None
     if isinstance(node, Mapping):
         return [(f"[{key!r}]", value) for key, value in node.items()]
     if isinstance(node, tuple) and hasattr(node, "_fields"):

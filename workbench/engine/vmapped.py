@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from .body import Clone, Together, call, is_batched, refuse_recomputing
 from .clone import share
-from .plan import Plan
+from .plan import Plan, joined
 from .rescue import Rescue
 from .tree import flatten
 
@@ -125,7 +125,7 @@ def _pass(
     dealt: dict[int, Tensor] = {}
     if plan.dealt:
         parts = plan.rows[start : start + count] if plan.dealt == outermost else plan.rows
-        rows = torch.cat(parts)
+        rows = joined(parts)
         for i, leaf in enumerate(given):
             if isinstance(leaf, Tensor) and leaf.dim():
                 dealt[i] = leaf.index_select(0, rows.to(leaf.device)).unflatten(0, (len(parts), -1))

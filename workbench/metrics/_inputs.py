@@ -49,7 +49,9 @@ def risks(risk: Any, positive: bool = False) -> Tensor:
     risk = numbers("risk", getattr(risk, "total", risk))
     if (risk <= 0).any() if positive else (risk < 0).any():
         bound = "> 0 (no density exists at 0; add the noise that is always there)" if positive else ">= 0"
-        raise ValueError(f"risk is a standard deviation and must be {bound}, found {risk.min().item()}")
+        raise ValueError(
+            f"risk is a standard deviation and must be {bound}, found {risk.min().item()} (shape {tuple(risk.shape)})"
+        )
     return risk
 
 
@@ -71,7 +73,10 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
     """Integer labels [rows] that fit scores [..., classes]; both without their leading shape."""
     target = tensor_of(target)
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise ValueError(f"target must hold integer class labels, found {target.dtype}")
+        raise ValueError(
+            f"target must hold integer class labels, found {target.dtype} of shape {tuple(target.shape)}; "
+            "convert it with .long()"
+        )
     if classes.ndim < 2 or classes.shape[-1] < 2:
         raise ValueError(f"{name} must have shape [rows, classes >= 2], found {tuple(classes.shape)}")
     if target.shape != classes.shape[:-1]:
@@ -81,7 +86,8 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
         )
     if target.min() < 0 or target.max() >= classes.shape[-1]:
         raise ValueError(
-            f"labels must lie in [0, {classes.shape[-1]}), found {int(target.min())} to {int(target.max())}"
+            f"labels must lie in [0, {classes.shape[-1]}), found {int(target.min())} to {int(target.max())} "
+            f"(target {tuple(target.shape)}, {name} {tuple(classes.shape)})"
         )
     return target.to(classes.device, torch.int64).flatten()
 
@@ -98,7 +104,7 @@ def classified(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
         worst = sums.flatten()[(sums.flatten() - 1).abs().argmax()].item()
         raise ValueError(
             "probabilities must be >= 0 and sum to one over the last dimension, found a least value of "
-            f"{probs.min().item():.6g} and a sum of {worst:.6g}; logits need softmax first"
+            f"{probs.min().item():.6g} and a sum of {worst:.6g} (shape {tuple(probs.shape)}); logits need softmax first"
         )
     return probs.flatten(0, -2), target
 

@@ -78,9 +78,12 @@ def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
 
 def splits(risk_in: Any, risk_out: Any) -> tuple[Tensor, Tensor]:
     """Both risks as float64 vectors; neither may be empty."""
-    n_in, n_out = (tensor_of(risk).numel() for risk in (risk_in, risk_out))
-    if not (n_in and n_out):
-        raise ValueError(f"both splits need rows, found {n_in} in-distribution and {n_out} out-of-distribution risks")
+    inside, outside = tensor_of(risk_in), tensor_of(risk_out)
+    if not (inside.numel() and outside.numel()):
+        raise ValueError(
+            f"both splits need rows, found {inside.numel()} in-distribution and {outside.numel()} out-of-distribution risks "
+            f"(shapes {tuple(inside.shape)} and {tuple(outside.shape)})"
+        )
     return split("risk_in", risk_in), split("risk_out", risk_out)
 
 

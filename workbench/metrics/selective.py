@@ -153,7 +153,9 @@ def ranked(risk: Any, error: Any) -> tuple[Tensor, Tensor]:
     risk, error = numbers("risk", getattr(risk, "total", risk), finite=False), numbers("error", error)
     same_shape(risk=risk, error=error)
     if (error < 0).any():
-        raise ValueError(f"errors must be >= 0 (absolute or squared), found {error.min().item()}")
+        raise ValueError(
+            f"errors must be >= 0 (absolute or squared), found {error.min().item()} (shape {tuple(error.shape)})"
+        )
     return risk.flatten(), error.flatten()
 
 

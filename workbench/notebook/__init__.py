@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..experiments.environment import environment
 from .record import Records, read_records, record, record_figure, record_table
 from .report import render
-from .run import Run, environment, read_run, run_key, run_notebook
+from .run import Run, read_run, run_key, run_notebook
 
 __all__ = [
     "Records",

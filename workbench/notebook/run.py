@@ -8,17 +8,16 @@ import json
 import logging
 import math
 import os
-import platform
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..experiments.environment import cause, environment, versions
+from ..experiments.environment import source_digest as _source_digest
 from .parameters import COMPUTED, check_parameters, declared_parameters, load_notebook
 from .record import Records, read_records
 
@@ -61,42 +60,6 @@ class Run:
     def records(self) -> Records:
         """What the notebook has recorded: see `workbench.notebook.read_records`."""
         return read_records(self.output)
-
-
-def environment(folder: Path | str | None = None) -> dict[str, str]:
-    """What a result was computed with.
-
-    Args:
-        folder: a folder of the repository whose state is described; default: the current one.
-
-    Returns:
-        python, platform, device, git (``git describe`` of the folder's repository, "none" outside one) and the versions
-        of the packages that decide the numbers and the pictures.
-
-    Example:
-        >>> sorted(environment())[:4]
-        ['device', 'git', 'matplotlib', 'numpy']
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    elif torch.backends.mps.is_available():
-        device = "Apple GPU (mps)"
-    else:
-        device = f"CPU, {os.cpu_count()} cores"
-    try:
-        describe = ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"]
-        git = subprocess.run(describe, cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        git = ""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(terse=True),
-        "device": device,
-        "git": git or "none",
-        **_versions(),
-    }
 
 
 def run_key(notebook: Path | str, parameters: Mapping[str, Any] | None = None) -> str:
@@ -242,19 +205,10 @@ def _execute(
     except CellTimeoutError:
         return "timeout", f"cell {_last_cell(output)} ran longer than {timeout:g} s"
     except DeadKernelError:
-        return "died", f"the kernel died in cell {_last_cell(output)}, {_cause(exits)}"
+        return "died", f"the kernel died in cell {_last_cell(output)}, {cause(exits[-1] if exits else 0)}"
     except RuntimeError as error:
         return "died", f"the kernel did not start: {error}"
     return "ok", None
-
-
-def _cause(exits: list[int]) -> str:
-    code = exits[-1] if exits else 0
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    hints = {"SIGKILL": "as the system does when memory runs out", "SIGSEGV": "a crash in native code"}
-    return f"killed by {name} ({hints.get(name, 'sent from outside, or a crash in native code')})"
 
 
 def _kernel_manager_class(exits: list[int]) -> type[AsyncKernelManager]:
@@ -295,25 +249,8 @@ def _last_cell(output: Path) -> str:
 def _key(nb: NotebookNode, values: Mapping[str, Any]) -> str:
     cells = [(cell.cell_type, cell.source) for cell in nb.cells]
     known = {name: value for name, value in values.items() if value is not COMPUTED}
-    parts = [cells, sorted(known.items()), _source_digest(), _versions(), os.environ.get("WORKBENCH_DATA", "")]
+    parts = [cells, sorted(known.items()), _source_digest(), versions(), os.environ.get("WORKBENCH_DATA", "")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
-
-
-def _source_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("workbench", "torch", "numpy", "pandas", "matplotlib", "papermill"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "none"
-    return found
 
 
 def _stamp_of(path: Path) -> Run | None:

@@ -10,6 +10,7 @@ from workbench.plots._common import COLOURS
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error
+from workbench.plots.selective import risk_coverage
 from workbench.plots.summary import history, risk_split
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "predicted_against_true",
     "reliability",
     "risk_against_error",
+    "risk_coverage",
     "risk_split",
     "roc",
 ]

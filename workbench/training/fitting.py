@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import math
 import operator
 import os
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -17,8 +18,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from workbench.calling import pair_of
 from workbench.engine.tree import tensors
 from workbench.training.checkpoint import Checkpoint, describe
+from workbench.training.cutting import Part, folded, settings_of
+from workbench.training.folds import CrossFit
 from workbench.training.history import History
 from workbench.training.loop import FROZEN, Loop, own, own_random
 from workbench.training.rows import Batch, Batches, Rows, Source, checksum, cut, moments, read
@@ -35,11 +39,12 @@ def fit(
     *,
     epochs: int = 100,
     batch_size: int | None = None,
-    lr: float = LR,
-    weight_decay: float = 0.0,
+    lr: float | Sequence[float] = LR,
+    weight_decay: float | Sequence[float] = 0.0,
     criterion: Criterion | None = None,
     optimizer: Callable[..., Optimizer] | None = None,
-    validation: Any = 0.1,
+    validation: Any = None,
+    folds: int | Tensor | None = None,
     patience: int | None = None,
     standardize: bool | None = None,
     seed: int = 0,
@@ -61,14 +66,21 @@ def fit(
             (x, y), or a DataLoader, which is used as it is.
         epochs: passes over the rows.
         batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
-        lr: peak learning rate of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
+        lr: peak learning rate (with folds: rates) of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
             cosine to zero after it (Loshchilov & Hutter 2017).
-        weight_decay: decoupled from the gradient (Loshchilov & Hutter 2019).
+        weight_decay: decoupled from the gradient (Loshchilov & Hutter 2019); with folds on weights only, and several as for lr.
         criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
-            for class numbers.
+            for class numbers; with folds, the likelihood of the risk heads alone where there are any.
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and the schedule.
         validation: what the best epoch is chosen by, never trained on: a share of the training rows (stratified for
-            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best).
+            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best). None: 0.1, none with folds.
+        folds: cross-fitting, the recommended way to train voters: each of them trains without one of so many folds of the rows (or of the
+            folds [n] that you number, such as those of groups that belong together), so that what it says there decides, without a look at
+            other rows: when predictions and noise are taken from the training (ten averages of the weights are kept), how wide the noise is
+            and how heavy its tails (a factor, and Student's t if the distribution is Normal), and, where lr or weight_decay name several
+            settings, how much the voters of each count. The number of voters must be a multiple of folds x settings; two for each let the
+            spread of an ensemble be seen. `History.out_of_fold` keeps the predictions, of which `workbench.calibrate(wrapped, history)` makes
+            CV+ intervals. Units are those of all rows.
         patience: epochs without a smaller validation loss after which to stop; None goes on to the end.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the rows
             trained on; predictions and risks are in original units all the same. One mean and scale per column, or one
@@ -103,9 +115,17 @@ def fit(
         if isinstance(wrapped, nn.Module):
             raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
         raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
-    _check_numbers(epochs, batch_size, lr, weight_decay, optimizer, patience, dtype)
+    rates, decays = settings_of(lr, weight_decay, folds)
+    for rate, decay in zip(rates, decays, strict=True):
+        _check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
-    train, valid = _sources(data, validation, batch_size, seed)
+    if folds is not None:
+        for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
+            if value is not None:
+                raise ValueError(f"{name}: with folds the rows that a voter has not seen decide; leave {name} out")
+        validation = 0
+    train, valid = _sources(data, 0.1 if validation is None else validation, batch_size, seed)
+    cut = None if folds is None else folded(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
@@ -120,14 +140,10 @@ def fit(
     batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
 
     wrapped.to(place, dtype)
-    made, scheduler = _optimizer(wrapped, optimizer, lr, weight_decay, batches, epochs)
-    criterion = criterion or _criterion(wrapped, first.y)
     settings = {
         "wrapped": wrapped._get_name(),
         "epochs": str(epochs),
         "batch size": str(size),
-        "optimizer": f"{type(made).__name__}{sorted(made.defaults.items())}, schedule {scheduler is not None}",
-        "criterion": describe(criterion),
         "patience": str(patience),
         "standardize": str(standardize),
         "seed": str(seed),
@@ -136,6 +152,16 @@ def fit(
     }
     if checkpoint is not None:
         settings |= {"data": checksum(train), "validation": checksum(valid)}
+    pair = pair_of(wrapped._workbench, own(wrapped, "methods"))
+    asked = criterion or (None if cut is not None and pair is not None else _criterion(wrapped, first.y))
+    settings["criterion"] = "likelihood" if asked is None else describe(asked)
+    if cut is None:
+        made, scheduler = _optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
+        kind = f"{type(made).__name__}{sorted(made.defaults.items())}, schedule {scheduler is not None}"
+    else:
+        kind = f"StackedAdam, lr {rates}, weight decay {decays}"
+        settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
+    settings["optimizer"] = kind
 
     start = copy.deepcopy(wrapped.state_dict())
     if scaling is not None:
@@ -143,9 +169,29 @@ def fit(
     if scaling:
         own(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
     wrapped._workbench.rows = len(train) if isinstance(train, Rows) else None
+    if cut is not None and isinstance(train, Rows):
+        fitted = CrossFit(
+            wrapped=wrapped,
+            rows=train.to(place, dtype),
+            parts=[Part(torch.arange(len(train)), cut[0])],
+            layout=cut[1],
+            lr=rates,
+            weight_decay=decays,
+            criterion=asked,
+            whole=asked in (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs),
+            epochs=epochs,
+            batch_size=size,
+            schedule=one_cycle,
+            seed=seed,
+            progress=progress,
+            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
+        )
+        fitted.run()
+        return fitted.finish()
+    assert asked is not None
     loop = Loop(
         wrapped=wrapped,
-        criterion=criterion,
+        criterion=asked,
         optimizer=made,
         scheduler=scheduler,
         train=batches,

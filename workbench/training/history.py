@@ -9,8 +9,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from torch import Tensor
+
+    from workbench.risk import Risk
+    from workbench.training.decisions import Decisions
 
 COLUMNS = ("epoch", "loss", "validation_loss", "lr", "seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfFold:
+    """What the voters of a cross-fitted model say about training rows that they have not seen, in the order of the rows.
+
+    Args:
+        prediction: [n, ...], in original units; probabilities for classes.
+        risk: standard deviations of the same shape; empty for classes.
+        target: [n, ...].
+        fold: int64 [n], the fold of each row.
+        decisions: what was decided by these predictions.
+    """
+
+    prediction: Tensor
+    risk: Risk
+    target: Tensor
+    fold: Tensor
+    decisions: Decisions
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +45,7 @@ class History:
         best_epoch: the epoch whose weights the model has now, that of the least validation loss (the last one where
             there was no validation); 0 if the model has no finished epoch's weights.
         interrupted: whether Ctrl-C ended the training.
+        out_of_fold: of a cross-fitted model (`folds=`), what its voters say about rows that they have not seen.
 
     Example:
         >>> history = History([(1, 2.0, 1.5, 0.01, 0.1), (2, 1.0, 1.25, 0.0, 0.1)], best_epoch=2)
@@ -34,6 +58,7 @@ class History:
     records: list[tuple[int, float, float, float, float]]
     best_epoch: int
     interrupted: bool = False
+    out_of_fold: OutOfFold | None = None
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -68,7 +93,9 @@ class History:
     def __repr__(self) -> str:
         n = len(self.records)
         parts = [f"{n} epoch{'' if n == 1 else 's'} in {self.seconds:.1f} s"]
-        if self.best_epoch:
+        if self.out_of_fold is not None:
+            parts.append(f"out-of-fold nll {-float(self.out_of_fold.decisions.log_prob.mean()):.4g}")
+        elif self.best_epoch:
             _, loss, validation, _, _ = self.records[self.best_epoch - 1]
             shown = f", validation loss {validation:.4g}" if validation == validation else ""
             parts.append(f"best epoch {self.best_epoch}: loss {loss:.4g}{shown}")

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
+from workbench.method import Method
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.history import History
 from workbench.training.rows import Batch, Batches, Inputs, bad_rows
@@ -135,7 +136,9 @@ class Loop:
                 start = time.perf_counter()
                 loss = self._train(epoch)
                 validation = math.nan if self.valid is None else self._validate(epoch, self.valid)
-                if self.valid is None or validation < self.best_loss:
+                for method in self._collectors():
+                    method.collect(self.wrapped, epoch, self.epochs)
+                if self.valid is None or self._collectors() or validation < self.best_loss:
                     best = copy.deepcopy(self.wrapped.state_dict())
                     self.best, self.best_epoch, self.best_loss = best, epoch, validation
                 self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
@@ -159,6 +162,7 @@ class Loop:
                     f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
                 )
             loss.backward()
+            self._pace(epoch - 1 + (step - 1) / len(self.train) if self._collectors() and self.scheduler else None)
             self.lr = self.optimizer.param_groups[0]["lr"]
             self.optimizer.step()
             if self.scheduler is not None:
@@ -167,6 +171,15 @@ class Loop:
         if not rows:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
         return total / rows
+
+    def _collectors(self) -> list[Method]:
+        return [method for method in self.wrapped._workbench.methods if method.collects]
+
+    def _pace(self, at: float | None) -> None:
+        """Methods that collect weights know at which learning rate; an optimizer of the user's own keeps its own."""
+        for method in self._collectors() if at is not None else ():
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * method.pace(at, self.epochs)
 
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:

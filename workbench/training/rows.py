@@ -36,6 +36,16 @@ class Rows:
         """Some of the rows, by number."""
         return Rows(tree_map(lambda t: t[index.to(t.device)], self.x), self.y[index.to(self.y.device)])
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Rows:
+        """The rows on a device, floating-point numbers in a dtype."""
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
+
+        return Rows(tree_map(place, self.x), place(self.y))
+
 
 Source = Rows | Dataset | DataLoader
 

@@ -5,6 +5,33 @@ from __future__ import annotations
 from workbench.wrappers.densities.base import Density
 from workbench.wrappers.densities.flow import Flow
 from workbench.wrappers.densities.gaussian import Gaussian
-from workbench.wrappers.densities.reduce import Reduce, pool
+from workbench.wrappers.densities.last_layer import Classwise, Neighbours
+from workbench.wrappers.densities.outputs import Energy, MaxLogit
+from workbench.wrappers.densities.pooling import pool
+from workbench.wrappers.densities.reduce import Reduce
+from workbench.wrappers.densities.signature import Signature
 
-__all__ = ["Density", "Flow", "Gaussian", "Reduce", "pool"]
+# by what `neo.Wrapper(density=...)` calls them
+DENSITIES: dict[str, type[Density]] = {
+    "signature": Signature,
+    "gaussian": Gaussian,
+    "flow": Flow,
+    "classwise": Classwise,
+    "knn": Neighbours,
+    "energy": Energy,
+    "max_logit": MaxLogit,
+}
+
+__all__ = [
+    "DENSITIES",
+    "Classwise",
+    "Density",
+    "Energy",
+    "Flow",
+    "Gaussian",
+    "MaxLogit",
+    "Neighbours",
+    "Reduce",
+    "Signature",
+    "pool",
+]

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import WorkbenchWarning
-from workbench.wrappers.densities.base import ENOUGH, Density, Features, deal, full_precision, robust_moments
+from workbench.wrappers.densities.likelihood import Likelihood
+from workbench.wrappers.densities.moments import full_precision, robust_moments
+from workbench.wrappers.densities.rows import ENOUGH, Features, deal
 
 _CLAMP = 30.0
 _PATIENCE = 10
 
 
-class Flow(Density):
+class Flow(Likelihood):
     """RealNVP on whitened features: starts exactly as the Gaussian and learns what is not Gaussian about them.
 
     Affine couplings z -> z exp(s) + t on one half of the features, with s and t a network of the other half
@@ -65,6 +67,8 @@ class Flow(Density):
     def fit(
         self,
         features: Features,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
         *,
         epochs: int = 100,
         batch_size: int = 256,
@@ -79,6 +83,7 @@ class Flow(Density):
 
         Args:
             features: Matrix [n, d] or list of matrices, as in `Density.fit`.
+            logits, labels: Not used.
             epochs: Passes over the kept rows at most; it ends after ten without an improvement.
             batch_size: Rows per step.
             lr: Learning rate of Adam; gradients are clipped to norm 10.
@@ -92,24 +97,23 @@ class Flow(Density):
         if epochs < 0 or batch_size < 1:
             raise ValueError(f"epochs must be >= 0 and batch_size >= 1, got epochs={epochs}, batch_size={batch_size}")
         generator = generator or torch.Generator().manual_seed(seed)
-        layers, reduced = self._check(features)
-        layers = self._training_rows(layers)
-        if len(layers[0]) < ENOUGH:
-            super().fit(layers if reduced else layers[0], generator=generator)
+        rows = self._training_rows(self._rows(features, None))
+        if len(rows) < ENOUGH:
+            super().fit(rows.layers if rows.reduced else rows.layers[0], generator=generator)
             warnings.warn(
-                f"{len(layers[0])} rows are too few to train a flow ({ENOUGH} are needed), so it stays the Gaussian "
+                f"{len(rows)} rows are too few to train a flow ({ENOUGH} are needed), so it stays the Gaussian "
                 "it starts as; use Gaussian(), or more data",
                 WorkbenchWarning,
                 stacklevel=2,
             )
             return
-        kept, held = next(deal(layers, generator))
-        self._start_from(kept, reduced)
-        with full_precision(kept[0]):
-            with torch.no_grad():
-                z, z_held = self._whiten(kept), self._whiten(held)
+        kept, held = next(deal(rows, generator))
+        self._learn(kept)
+        self._grow(self._identity(len(self.location), torch.Generator().manual_seed(0)), kept.device)
+        with full_precision(kept.layers[0]), torch.no_grad():
+            z, z_held = ((self._reduced(part) - self.location) @ self.whitening.T for part in (kept, held))
             self._train(z, z_held, epochs, batch_size, lr, generator)
-        self._standardise(*robust_moments(self.nll(held if reduced else held[0]).detach()))
+        self._standardise(*robust_moments(self._score(held).detach()))
 
     @torch.enable_grad()
     def _train(
@@ -135,7 +139,7 @@ class Flow(Density):
         for parameter, value in zip(self.parameters(), best, strict=True):
             parameter.data.copy_(value)
 
-    def _start(self, d: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _identity(self, d: int, generator: torch.Generator) -> dict[str, Tensor]:
         k, h = self.n_layers, self.hidden
 
         def uniform(*shape: int) -> Tensor:

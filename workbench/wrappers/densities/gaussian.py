@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.wrappers.densities.base import Density
+from workbench.wrappers.densities.likelihood import Likelihood
 
 _NOISE = 1e-3  # variance of the assumed noise on whitened features
 
 
-class Gaussian(Density):
+class Gaussian(Likelihood):
     """Joint Gaussian of all features: closed form by `fit`, or trained by `risk.mean()`.
 
     On whitened features z the trained part is a mean m and a lower-triangular L with positive diagonal:
@@ -37,7 +37,7 @@ class Gaussian(Density):
     mean: Tensor
     factor: Tensor
 
-    def _start(self, d: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _identity(self, d: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"mean": torch.zeros(d), "factor": torch.zeros(d, d)}  # the diagonal of factor holds log diag L
 
     def _transport(self, z: Tensor) -> tuple[Tensor, Tensor]:

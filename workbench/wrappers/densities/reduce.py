@@ -1,4 +1,4 @@
-"""From the feature maps of a layer to a short vector per row: pooling, then principal components."""
+"""From a long vector per row to a short one: principal components, and what they miss."""
 
 from __future__ import annotations
 
@@ -6,80 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-_BINS = 2
-_FLOOR = 1e-3  # smallest unit of a column, as a share of the layer's largest: nearly dead features must not explode
-
-
-def pool(feature: Tensor, rows: int, *, row_dim: int = 0, channel_dim: int | None = None) -> Tensor:
-    """Average a feature map of any shape over a coarse grid, one vector per row.
-
-    A 2x2 grid keeps the rough place of things, which a global mean throws away.
-
-    Args:
-        feature: Real tensor with `rows` entries along `row_dim`: a vector per row [rows, d] is kept as it is, a map
-            [rows, c, h, w] (or with one or three axes in place of h, w) is averaged over two bins per axis, a
-            sequence [rows, t, c] over two bins of t.
-        rows: Number of rows of the batch.
-        row_dim: Dimension of the rows; 1 for the [t, rows, c] of recurrent layers.
-        channel_dim: Dimension of the channels, counted with the rows first. Default: the last one of three, else 1;
-            give 1 for the [rows, c, length] of a 1-D convolution and -1 for [rows, h, w, c].
-
-    Returns:
-        Tensor [rows, d], at least float32. Axes of size 1 are not split, except t of a sequence, so that d does not
-        depend on its length.
-
-    Raises:
-        TypeError: If the feature is complex.
-        ValueError: If the feature has not `rows` entries along `row_dim`, or no entries to average.
-
-    Example:
-        >>> pool(torch.ones(8, 16, 7, 7), rows=8).shape
-        torch.Size([8, 64])
-        >>> pool(torch.ones(8, 20, 16), rows=8).shape
-        torch.Size([8, 32])
-    """
-    if feature.is_complex():
-        raise TypeError(f"cannot pool a complex feature {list(feature.shape)}; choose layers with real outputs")
-    if feature.dim() <= row_dim or feature.shape[row_dim] != rows:
-        raise ValueError(
-            f"a feature of shape {list(feature.shape)} has not the {rows} rows of the batch in dimension {row_dim}; "
-            "leave its layer out, or say where the rows are with row_dim="
-        )
-    feature = feature.to(torch.promote_types(feature.dtype, torch.float32)).movedim(row_dim, 0)
-    if feature.dim() <= 2:
-        return feature if feature.dim() == 2 else feature[:, None]
-    is_sequence = channel_dim is None and feature.dim() == 3
-    if channel_dim is None:
-        channel_dim = -1 if is_sequence else 1
-    feature = feature.movedim(channel_dim, 1)
-    if feature.dim() > 5:  # pooling knows three axes; the trailing ones become one
-        feature = feature.flatten(4)
-    axes = feature.shape[2:]
-    if 0 in feature.shape[1:]:
-        raise ValueError(f"a feature of shape {list(feature.shape)} has nothing to average; leave its layer out")
-    bins = [_BINS if is_sequence else min(_BINS, size) for size in axes]
-    averages: list[Any] = [F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d]
-    return averages[len(axes) - 1](feature, bins).flatten(1)
-
-
-def units(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and unit of every column, and which columns are constant.
-
-    Args:
-        features: Tensor [n, d] of finite floats, n >= 2.
-
-    Returns:
-        Mean [d], unit [d] > 0 and a mask [d] of constant columns. The unit is the standard deviation, at least
-        1e-3 of the largest one; constant columns get the largest one, for their own scale was never seen.
-    """
-    variance, mean = torch.var_mean(features, dim=0, correction=0)
-    sd = variance.sqrt()
-    constant = sd <= 1e-6 * mean.abs()
-    largest = sd.masked_fill(constant, 0).amax()
-    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return mean, torch.where(constant, largest, sd.clamp_min(_FLOOR * largest)), constant
+from workbench.wrappers.densities.moments import units
 
 
 def _leading_axes(centred: Tensor, k: int) -> Tensor:

@@ -1,0 +1,191 @@
+"""Known truths on made-up data: is the noise found, and does risk rise where nothing was seen?
+
+`noise`: `data.toy.cubic`, whose standard deviation is known at every place, so that the expected negative log-likelihood
+of a prediction under the true density has a closed form. `unseen`: `data.toy.sine_gap`, which has a gap and two far
+sides without training rows. Everything else is `workbench.fit` with its defaults: nothing is chosen by these scores.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench import compose, data, fit, neo, sample, sculpt, vote
+from workbench.experiments.bench import table
+from workbench.metrics import auroc, rmse
+from workbench.plots import COLOURS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TASKS = {
+    "noise": ("plain", "sculpt", "vote of sculpt"),
+    "unseen": ("plain", "sculpt", "sample", "vote", "vote of sculpt", "neo"),
+}
+WRAPPERS = {
+    "plain": (),
+    "sculpt": (sculpt.Wrapper(),),
+    "sample": (sample.Wrapper(n_samples=20),),
+    "vote": (vote.Wrapper(5),),
+    "vote of sculpt": (vote.Wrapper(5), sculpt.Wrapper()),
+    "neo": (neo.Wrapper(),),
+}
+KIND = {
+    "plain": "total",
+    "sculpt": "aleatoric",
+    "neo": "vacuitic",
+}  # the risk that is looked at; of all others, epistemic
+
+
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """Every task, method, number of training rows and seed."""
+    return [
+        {"task": task, "method": method, "n_train": n_train, "epochs": 3 if smoke else 100, "seed": seed}
+        for seed in range(1 if smoke else 5)
+        for task, methods in TASKS.items()
+        for n_train in ((60,) if smoke else (200, 2000))
+        for method in methods
+    ]
+
+
+def run(task: str, method: str, n_train: int, epochs: int, seed: int) -> dict[str, float]:
+    """Train one model, and compare its risk with the truth."""
+    load = {"noise": data.toy.cubic, "unseen": data.toy.sine_gap}[task]
+    rows = load(n_train=n_train, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
+        wrapped = compose(*WRAPPERS[method])(net)
+        fit(wrapped, rows, epochs=epochs, seed=seed, progress=False)
+        wrapped.eval()
+        with torch.no_grad():
+            return {"noise": _noise, "unseen": _unseen}[task](wrapped, method, rows, seed)
+
+
+def _noise(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict[str, float]:
+    """Against mean and noise that are known, at places that are spread like the training rows."""
+    fresh = data.toy.cubic(n_train=5000, seed=10_000 + seed).train
+    assert fresh.sigma is not None
+    truth, sigma = (fresh.x.double() ** 3 / 6, fresh.sigma.double())
+    y, risks = _predict(wrapped, method, fresh.x, rows)
+    noise = risks.get("aleatoric", risks["total"])
+    ratio = noise / sigma
+    # the expectation of -log N(target; y, total) over the target's true density, less that density's own entropy
+    total = risks["total"]
+    excess = (total / sigma).log() + (sigma**2 + (y - truth) ** 2) / (2 * total**2) - 0.5
+    entropy = sigma.log() + 0.5 * math.log(2 * math.pi * math.e)
+    return {
+        "rmse": float(rmse(y, truth)),
+        "sigma_error": float((ratio - 1).abs().median()),
+        "sigma_bias": float(ratio.median() - 1),
+        "nll": float((entropy + excess).mean()),
+        "nll_true": float(entropy.mean()),
+    }
+
+
+def _unseen(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict[str, float]:
+    """Risk in the gap and on the far sides, held against risk where the training rows are."""
+    y, risks = _predict(wrapped, method, rows.test.x, rows)
+    risk = risks[KIND.get(method, "epistemic")].flatten()
+    seen, gap, far = (rows.test.regions[name] for name in ("data", "gap", "outside"))
+    found = {"rmse": float(rmse(y[seen], rows.test.y[seen].double()))}
+    for name, region in (("gap", gap), ("far", far)):
+        found[f"auroc_{name}"] = float(auroc(risk[seen], risk[region]))
+        if method != "neo":  # vacuitic risk has mean 0 on the data: it is no scale for a ratio
+            found[f"ratio_{name}"] = float(risk[region].median() / risk[seen].median())
+    return found
+
+
+def _predict(wrapped: nn.Module, method: str, x: Tensor, rows: data.Data) -> tuple[Tensor, dict[str, Tensor]]:
+    """Prediction and every risk, in float64; the plain model has one noise for all rows, of the training residuals."""
+    if method == "plain":
+        residual = (wrapped(rows.train.x) - rows.train.y).double().square().mean().sqrt()
+        y = wrapped(x).double()
+        return y, {"total": residual.expand_as(y)}
+    y, risk = wrapped(x, return_risk=True)
+    if isinstance(risk, Tensor):
+        return y.double(), dict.fromkeys((KIND.get(method, "epistemic"), "total"), risk.double())
+    return y.double(), {name: getattr(risk, name).double() for name in risk.names()}
+
+
+def summary(frame: pd.DataFrame, images: Path) -> str:
+    """Two tables and a picture."""
+    frame = frame.assign(method=frame["method"].astype("category").cat.set_categories(list(WRAPPERS)))
+    noise, unseen = (frame[frame["task"] == task] for task in TASKS)
+    noise = noise.assign(percent=100 * noise["sigma_error"], excess=noise["nll"] - noise["nll_true"])
+    columns = {
+        "percent": ("error of the noise (%)", 1),
+        "excess": ("NLL above the truth's (nats)", 3),
+        "rmse": ("RMSE to the true curve", 3),
+    }
+    ratios = {
+        "auroc_gap": ("AUROC, gap", 3),
+        "auroc_far": ("AUROC, far", 3),
+        "ratio_gap": ("ratio, gap", 1),
+        "ratio_far": ("ratio, far", 1),
+    }
+    seeds = frame["seed"].nunique()
+    _draw(noise, unseen, images / "toy-truth.png")
+    return f"""Mean and standard error over {seeds} seeds of data and model.
+
+*Error of the noise*: median over rows of |sigma / true sigma - 1|, at places spread like the training rows. *NLL above the truth's*: the
+expectation under the true density, in closed form, of a normal distribution with the predicted mean and total risk; 0 is perfect. The plain
+model has one sigma for all rows, the root mean square of its training residuals.
+
+{_table(noise, columns)}
+
+*AUROC*: chance that a row from where nothing was seen has a higher risk than one from where the training rows are; 0.5 is chance. *Ratio*: of
+the median risk there to the median risk at the data: below 1, risk falls where nothing was seen. Vacuitic risk has mean 0 at the data and so
+no ratio. Plain has a constant risk; sculpt's is aleatoric, which is not meant to rise here; neo's is vacuitic; that of all others is epistemic.
+
+{_table(unseen, ratios)}
+
+![Each dot a seed: error of the noise, NLL above the truth's, and risk in the gap divided by risk at the data](images/toy-truth.png)"""
+
+
+def _table(frame: pd.DataFrame, columns: dict[str, tuple[str, int]]) -> str:
+    import pandas as pd
+
+    rows = []
+    for (n_train, method), group in frame.groupby(["n_train", "method"], observed=True):
+        row = {"method": str(method), "training rows": str(n_train)}
+        for name, (label, digits) in columns.items():
+            values = group[name].dropna()
+            shown = f"{values.mean():.{digits}f} ± {values.sem():.{digits}f}" if len(values) > 1 else ""
+            row[label] = shown
+        rows.append(row)
+    return table(pd.DataFrame(rows))
+
+
+def _draw(noise: pd.DataFrame, unseen: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3, width_ratios=(3, 3, 5))
+    panels = (
+        (noise, "percent", "error of the noise (%)"),
+        (noise, "excess", "NLL above the truth's (nats)"),
+        (unseen, "ratio_gap", "risk in the gap / at the data"),
+    )
+    for ax, (frame, column, label) in zip(axes, panels, strict=True):
+        frame = frame.dropna(subset=column)
+        methods = [name for name in WRAPPERS if name in set(frame["method"])]
+        sizes = sorted(frame["n_train"].unique())
+        for size, shift, marker in zip(sizes, (-0.14, 0.14), ("o", "s"), strict=False):
+            part = frame[frame["n_train"] == size]
+            places = [methods.index(name) + shift for name in part["method"]]
+            colours = [COLOURS[KIND.get(name, "epistemic")] for name in part["method"]]
+            ax.scatter(places, part[column], c=colours, marker=marker, s=28, alpha=0.7, linewidths=0)
+            ax.scatter([], [], c="#444444", marker=marker, s=28, label=f"{size} rows")
+        ax.set_yscale("log")
+        ax.set_xticks(range(len(methods)), methods)
+        ax.set_ylabel(label)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", linewidth=0.6, alpha=0.35)
+    axes[2].axhline(1, color="#444444", linestyle=(0, (4, 2)), linewidth=1)
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=80, metadata={"Software": None})

@@ -1,0 +1,316 @@
+"""Regression on nine UCI sets, the standard 20 splits (protein 5): test NLL and RMSE in original units, beside published numbers.
+
+Standard track: one hidden layer of 50 ReLU units (protein 100), one configuration for all sets. Open track: two layers of 100 SiLU units on
+periodic inputs, one configuration for all sets. All splits of a cell train at once, as voters of one wrapped model; whatever is chosen is
+chosen by training rows that a network has not seen, never by test rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SETS = {
+    "boston": 20,
+    "concrete": 20,
+    "energy": 20,
+    "kin8nm": 20,
+    "naval": 20,
+    "power": 20,
+    "protein": 5,
+    "wine-red": 20,
+    "yacht": 20,
+}
+SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
+COVERAGE = 0.9
+MOST_STEPS = 12_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a method is trained.
+
+    Args:
+        lr, weight_decay: one for each setting; weight decay is for 1,440 rows or fewer, and falls as 1 / rows beyond.
+        folds: the rows are cut into so many.
+        held: how many of the folds are held out in turn; 1 is a plain validation set.
+        repeats: networks for each fold held out and each setting.
+        noise: whether a second output says the noise.
+        dropout: in training.
+        draws: of dropout at prediction.
+    """
+
+    lr: tuple[float, ...] = (0.01,)
+    weight_decay: tuple[float, ...] = (0.01,)
+    folds: int = 10
+    held: int = 1
+    repeats: int = 1
+    noise: bool = True
+    dropout: float = 0.0
+    draws: int = 1
+    open: bool = False
+    epochs: int = 400
+
+
+METHODS = {
+    "plain": Recipe(noise=False),
+    "vote": Recipe(noise=False, repeats=5),
+    "sample": Recipe(noise=False, dropout=0.05, draws=50),
+    "sculpt": Recipe(),
+    "vote + sculpt": Recipe(repeats=5),
+    "recommended": Recipe((0.01, 0.03, 0.01), (0.01, 0.03, 0.2), folds=5, held=5, repeats=2),
+    "recommended, open": Recipe(
+        (0.01, 0.003, 0.01), (0.05, 0.01, 0.2), folds=5, held=5, repeats=1, open=True, epochs=200
+    ),
+}
+
+
+class Layer(nn.Linear):
+    """A linear layer that starts with outputs of variance one for inputs of variance one (LeCun et al. 1998)."""
+
+    def reset_parameters(self) -> None:
+        bound = math.sqrt(3 / self.in_features)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound / math.sqrt(3), bound / math.sqrt(3))
+
+
+class Periodic(nn.Module):
+    """Each input beside sines and cosines of it, with frequencies that are learned (Gorishniy et al. 2022).
+
+    Args:
+        features: number of inputs.
+        frequencies: how many for each.
+        spread: standard deviation of their start values, in periods per standard deviation of the input.
+    """
+
+    def __init__(self, features: int, frequencies: int = 6, spread: float = 0.5) -> None:
+        super().__init__()
+        self.spread = spread
+        self.frequency = nn.Parameter(torch.empty(features, frequencies))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.frequency, std=self.spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = (2 * math.pi * x[..., None] * self.frequency).flatten(-2)
+        return torch.cat([x, angle.sin(), angle.cos()], -1)
+
+
+def network(features: int, name: str, recipe: Recipe) -> nn.Sequential:
+    """The network of a track."""
+    if recipe.open:
+        wide = features * 13
+        return nn.Sequential(Periodic(features), Layer(wide, 100), nn.SiLU(), Layer(100, 100), nn.SiLU(), Layer(100, 1))
+    width = 100 if name == "protein" else 50
+    hidden = [nn.Dropout(recipe.dropout)] if recipe.dropout else []
+    return nn.Sequential(Layer(features, width), nn.ReLU(), *hidden, Layer(width, 1))
+
+
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """A method on some splits of a set: ten at once of small sets, five of large ones."""
+    if smoke:
+        return [{"data": "yacht", "method": name, "splits": "0-1", "epochs": 3} for name in ("plain", "recommended")]
+    out = []
+    for names in (SMALL, [name for name in SETS if name not in SMALL]):
+        for method in METHODS:
+            for name in names:
+                size = 10 if name in SMALL else 5
+                for first in range(0, SETS[name], size):
+                    out.append({"data": name, "method": method, "splits": f"{first}-{first + size - 1}"})
+    return out
+
+
+def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, Any]]:
+    """One row for each split.
+
+    Args:
+        data: name of the set.
+        method: of `METHODS`.
+        splits: numbers of the first and the last split, "0-9".
+        epochs: instead of those of the method; 0 for these.
+    """
+    from workbench import compose, sculpt, vote
+    from workbench.data import load
+    from workbench.distributions import Normal
+    from workbench.training.cutting import Layout, Part, cut_folds
+    from workbench.training.fitting import one_cycle
+    from workbench.training.folds import CrossFit
+    from workbench.training.rows import Rows, moments
+
+    start, recipe = time.perf_counter(), METHODS[method]
+    numbers = range(int(splits.split("-")[0]), int(splits.split("-")[1]) + 1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sets = [load(data, split=number) for number in numbers]
+    rows, parts, tests = [], [], []
+    count = 0
+    for number, one in zip(numbers, sets, strict=True):
+        (x_mean, x_scale), (y_mean, y_scale) = moments(one.train.x), moments(one.train.y)
+        rows.append([((one.train.x - x_mean) / x_scale).float(), ((one.train.y - y_mean) / y_scale).float()])
+        tests.append(
+            (((one.test.x - x_mean) / x_scale).float(), ((one.test.y - y_mean) / y_scale).float(), float(y_scale))
+        )
+        n = len(one.train)
+        parts.append(Part(torch.arange(count, count + n), cut_folds(n, recipe.folds, None, seed=number)))
+        count += n
+    pool = Rows(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])).to(device, torch.float32)
+    layout = Layout(len(sets), len(recipe.lr), recipe.held, recipe.repeats)
+    voters = len(list(layout))
+    with torch.random.fork_rng():
+        torch.manual_seed(numbers[0])
+        wrappers = [
+            vote.Wrapper(voters, strategy="vmap"),
+            *([sculpt.Wrapper(Normal(beta=0.5), n_layers=1)] if recipe.noise else []),
+        ]
+        wrapped = compose(*wrappers)(network(pool.args[0].shape[1], data, recipe)).to(device)
+    each = min(len(part.rows) for part in parts)
+    trained = each * (recipe.folds - 1) // recipe.folds
+    size = min(max(32, math.ceil(trained / 16)), max(256, trained // 64))
+    fitted = CrossFit(
+        wrapped=wrapped,
+        rows=pool,
+        parts=parts,
+        layout=layout,
+        lr=recipe.lr,
+        weight_decay=[decay * min(1.0, 1440 / each) for decay in recipe.weight_decay],
+        criterion=None if recipe.noise else nn.functional.mse_loss,
+        whole=True,
+        epochs=epochs or min(recipe.epochs, max(1, MOST_STEPS // max(1, trained // size))),
+        batch_size=size,
+        schedule=one_cycle,
+        seed=numbers[0],
+        progress=False,
+    )
+    fitted.run()
+    decisions = [fitted.decide(p) for p in range(len(parts))]
+    fitted.settle(decisions)
+    seconds = (time.perf_counter() - start) / len(sets)
+    loc, risk = _tested(fitted, [x for x, _, _ in tests], recipe)
+    own = len(list(layout)) // len(sets)
+    return [
+        {
+            "split": number,
+            **_scores(loc[p * own : (p + 1) * own], risk[p * own : (p + 1) * own], y, unit, fitted, decisions[p], p),
+            "seconds_a_split": round(seconds, 2),
+        }
+        for p, (number, (_, y, unit)) in enumerate(zip(numbers, tests, strict=True))
+    ]
+
+
+@torch.no_grad()
+def _tested(fitted: Any, inputs: list[Tensor], recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Prediction and noise [voters, draws, rows, 1] of all voters for the test rows of their splits, in float64."""
+    most = max(map(len, inputs))
+    padded = [torch.cat([x, x[:1].expand(most - len(x), *x.shape[1:])]) for x in inputs]
+    of = torch.cat([padded[p] for p, *_ in fitted.layout]).to(fitted.rows.y.device)
+    fitted.wrapped.train(recipe.draws > 1)  # dropout goes on
+    with torch.random.fork_rng():
+        torch.manual_seed(fitted.seed)
+        said = [fitted.ask((of,), most) for _ in range(recipe.draws)]
+    loc = torch.stack([y for y, _ in said], 1).double().cpu()
+    risk = [noise for _, noise in said if noise is not None]
+    return loc, torch.stack(risk, 1).double().cpu() if risk else torch.ones_like(loc)
+
+
+def _scores(loc: Tensor, risk: Tensor, y: Tensor, unit: float, fitted: Any, decisions: Any, p: int) -> dict[str, float]:
+    """Test scores of a split, and beside them what the rows promised that networks have not seen."""
+    from workbench.calibration.cross import cv_plus
+    from workbench.distributions import Normal, StudentT
+    from workbench.distributions.mixture import Mixture
+
+    loc, risk, y = loc[:, :, : len(y)], risk[:, :, : len(y)], y.double()
+    settings, folds, repeats = fitted.layout.settings, fitted.layout.folds, fitted.layout.repeats
+    each = settings, folds, repeats * loc.shape[1]
+    loc, risk = (t.reshape(*each, *t.shape[2:]) for t in (loc, risk))
+    risk = risk * torch.tensor(decisions.factor, dtype=torch.float64).reshape(-1, 1, 1, 1, 1)
+    counts = torch.tensor(decisions.weights, dtype=torch.float64)
+    weights = (counts / (folds * each[2])).reshape(-1, 1, 1).expand(each).flatten()
+    family = Normal() if math.isinf(decisions.df) else StudentT(decisions.df)
+    mixture = Mixture(family, loc.flatten(0, 2), risk.flatten(0, 2), weights)
+    tail = (1 - COVERAGE) / 2
+    low, high = mixture.icdf(tail), mixture.icdf(1 - tail)
+    row = {
+        "nll": float(-mixture.log_prob(y).mean()) + math.log(unit),
+        "rmse": float((mixture.mean() - y).square().mean().sqrt()) * unit,
+        "coverage": float(((y >= low) & (y <= high)).double().mean()),
+        "width": float((high - low).mean()) * unit,
+        "out_of_fold_nll": float(-decisions.log_prob.mean()) + math.log(unit),
+        "df": decisions.df,
+        "factor": float((counts * torch.tensor(decisions.factor, dtype=torch.float64)).sum()),
+        "weights": " ".join(f"{weight:.2f}" for weight in decisions.weights),
+    }
+    if folds > 1:
+        at = counts.reshape(-1, 1, 1, 1)
+        seen = fitted.heard(decisions, p)
+        middle = (at * loc.mean(2)).sum(0)  # [folds, rows, 1]
+        spread = (at[..., None] * (risk.square() + (loc - middle[:, None]).square())).sum(0).mean(1).sqrt()
+        scores = (seen.target - seen.prediction).abs().double() / seen.risk.total.double()
+        low, high = cv_plus(middle, spread, scores.cpu(), seen.fold, COVERAGE)
+        row["calibrated_coverage"] = float(((y >= low) & (y <= high)).double().mean())
+        row["calibrated_width"] = float((high - low).mean()) * unit
+    return row
+
+
+def summary(frame: Any, images: Path) -> str:
+    """A table for each score and track, and the coverage of intervals."""
+    import pandas as pd
+    from published import LATER, ORDER, STANDARD, best
+
+    from workbench.experiments.bench import table
+
+    done = frame.groupby(["method", "data"])["split"].nunique()
+
+    def cell(method: str, data: str, column: str) -> str:
+        values = frame[(frame["method"] == method) & (frame["data"] == data)][column].dropna()
+        if not len(values):
+            return ""
+        digits = 3 if values.abs().mean() > 0.05 else 5
+        error = f" ± {values.sem():.{digits}f}" if len(values) > 1 else ""
+        few = f" ({len(values)})" if done[method, data] < SETS[data] else ""
+        return f"{values.mean():.{digits}f}{error}{few}"
+
+    def scores(column: str, methods: list[str], published: dict[str, Any]) -> str:
+        rows = []
+        for data in ORDER:
+            row = {"set": data, **{method: cell(method, data, column) for method in methods}}
+            row["best published"] = f"{best(published, data, column):g}"
+            rows.append(row)
+        return table(pd.DataFrame(rows))
+
+    methods = [name for name in METHODS if name in set(frame["method"])]
+    standard = [name for name in methods if not METHODS[name].open]
+    opened = [name for name in methods if METHODS[name].open]
+    coverage = [
+        {
+            "set": data,
+            "predictive distribution": cell("recommended", data, "coverage"),
+            "width": cell("recommended", data, "width"),
+            "CV+": cell("recommended", data, "calibrated_coverage"),
+            "width, CV+": cell("recommended", data, "calibrated_width"),
+        }
+        for data in ORDER
+    ]
+    parts = [
+        "Means and standard errors over splits; in brackets the number of splits where not all have been run. *Best published*: the least of "
+        f"{', '.join(STANDARD)} (`benchmarks/published.py`), with the splits' own rounding. All methods share network, optimizer and schedule; "
+        "*recommended* is `fit(..., folds=5)` with three settings of learning rate and weight decay and two voters for each fold.",
+        "### Standard track: NLL",
+        scores("nll", standard, STANDARD),
+        "### Standard track: RMSE",
+        scores("rmse", standard, STANDARD),
+    ]
+    if "recommended" in methods:
+        parts += ["### Coverage of 90 % intervals on test rows, recommended", table(pd.DataFrame(coverage))]
+    if opened:
+        parts += [
+            f"### Open track\n\nNLL, then RMSE; best published also of {', '.join(LATER)}.",
+            scores("nll", opened, {**STANDARD, **LATER}),
+            scores("rmse", opened, {**STANDARD, **LATER}),
+        ]
+    return "\n\n".join(parts)

@@ -1,0 +1,372 @@
+"""Cross-fitting: no voter sees its fold, what is decided is decided by rows that were not seen, and the model is what was decided."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import workbench
+from workbench import compose, fit, sculpt, vote
+from workbench.committee import committee_of
+from workbench.distributions import Laplace, Normal, StudentT
+from workbench.errors import WorkbenchWarning
+from workbench.training import checkpoint as checkpoint_module
+from workbench.training.cutting import cut_folds
+from workbench.training.decisions import decide, decide_classes, pool
+from workbench.training.folds import CrossFit
+from workbench.training.optimizer import BETAS, EPSILON, StackedAdam
+
+quiet = functools.partial(fit, progress=False, epochs=4, batch_size=8)
+
+
+def net(outputs: int = 1, seed: int = 0, hidden: int = 6) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def wrapped(voters: int = 6, seed: int = 1, strategy: str = "auto", head: bool = True, **kwargs: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        parts = [vote.Wrapper(voters, strategy=strategy), *([sculpt.Wrapper(n_layers=1)] if head else [])]
+        return compose(*parts)(net(**kwargs))
+
+
+def plane(n: int = 60, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=generator)
+    return x, 5 + 3 * (x @ torch.tensor([[1.0], [-2.0]])) + noise * torch.randn(n, 1, generator=generator)
+
+
+def classes(n: int = 60) -> tuple[Tensor, Tensor]:
+    x, y = plane(n)
+    return x, (y[:, 0] > 5).long() + (y[:, 0] > 9).long()
+
+
+# ---- training
+def test_no_voter_sees_its_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[dict[str, Tensor]] = []
+    settle = CrossFit.settle
+    monkeypatch.setattr(CrossFit, "settle", lambda self, *args: (kept.append(self.snapshots[-1]), settle(self, *args)))
+    x, y = plane()
+    fold = cut_folds(60, 3, None, 0)
+    other = torch.where((fold == 1)[:, None], -y, y)
+    for target in (y, other):
+        quiet(wrapped(), (x, target), folds=fold, standardize=False)
+    for name, value in kept[0].items():
+        for voter in range(6):  # two for each fold
+            assert torch.equal(value[voter], kept[1][name][voter]) == (voter // 2 == 1)
+
+
+def test_each_voter_trains_as_it_would_alone() -> None:
+    """StackedAdam on three rows against torch's AdamW on each of them, biases without weight decay."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(3, 4, 2, generator=generator), torch.randn(3, 4, generator=generator)
+    lr, decay = torch.tensor([0.1, 0.01, 0.03], dtype=torch.float64), torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64)
+    stacked = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+    ours = StackedAdam(stacked, lr, decay, horizon=10)
+    alone = [(weight[k].clone().requires_grad_(), bias[k].clone().requires_grad_()) for k in range(3)]
+    theirs = [
+        torch.optim.AdamW(
+            [{"params": [w], "weight_decay": float(decay[k])}, {"params": [b], "weight_decay": 0.0}],
+            lr=float(lr[k]),
+            betas=BETAS,
+            eps=EPSILON,
+        )
+        for k, (w, b) in enumerate(alone)
+    ]
+    for step in range(20):
+        x = torch.randn(5, 2, generator=generator)
+        share = 1 / (1 + step)
+        (torch.einsum("koi,ni->kno", stacked[0], x) + stacked[1][:, None]).square().sum().backward()
+        ours.step(share)
+        for k, (w, b) in enumerate(alone):
+            theirs[k].zero_grad()
+            for group in theirs[k].param_groups:
+                group["lr"] = share * float(lr[k])
+            F.linear(x, w, b).square().sum().backward()
+            theirs[k].step()
+    for k, (w, b) in enumerate(alone):
+        torch.testing.assert_close(stacked[0][k], w, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(stacked[1][k], b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_vmap_trains_what_the_loop_trains(head: bool) -> None:
+    x, y = plane()
+    models = [wrapped(strategy=strategy, head=head) for strategy in ("loop", "vmap")]
+    for model in models:
+        quiet(model, (x, y), folds=3)
+    assert head or "rows dealt, 6 vote: vmap, 1 pass" in str(models[1].explain())
+    loop, vmap = (model(x, return_risk=True)[0] for model in models)
+    torch.testing.assert_close(loop, vmap, atol=1e-3, rtol=1e-3)
+
+
+def test_a_criterion_that_is_no_mean_is_asked_for_each_voter() -> None:
+    x, y = plane()
+    rows = []
+
+    def largest(prediction: Tensor, target: Tensor) -> Tensor:
+        rows.append(len(target))
+        return (prediction - target).abs().max()
+
+    quiet(wrapped(head=False), (x, y), folds=3, criterion=largest, epochs=1)
+    assert set(rows) == {8}
+    assert len(rows) == 6 * (40 // 8)
+
+
+# ---- what it gives
+def test_out_of_fold_predictions_are_those_of_the_voters_that_have_not_seen_a_row() -> None:
+    x, y = plane()
+    model = wrapped(12)
+    history = quiet(model, (x, y), folds=3, lr=(0.01, 0.03))
+    said, weights = history.out_of_fold, history.out_of_fold.decisions.weights
+    voters, fold = model.voters(), committee_of(model).fold
+    expected = torch.zeros_like(y)
+    for k in range(3):
+        held = said.fold == k
+        for v in (fold == k).nonzero()[:, 0].tolist():
+            expected[held] += weights[v // 6] / 2 * voters[v](x[held]).detach()
+    torch.testing.assert_close(said.prediction, expected, atol=1e-4, rtol=1e-4)
+    assert said.risk.names() == ("aleatoric", "epistemic", "total")
+    torch.testing.assert_close(said.risk.total**2, said.risk.aleatoric**2 + said.risk.epistemic**2)
+    assert "out-of-fold nll" in repr(history)
+
+
+def test_the_model_is_the_weighted_mixture() -> None:
+    x, y = plane()
+    model = wrapped(12)
+    quiet(model, (x, y), folds=3, lr=(0.01, 0.03), weight_decay=(0.0, 0.1))
+    committee = committee_of(model)
+    means = torch.stack([voter(x) for voter in model.voters()]).detach()
+    weights = committee.weights[:, None, None].float()
+    mean = (weights * means).sum(0)
+    prediction, risk = model(x, return_risk=True)
+    torch.testing.assert_close(prediction, mean)
+    torch.testing.assert_close(risk.epistemic, (weights * (means - mean) ** 2).sum(0).sqrt(), atol=1e-4, rtol=1e-4)
+    found = model.predictive(x)
+    torch.testing.assert_close(found.mean(), prediction)
+    torch.testing.assert_close(found.stddev(), risk.total, atol=1e-4, rtol=1e-4)
+    each = StudentT(float(committee.df)) if committee.df.isfinite() else Normal()
+    terms = each.log_prob(y.expand_as(found.loc), found.loc, found.risk) + found.weights.log()[:, None, None]
+    torch.testing.assert_close(found.log_prob(y), terms.logsumexp(0))
+    assert (found.icdf(0.1) < found.icdf(0.9)).all()
+    torch.testing.assert_close(found.cdf(found.icdf(0.3)), torch.full_like(y, 0.3), atol=1e-3, rtol=0)
+
+
+def test_predictions_and_noise_come_from_different_times() -> None:
+    """The trunk is untied where they do: the risk head then has all layers of its own."""
+    x, y = plane(noise=2.0)
+    model = wrapped(6, hidden=24)
+    history = quiet(model, (x, y), folds=3, epochs=120, lr=0.05, standardize=True)
+    decisions = history.out_of_fold.decisions
+    assert decisions.mean_at != decisions.scale_at
+    assert "0.weight@sculpt@vote" in model.state_dict()
+    again = compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=2))(net(hidden=24)).eval()
+    again.load_state_dict(model.state_dict())
+    for one, two in zip(again(x, return_risk=True)[1].total, model(x, return_risk=True)[1].total, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_class_numbers() -> None:
+    x, y = classes()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = vote.Wrapper(6, output="probs")(nn.Sequential(net(3), nn.Softmax(-1)))
+    history = quiet(model, (x, y), folds=3, epochs=30)
+    said = history.out_of_fold
+    torch.testing.assert_close(said.prediction.sum(1), torch.ones(60))
+    log_prob = said.prediction.gather(1, y[:, None]).log()[:, 0]
+    torch.testing.assert_close(said.decisions.log_prob[:, 0].float(), log_prob, atol=1e-3, rtol=1e-3)
+    assert all(((said.fold == k) & (y == c)).sum() >= (y == c).sum() // 3 for k in range(3) for c in range(3))
+    torch.testing.assert_close(model(x).sum(1), torch.ones(60))
+
+
+def test_without_risk_heads_the_noise_is_found_all_the_same() -> None:
+    x, y = plane(200)
+    model = wrapped(head=False)
+    quiet(model, (x, y), folds=3, epochs=60)
+    score = model.predictive(x).log_prob(y).mean()
+    best = Normal.log_prob(y, y * 0 + 5 + 3 * (x @ torch.tensor([[1.0], [-2.0]])), torch.full_like(y, 0.3)).mean()
+    assert best - 0.6 < score < best + 0.2
+
+
+def test_copies_files_and_units(tmp_path: Path) -> None:
+    x, y = plane()
+    model = wrapped(6)
+    quiet(model, (x, 1000 * y), folds=3)
+    plain = net()
+    path = tmp_path / "model.safetensors"
+    workbench.save(model, path)
+    expected = model(x, return_risk=True)[1].total
+    assert 100 < expected.mean() < 100_000
+    for other in (copy.deepcopy(model), workbench.load(path, plain)):
+        torch.testing.assert_close(other.eval()(x, return_risk=True)[1].total, expected)
+        assert other.predictive(x).log_prob(1000 * y).shape == (60, 1)
+
+
+def test_it_repeats_and_leaves_the_global_random_state_alone() -> None:
+    x, y = plane()
+    before = torch.get_rng_state()
+    states = []
+    for _ in range(2):
+        model = wrapped(6)
+        quiet(model, (x, y), folds=3, seed=3)
+        states.append(model.state_dict())
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+# ---- going on
+def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    x, y = plane()
+    whole = wrapped(6)
+    quiet(whole, (x, y), folds=3, epochs=10)
+    calls = 0
+
+    def stopped(prediction: Tensor, target: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 33:
+            raise KeyboardInterrupt
+        return F.mse_loss(prediction, target)
+
+    halves = {"epochs": 10, "folds": 3, "checkpoint": tmp_path / "state.pt"}
+    broken, alone = wrapped(6, head=False), wrapped(6, head=False)
+    stopped.__qualname__ = "mse"
+    with pytest.warns(WorkbenchWarning, match="interrupted after"):
+        history = quiet(broken, (x, y), criterion=stopped, standardize=True, **halves)
+    assert history.interrupted
+    assert history.out_of_fold is not None
+    calls = 1000
+    resumed = wrapped(6, head=False)
+    quiet(resumed, (x, y), criterion=stopped, standardize=True, **halves)
+    quiet(alone, (x, y), criterion=stopped, standardize=True, epochs=10, folds=3)
+    assert all(torch.equal(value, alone.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+# ---- deciding
+def test_decisions_on_numbers_that_can_be_checked() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 4000
+    y = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    truth = 0.5 * y  # what is left over has a standard deviation of a half of |y|
+    loc = torch.stack([torch.zeros_like(truth), y - 0.3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)])
+    loc = loc[:, None, None]
+    risk = torch.stack([torch.full((1, 1, n, 1), 0.1), torch.rand(1, 1, n, 1, generator=generator) + 0.01])
+    found = decide(loc, risk, y, Normal(), members=1)
+    assert (found.mean_at, found.scale_at) == ((1,), (0,))  # each from its own time
+    assert found.factor[0] == pytest.approx(3, rel=0.1)
+    assert found.df in (math.inf, 20.0)
+
+
+def test_heavy_tails_are_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    zeros = torch.zeros(4000, 1, dtype=torch.float64)
+    y = StudentT(4.0).sample((zeros, zeros + 1), generator)
+    found = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Normal(), members=1)
+    assert found.df in (3.0, 4.0, 6.0)
+    assert found.factor[0] == pytest.approx(1, abs=0.2)
+    kept = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Laplace(), members=1)
+    assert kept.df == math.inf
+    torch.testing.assert_close(kept.log_prob, Laplace.log_prob(y, zeros, zeros + kept.factor[0]), atol=1e-6, rtol=1e-6)
+
+
+def test_a_snapshot_of_scattered_voters_counts_as_their_whole_ensemble() -> None:
+    """Two voters with errors +2 and -1 average to 0.5; ten of their kind are expected to do better than two that both err by 0.6."""
+    y = torch.zeros(100, 1)
+    noise = torch.randn(2, 100, 1, generator=torch.Generator().manual_seed(0))
+    scattered, alike = noise, torch.full((2, 100, 1), 0.6)
+    found = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=10)
+    assert found.mean_at == (0,)
+    few = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=2)
+    assert few.mean_at == (1,)
+
+
+def test_weights_are_those_of_the_best_pool() -> None:
+    terms = torch.randn(2, 500, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights, pooled = pool(terms)
+    grid = torch.linspace(0, 1, 2001, dtype=torch.float64)[1:-1, None]
+    scores = torch.logaddexp(grid.log() + terms[0, :, 0], (1 - grid).log() + terms[1, :, 0]).mean(1)
+    assert weights[0] == pytest.approx(float(grid[scores.argmax()]), abs=2e-3)
+    assert float(pooled.mean()) == pytest.approx(float(scores.max()), abs=1e-6)
+
+
+def test_classes_are_decided_by_their_likelihood() -> None:
+    y = torch.tensor([0, 1, 1])
+    good = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
+    scores = torch.stack([good, 1 - good]).log()[:, None, None]
+    found = decide_classes(scores, y)
+    assert found.mean_at == (0,)
+    torch.testing.assert_close(found.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6)
+
+
+# ---- bad input
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"),
+    [
+        (
+            lambda: sculpt.Wrapper()(net()),
+            {},
+            ValueError,
+            r"nothing votes in this model; wrap it with vote.Wrapper\(n_voters=6\)",
+        ),
+        (
+            lambda: vote.Wrapper(4)(net()),
+            {},
+            ValueError,
+            "4 voters can't be shared out evenly to 3 folds; take n_voters=3, 6",
+        ),
+        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2)}, ValueError, "to 3 folds x 2 settings"),
+        (
+            lambda: vote.Wrapper(3, share=1)(net()),
+            {},
+            ValueError,
+            "the voters share 0.weight, which would see all folds",
+        ),
+        (lambda: vote.Wrapper(3, share="rank1")(net()), {}, ValueError, "the voters share 0.weight"),
+        (lambda: vote.Wrapper(3, use_bias=False)(net()), {}, ValueError, "the voters share 0.bias"),
+        (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
+        (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),
+        (lambda: vote.Wrapper(3)(net()), {"optimizer": torch.optim.SGD}, ValueError, "leave optimizer out"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": 31}, ValueError, "31 for 60 rows; there must be at least 2"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
+        (
+            lambda: vote.Wrapper(3)(net()),
+            {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
+            ValueError,
+            "give as many of both",
+        ),
+        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2), "folds": None}, ValueError, "several settings need folds="),
+    ],
+)
+def test_bad_input(make: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(error, match=words):
+        quiet(model, plane(), **{"folds": 3, **options})
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
+    with pytest.raises(TypeError, match="can't be cut into folds"):
+        fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)
+
+
+def test_folds_of_groups() -> None:
+    x, y = plane()
+    groups = torch.arange(60) // 20 * 7 + 3
+    history = quiet(wrapped(3), (x, y), folds=groups, epochs=1)
+    assert history.out_of_fold.fold.tolist() == (torch.arange(60) // 20).tolist()

@@ -1,0 +1,77 @@
+"""What every metric does with input that it cannot score: an error that names the shapes, never a broadcast or a NaN."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench import metrics
+
+GENERATOR = torch.Generator().manual_seed(0)
+Y, TARGET = torch.randn(2, 5, 2, generator=GENERATOR)
+RISK = torch.rand(5, 2, generator=GENERATOR) + 0.1
+PROBS, LABELS = torch.randn(5, 3, generator=GENERATOR).softmax(-1), torch.arange(5) % 3
+VOTERS = torch.randn(4, 5, generator=GENERATOR)
+
+PAIRS = dict.fromkeys(("rmse", "mae"), (Y, TARGET))
+SPLITS = dict.fromkeys(("auroc", "aupr", "fpr95"), (Y, TARGET))
+RANKED = dict.fromkeys(("aurc", "augrc", "ause", "risk_coverage_curve", "sparsification_curve"), (RISK, TARGET.abs()))
+WITH_RISK = {
+    **dict.fromkeys(("nll", "crps", "calibration_error", "quantile_calibration_error"), (Y, RISK, TARGET)),
+    **dict.fromkeys(("coverage_curve", "picp", "interval_score", "risk_error_correlation"), (Y, RISK, TARGET)),
+    "mpiw": (Y, RISK),
+    "mixture_nll": (VOTERS, VOTERS.abs() + 1, VOTERS[0]),
+    "mixture_crps": (VOTERS, VOTERS.abs() + 1, VOTERS[0]),
+}
+CLASSES = dict.fromkeys(
+    ("accuracy", "categorical_nll", "brier", "ece", "adaptive_ece", "max_ece", "classwise_ece", "reliability_curve"),
+    (PROBS, LABELS),
+)
+ALL: dict[str, tuple[Tensor, ...]] = {
+    **PAIRS, **SPLITS, **RANKED, **WITH_RISK, **CLASSES, "sharpness": (RISK,), "crps_samples": (VOTERS, VOTERS[0])
+}  # fmt: skip
+
+
+def spoiled(name: str) -> Iterator[tuple[str, list[Tensor]]]:
+    """Every argument in turn with NaN, without rows, with a row less, with a dimension more, negative or of no class."""
+    for i, good in enumerate(ALL[name]):
+        others = {"no rows": good[:0]}
+        if good.is_floating_point():
+            others["NaN"] = good.clone().index_fill_(0, torch.tensor([1]), float("nan"))
+        if len(ALL[name]) > 1 and name not in SPLITS:
+            others |= {"a row less": good[..., :-1], "a dimension more": good[..., None]}
+        for what, bad in others.items():
+            yield f"{what} in argument {i}", [*ALL[name][:i], bad, *ALL[name][i + 1 :]]
+    if name in WITH_RISK or name == "sharpness":
+        at = int(name != "sharpness")
+        yield "negative risk", [*ALL[name][:at], -ALL[name][at], *ALL[name][at + 1 :]]
+    if name in RANKED:
+        yield "negative errors", [ALL[name][0], -ALL[name][1]]
+    if name in ("nll", "mixture_nll"):
+        yield "no risk", [ALL[name][0], 0 * ALL[name][1], ALL[name][2]]
+    if name in CLASSES:
+        yield "one class", [torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)]
+        yield "labels beyond the classes", [PROBS, LABELS + 1]
+        yield "negative labels", [PROBS, LABELS - 1]
+        yield "labels that are numbers", [PROBS, LABELS.float()]
+    if name in CLASSES and name != "accuracy":
+        yield "a sum above one", [1.1 * PROBS, LABELS]
+        yield "logits", [PROBS.log(), LABELS]
+
+
+def test_every_function_is_here() -> None:
+    functions = {name for name in metrics.__all__ if name.islower()}
+    assert functions == set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_cannot_be_scored_is_an_error_with_the_shapes(name: str) -> None:
+    getattr(metrics, name)(*ALL[name])
+    for what, arguments in spoiled(name):
+        shapes = "|".join(re.escape(str(tuple(argument.shape))) for argument in arguments)
+        with pytest.raises(ValueError, match=shapes):
+            pytest.fail(f"{what}: gave {getattr(metrics, name)(*arguments)}")

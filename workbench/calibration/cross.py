@@ -1,0 +1,146 @@
+"""CV+ intervals: what cross-fitted voters said about rows that they have not seen says how far off they are elsewhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.base import Answers, Calibrated, evaluation, level
+from workbench.committee import committee_of
+from workbench.errors import NotFittedError
+from workbench.members import predictive
+from workbench.training.history import History, OutOfFold
+
+MOST = 20_000_000  # numbers held at once
+
+
+def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+    """Intervals that hold at least 2 coverage - 1 of new targets whatever the distribution, and in practice about `coverage` of them.
+
+    From the quantiles over the training rows i of loc_k(i)(x) -+ score_i scale_k(i)(x), k(i) being those who have not seen row i (Barber et al.
+    2021, CV+; with one row a fold the jackknife+; scores divided by a risk as in Papadopoulos et al. 2002).
+
+    Args:
+        loc: [folds, m, ...], predictions of new rows by those who have not seen a fold.
+        scale: the same for the risk that scores were divided by; ones if by none.
+        scores: [n, ...], |y - loc| / scale of each training row by those who have not seen it.
+        fold: int64 [n], the fold of each training row.
+        coverage: above 0 and below 1.
+
+    Returns:
+        (lower, upper), each [m, ...], in the units of loc; infinite where so few rows allow no interval.
+
+    Example:
+        >>> low, high = cv_plus(torch.zeros(2, 1), torch.ones(2, 1), torch.arange(1.0, 20.0), torch.arange(19) % 2, 0.9)
+        >>> low, high
+        (tensor([-18.]), tensor([18.]))
+    """
+    n = len(scores)
+    rank = math.ceil(coverage * (n + 1))
+    if rank > n:
+        infinite = torch.full_like(loc[0], math.inf)
+        return -infinite, infinite
+    lower, upper = [], []
+    for start in range(0, loc.shape[1], max(1, MOST // max(1, n * loc[0, :1].numel()))):
+        part = slice(start, start + max(1, MOST // max(1, n * loc[0, :1].numel())))
+        middle, margin = loc[:, part][fold], scores[:, None] * scale[:, part][fold]
+        lower.append((middle - margin).kthvalue(n + 1 - rank, 0).values)
+        upper.append((middle + margin).kthvalue(rank, 0).values)
+    return torch.cat(lower), torch.cat(upper)
+
+
+class CrossConformal(Calibrated):
+    """CV+ intervals around a cross-fitted model, of the predictions that its voters made of rows that they have not seen: no row is held out.
+
+    They hold at least 2 coverage - 1 of new targets if rows are exchangeable, whatever their distribution, and in practice about `coverage` of
+    them (Barber et al. 2021). The model's own standardisation is that of all rows, which the proof does not count with.
+
+    Args:
+        wrapped: the model that `fit(..., folds=)` has trained.
+        score: "normalized", |y - prediction| / total risk, so that intervals are wide where the risk is; or "absolute".
+
+    Example:
+        >>> from workbench import compose, fit, sculpt, vote
+        >>> x = torch.linspace(0, 1, 60)[:, None]
+        >>> wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))(nn.Linear(1, 1))
+        >>> history = fit(wrapped, (x, x.sin()), folds=2, epochs=2)
+        >>> lower, upper = CrossConformal(wrapped).fit(history).interval(x, coverage=0.9)
+        >>> bool((lower < upper).all())
+        True
+    """
+
+    needs_risk = True
+    options = ("score",)
+
+    scores: Tensor
+    fold: Tensor
+
+    def __init__(self, wrapped: nn.Module, score: str = "normalized") -> None:
+        if score not in ("normalized", "absolute"):
+            raise ValueError(f"score must be 'normalized' or 'absolute'; found {score!r}")
+        super().__init__(wrapped)
+        if committee_of(wrapped) is None:
+            raise ValueError("the model was not cross-fitted: train it with workbench.fit(wrapped, data, folds=5)")
+        self.score = score
+        self.register_buffer("scores", torch.empty(0))
+        self.register_buffer("fold", torch.empty(0, dtype=torch.int64))
+
+    def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> CrossConformal:
+        """Take over what the voters said.
+
+        Args:
+            data: the `History` of the training, or its `out_of_fold`.
+            batch_size, seed: not needed here.
+
+        Returns:
+            The object itself.
+        """
+        said = data.out_of_fold if isinstance(data, History) else data
+        if not isinstance(said, OutOfFold):
+            raise TypeError(
+                f"data: found {type(data).__name__} without out-of-fold predictions; give the history of workbench.fit(..., folds=5)"
+            )
+        if not said.target.is_floating_point():
+            raise ValueError("CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows")
+        risk = torch.ones_like(said.prediction) if self.score == "absolute" else said.risk.total
+        place = next(self.wrapped.parameters()).device
+        self.scores = ((said.target - said.prediction).abs() / risk).detach().to(place)
+        self.fold = said.fold.to(place)
+        return self
+
+    def _fit(self, answers: Answers, seed: int) -> None:
+        raise TypeError("CV+ takes the history of a training")
+
+    def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper end, each shaped like the prediction and in its units.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: share of new targets that is wanted inside, strictly between 0 and 1.
+        """
+        if not self.scores.numel():
+            raise NotFittedError("calibrate first: .fit(history)")
+        wanted, n = level("coverage", coverage), len(self.scores)
+        if math.ceil(wanted * (n + 1)) > n:
+            raise ValueError(f"coverage {coverage:g} needs at least {math.ceil(wanted / (1 - wanted))} rows, there are {n}")
+        committee = committee_of(self.wrapped)
+        assert committee is not None
+        with evaluation(self.wrapped), torch.no_grad():
+            said = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
+        voters = len(committee.fold)
+        loc, risk = (t.unflatten(0, (voters, -1)) for t in (said.loc, said.risk))
+        weights = said.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
+        middles, spreads = [], []
+        for k in range(int(committee.fold.max()) + 1):
+            own = committee.fold == k
+            share = weights[own] / weights[own].sum()
+            middles.append((share * loc[own]).sum((0, 1)))
+            apart = (loc[own] - middles[-1]).square()
+            spreads.append((share * (risk[own].square() + apart)).sum((0, 1)).sqrt())
+        middle, spread = torch.stack(middles), torch.stack(spreads)
+        if self.score == "absolute":
+            spread = torch.ones_like(spread)
+        return cv_plus(middle, spread, self.scores, self.fold, wanted)

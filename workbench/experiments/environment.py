@@ -1,0 +1,107 @@
+"""What a result was computed with: versions, machine, state of the code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import signal
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+
+def environment(folder: Path | str | None = None) -> dict[str, str]:
+    """What a result was computed with.
+
+    Args:
+        folder: a folder of the repository whose state is described; default: the current one.
+
+    Returns:
+        python, platform, device, git (``git describe`` of the folder's repository, "none" outside one) and the versions
+        of the packages that decide the numbers and the pictures.
+
+    Example:
+        >>> sorted(environment())[:4]
+        ['device', 'git', 'matplotlib', 'numpy']
+    """
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": device(),
+        "git": _git(folder),
+        **versions(),
+    }
+
+
+def device() -> str:
+    """Name of what computes: the GPU if there is one, else the processor and its number of cores."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    if torch.backends.mps.is_available():
+        return "Apple GPU (mps)"
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:  # not Linux
+        found = None
+    name = found[1] if found else platform.processor()
+    return f"CPU{f' ({name})' if name else ''}, {os.cpu_count()} cores"
+
+
+def version(file: Path) -> str:
+    """The code that makes a result: ``git describe``, with a digest of the sources where that does not tell.
+
+    Args:
+        file: the module whose results they are; its repository is described, and the digest covers it and this package.
+
+    Example:
+        >>> len(version(Path("/none.py")).rpartition("none+")[2])  # not in a repository
+        8
+    """
+    git = _git(file.parent)
+    return f"{git}+{source_digest(file)[:8]}" if git == "none" or git.endswith("-dirty") else git
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide numbers and pictures; "none" for one that is not installed."""
+    found = {}
+    for package in ("workbench", "torch", "numpy", "pandas", "matplotlib", "papermill"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def source_digest(*more: Path) -> str:
+    """SHA-256 of the source of this package, and of more files, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in (*sorted(Path(__file__).parent.parent.rglob("*.py")), *filter(Path.is_file, more)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def cause(exit_code: int | None) -> str:
+    """In words, how a process died of which this is the exit code (negative: the number of a signal).
+
+    Example:
+        >>> cause(-9)
+        'killed by SIGKILL (as the system does when memory runs out)'
+    """
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code or 0}"
+    name = signal.Signals(-exit_code).name
+    hints = {"SIGKILL": "as the system does when memory runs out", "SIGSEGV": "a crash in native code"}
+    return f"killed by {name} ({hints.get(name, 'sent from outside, or a crash in native code')})"
+
+
+def _git(folder: Path | str | None) -> str:
+    describe = ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"]
+    try:
+        found = subprocess.run(describe, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return found.stdout.strip() or "none"

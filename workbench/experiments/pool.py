@@ -1,0 +1,156 @@
+"""Cells in worker processes: what one worker meets, an error, a time limit or its death, costs that one cell."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+import time
+from collections import deque
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from .environment import cause
+from .worker import BEGUN, work
+
+LOOK = (
+    1.0  # seconds after which to look whether a worker has died without closing its end (its own children may hold it)
+)
+GOODBYE = 5.0  # seconds that an idle worker has to end by itself
+TAIL = 4000  # characters of what a cell printed that are kept if it fails
+
+
+@dataclass
+class Outcome:
+    """How a cell ended.
+
+    Attributes:
+        cell: its keyword arguments.
+        status: ``ok``, ``failed`` (it raised), ``timeout`` or ``died`` (the worker process did).
+        seconds: that it took.
+        rows: its results, empty unless ``ok``.
+        error: a traceback or a sentence, and the end of what the cell printed.
+    """
+
+    cell: dict[str, Any]
+    status: str
+    seconds: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+
+def outcomes(
+    function: str, cells: Iterable[dict[str, Any]], *, jobs: int, threads: int, timeout: float | None
+) -> Generator[Outcome, None, None]:
+    """Run cells in spawned processes, each of which runs one after another.
+
+    Args:
+        function: "module:name" or "path/to/file.py:name"; called with a cell as keyword arguments.
+        cells: the cells, begun in this order.
+        jobs: number of processes.
+        threads: torch threads of each.
+        timeout: seconds that a cell may take before its worker is killed, or None.
+
+    Yields:
+        One outcome for each cell, as they end. Closing the iterator kills the workers.
+    """
+    waiting = deque(cells)
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
+    with tempfile.TemporaryDirectory(prefix="workbench-") as logs:
+        try:
+            for number in range(min(jobs, len(waiting))):
+                idle.append(_Worker(function, threads, Path(logs) / f"{number}.log"))
+            while waiting or busy:
+                while waiting and idle:
+                    worker = idle.pop()
+                    busy.append(worker)
+                    worker.begin(waiting.popleft())
+                wait([worker.connection for worker in busy], timeout=min(worker.left(timeout) for worker in busy))
+                for worker in list(busy):
+                    if (outcome := worker.outcome(timeout)) is not None:
+                        busy.remove(worker)
+                        if waiting:
+                            idle.append(worker)
+                        else:
+                            worker.end(now=False)
+                        yield outcome
+        finally:
+            for worker in (*idle, *busy):
+                worker.end()
+
+
+class _Worker:
+    """The process that runs cells, seen from the one that gives them; started anew where it has died."""
+
+    def __init__(self, function: str, threads: int, log: Path) -> None:
+        self.function, self.threads, self.log = function, threads, log
+        self.cell: dict[str, Any] = {}
+        self.given = 0.0
+        self.begun: float | None = None
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, self.function, self.threads, str(self.log)))
+        self.process.start()
+        theirs.close()  # so that the connection ends when the worker does
+
+    def begin(self, cell: dict[str, Any]) -> None:
+        self.cell, self.begun = cell, None
+        if not self.process.is_alive():
+            self.end()
+            self.start()
+        self.given = time.monotonic()
+        with contextlib.suppress(OSError):  # it has died just now, which is found out like any other death
+            self.connection.send(cell)
+
+    def left(self, timeout: float | None) -> float:
+        """Seconds until the next look at this worker is due: 0 once its cell has used up its time."""
+        if timeout is None or self.begun is None:
+            return LOOK
+        return min(LOOK, max(0.0, self.begun + timeout - time.monotonic()))
+
+    def outcome(self, timeout: float | None) -> Outcome | None:
+        """How the cell has ended, or None while it runs."""
+        alive = self.process.is_alive()  # asked first: what a dead worker has sent before is still to be read
+        try:
+            while self.connection.poll():
+                message = self.connection.recv()
+                if message != BEGUN:
+                    status, rows, seconds, error = message
+                    return Outcome(self.cell, status, seconds, rows, error and error + self._printed())
+                self.begun = time.monotonic()
+        except (EOFError, OSError):
+            alive = False
+        if not alive:
+            self.process.join()
+            return self._ended("died", f"the worker process died: {cause(self.process.exitcode)}")
+        if timeout is not None and not self.left(timeout):
+            self.end()
+            return self._ended("timeout", f"the cell took longer than {timeout:g} s")
+        return None
+
+    def end(self, now: bool = True) -> None:
+        if not now:
+            with contextlib.suppress(OSError):
+                self.connection.send(None)
+            self.process.join(GOODBYE)
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def _ended(self, status: str, error: str) -> Outcome:
+        seconds = time.monotonic() - (self.begun or self.given)
+        return Outcome(self.cell, status, seconds, error=f"{error}\n{self._printed()}")
+
+    def _printed(self) -> str:
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace").strip()
+        except FileNotFoundError:  # it died before it could open the file
+            return ""
+        return f"\nprinted:\n{text[-TAIL:]}\n" if text else ""

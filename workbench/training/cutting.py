@@ -1,0 +1,138 @@
+"""Folds, and who trains without which."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.committee import VOTERS
+from workbench.engine.plan import Rule, Split, Stacked
+from workbench.training.rows import Rows, Source
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows that are cut into folds of their own, with voters of their own; most trainings have one part.
+
+    Args:
+        rows: numbers of the rows [n].
+        fold: for each of them the number of its fold [n], 0 to folds - 1.
+    """
+
+    rows: Tensor
+    fold: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which voter is which: parts x settings x folds x repeats, the last fastest.
+
+    Folds beyond `folds` are held out by nobody.
+    """
+
+    parts: int
+    settings: int
+    folds: int
+    repeats: int
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
+        sizes = (self.parts, self.settings, self.folds, self.repeats)
+        return itertools.product(*map(range, sizes))  # type: ignore[return-value]
+
+
+def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Layout:
+    """The layout of the voters, if they can be cross-fitted.
+
+    Raises:
+        ValueError: there is nothing that votes, the number of voters does not fit, or voters share what is trained.
+    """
+    vote = next((method for method in wrapped._workbench.methods if method.members), None)
+    if vote is None:
+        raise ValueError(
+            f"folds: nothing votes in this model; wrap it with vote.Wrapper(n_voters={2 * folds * settings})"
+        )
+    groups = folds * settings * parts
+    if vote.n_voters % groups:
+        wanted = f"{groups}, {2 * groups} ..."
+        of = f"{folds} folds" + (f" x {settings} settings" if settings > 1 else "")
+        raise ValueError(f"folds: {vote.n_voters} voters can't be shared out evenly to {of}; take n_voters={wanted}")
+    own_values = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
+    for name, parameter in wrapped.named_parameters():
+        if parameter.requires_grad and name not in own_values:
+            raise ValueError(
+                f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
+                f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
+            )
+    return Layout(parts, settings, folds, vote.n_voters // groups)
+
+
+def _stacked(rule: Rule) -> list[str]:
+    """The tensors behind a rule of which every voter has a row."""
+    if isinstance(rule, Split):
+        return [name for option in rule.options for name in _stacked(option)]
+    return [rule.name] if isinstance(rule, Stacked) and rule.axis == VOTERS else []
+
+
+def cut_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor:
+    """A fold for each of n rows, at random and as even as can be, for each class as well."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if labels is not None:
+        order = order[labels.cpu()[order].argsort(stable=True)]
+    fold = torch.empty(n, dtype=torch.int64)
+    fold[order] = torch.arange(n) % folds
+    return fold
+
+
+def settings_of(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], list[float]]:
+    """Learning rates and weight decays of the settings: as many of both, one where there are no folds.
+
+    Raises:
+        ValueError: there are several without folds, or not as many of one as of the other.
+    """
+    given = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
+    most = max(map(len, given))
+    if most > 1 and folds is None:
+        raise ValueError(
+            f"lr={lr}, weight_decay={weight_decay}: several settings need folds=, by which they are weighed"
+        )
+    if any(len(values) not in (1, most) for values in given):
+        raise ValueError(
+            f"lr={lr} and weight_decay={weight_decay} go together, one by one; give as many of both, or one of one"
+        )
+    rates, decays = (values * (most // len(values)) for values in given)
+    return rates, decays
+
+
+def folded(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -> tuple[Tensor, Layout]:
+    """The fold of each row, and the layout of the voters.
+
+    Raises:
+        TypeError: the rows are not in memory, so that they can't be cut.
+        ValueError: folds can't be cut so, or the voters do not fit.
+    """
+    if not isinstance(train, Rows):
+        raise TypeError(
+            f"folds: the rows of a {type(train).__name__} can't be cut into folds; give tensors or arrays (x, y)"
+        )
+    n = len(train)
+    if isinstance(folds, Tensor):
+        if folds.shape != (n,) or folds.is_floating_point():
+            raise ValueError(
+                f"folds: found {folds.dtype} {list(folds.shape)}; give a number, or one whole number for each of {n} rows"
+            )
+        fold = folds.cpu().unique(return_inverse=True)[1]
+        count = int(fold.max()) + 1
+    else:
+        if isinstance(folds, bool) or not isinstance(folds, int):
+            raise ValueError(f"folds must be a whole number, or one for each row; found {folds!r}")
+        count = folds
+        labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
+        fold = cut_folds(n, max(count, 1), labels, seed)
+    if not 2 <= count <= n // 2:
+        raise ValueError(f"folds: {count} for {n} rows; there must be at least 2, and 2 rows in each")
+    return fold, check_voters(wrapped, count, settings)

@@ -1,0 +1,339 @@
+"""Cross-fitting: every voter trains without one fold of the rows, so that what it says there is as good as a prediction of new ones."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench import members
+from workbench.committee import VOTERS, Committee, seat, untie
+from workbench.engine.plan import Split
+from workbench.engine.tree import tree_map
+from workbench.errors import WorkbenchWarning
+from workbench.risk import Risk
+from workbench.table import MARK
+from workbench.training.checkpoint import Checkpoint
+from workbench.training.cutting import Layout, Part
+from workbench.training.decisions import Decisions, decide, decide_classes
+from workbench.training.history import History, OutOfFold
+from workbench.training.loop import own, own_random
+from workbench.training.optimizer import StackedAdam
+from workbench.training.rows import Rows
+
+WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
+
+
+@dataclass
+class CrossFit:
+    """One cross-fitted training; `run` trains, `decide` looks at out-of-fold predictions, `settle` makes the model what was decided.
+
+    Args:
+        wrapped: the model, on the device and in the dtype of the rows.
+        rows: of all parts, in original units.
+        parts: which rows are cut how.
+        layout: which voter is which.
+        lr, weight_decay: one for each setting.
+        criterion: criterion(prediction, target); None for the likelihood alone.
+        whole: whether the criterion is a mean over rows.
+        epochs: passes of each voter over its rows.
+        batch_size: rows of each voter in a step.
+        schedule: share of the peak learning rate at a step, of so many.
+        seed: of all random draws.
+        progress: whether to show a bar.
+        checkpoint: where to keep the state; None keeps none.
+    """
+
+    wrapped: Any
+    rows: Rows
+    parts: Sequence[Part]
+    layout: Layout
+    lr: Sequence[float]
+    weight_decay: Sequence[float]
+    criterion: Callable[[Any, Any], Tensor] | None
+    whole: bool
+    epochs: int
+    batch_size: int
+    schedule: Callable[[int, int], float]
+    seed: int
+    progress: bool
+    checkpoint: Checkpoint | None = None
+    records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
+    snapshots: list[dict[str, Tensor]] = field(default_factory=list)
+    said: list[tuple[list[Tensor], list[Tensor] | None]] = field(default_factory=list)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.train = [self.parts[p].rows[self.parts[p].fold != k] for p, _, k, _ in self.layout]
+        self.held = [self.parts[p].rows[self.parts[p].fold == k] for p, _, k, _ in self.layout]
+        self.own = nn.utils.rnn.pad_sequence(self.train, batch_first=True, padding_value=-1)
+        self.per_epoch = max(1, min(map(len, self.train)) // self.batch_size)
+        self.size = min(self.batch_size, min(map(len, self.train)))
+        self.steps = self.epochs * self.per_epoch
+        self.when = sorted({max(1, round(self.steps * share)) for share in WHEN})
+        place = self.rows.y.device
+        numbers = torch.tensor([s for _, s, _, _ in self.layout])
+        own_values = {name: p for name, p in self.wrapped.named_parameters() if p.requires_grad}
+        self.names = list(own_values)
+        self.optimizer = StackedAdam(
+            list(own_values.values()),
+            torch.tensor(self.lr, dtype=torch.float64)[numbers].to(place),
+            torch.tensor(self.weight_decay, dtype=torch.float64)[numbers].to(place),
+            horizon=0.01 * self.steps,
+        )
+        self.order = torch.Generator().manual_seed(self.seed)
+
+    # ---- training
+    def run(self) -> None:
+        """Train all voters; afterwards there are snapshots and what voters said about rows that they have not seen."""
+        with own_random(self.seed, self.rows.y.device):
+            try:
+                self._resume()
+                self._epochs()
+                if self.checkpoint is not None:
+                    self.checkpoint.write(self._state(), force=True)
+            except KeyboardInterrupt:
+                self.interrupted = True
+            finally:
+                self.wrapped.eval()
+
+    def _epochs(self) -> None:
+        from tqdm.auto import tqdm
+
+        bar = tqdm(
+            total=self.steps,
+            initial=self.optimizer.steps,
+            desc=f"training {len(self.train)} voters",
+            unit="step",
+            delay=2,
+            disable=not self.progress,
+        )
+        with bar:
+            for epoch in range(len(self.records) + 1, self.epochs + 1):
+                start, total = time.perf_counter(), torch.zeros((), device=self.rows.y.device)
+                order = self._order()
+                self.wrapped.train()
+                for numbers in order[:, : self.per_epoch * self.size].split(self.size, 1):
+                    total += self._step(numbers)
+                    bar.update()
+                    if self.optimizer.steps in self.when:
+                        self._look()
+                loss = total.item() / self.per_epoch / len(self.train)
+                if not math.isfinite(loss):
+                    raise FloatingPointError(
+                        f"the loss is {loss} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights of this moment"
+                    )
+                lr = max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
+                self.records.append((epoch, loss, math.nan, lr, time.perf_counter() - start))
+                if self.checkpoint is not None:
+                    self.checkpoint.write(self._state())
+                bar.set_postfix({"loss": loss}, refresh=False)
+
+    def _order(self) -> Tensor:
+        """The rows of each voter in a new order, as many as the voter with the fewest has."""
+        keys = torch.rand(self.own.shape, generator=self.order)
+        keys[self.own < 0] = 2  # where a voter has no more rows
+        return self.own.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
+
+    def _step(self, numbers: Tensor) -> Tensor:
+        """One step of all voters on rows [voters, size] of their own; the sum of their losses."""
+        batch = self.rows.take(numbers.flatten())
+        args, y = batch.args, batch.y
+        if (scaling := own(self.wrapped, "scaling")) is not None:
+            args, y = scaling.inputs(args), scaling.targets(y)
+        own_rows = torch.arange(numbers.numel(), device=y.device).reshape(numbers.shape)
+        loss = members.loss(self.wrapped, self.criterion, args, y, own_rows, self.whole)
+        loss.backward()
+        self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
+        return loss.detach()
+
+    def _look(self) -> None:
+        """Keep the averaged weights, and what they say about the rows that the voters have not seen."""
+        state = dict([*self.wrapped.named_parameters(), *self.wrapped.named_buffers()])
+        with torch.no_grad():
+            present = [p.detach().clone() for p in self.optimizer.parameters]
+            torch._foreach_copy_(self.optimizer.parameters, self.optimizer.average)
+            try:
+                self.snapshots.append({name: t.detach().clone() for name, t in state.items()})
+                self.said.append(self._answers())
+            finally:
+                torch._foreach_copy_(self.optimizer.parameters, present)
+                self.wrapped.train()
+
+    def _answers(self) -> tuple[list[Tensor], list[Tensor] | None]:
+        self.wrapped.eval()
+        most = max(map(len, self.held))
+        padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held])
+        said: list[tuple[Tensor, Tensor | None]] = []
+        for numbers in padded.split(4 * self.batch_size, 1):
+            y, risk = self.ask(self.rows.take(numbers.flatten()).args, numbers.shape[1])
+            said.append((y, risk))
+        loc = torch.cat([y for y, _ in said], 1)
+        risk = None if said[0][1] is None else torch.cat([r for _, r in said if r is not None], 1)
+        lengths = [len(rows) for rows in self.held]
+        return (
+            [one[:n] for one, n in zip(loc, lengths, strict=True)],
+            None if risk is None else [one[:n] for one, n in zip(risk, lengths, strict=True)],
+        )
+
+    def ask(self, args: tuple[Any, ...], each: int) -> tuple[Tensor, Tensor | None]:
+        """Prediction and noise [voters, each, ...] where every voter gets so many rows of its own, one voter after another."""
+        own_rows = torch.arange(len(self.train) * each, device=self.rows.y.device).reshape(-1, each)
+        y, risk = members.answers(self.wrapped, args, own_rows)
+        if not isinstance(y, Tensor):
+            raise TypeError(
+                f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
+            )
+        values = self.wrapped._workbench.output == "values" and self.rows.y.is_floating_point()
+        noise = risk.aleatoric if values else None
+        return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
+
+    # ---- deciding
+    def finish(self) -> History:
+        """Decide, and make the model what was decided."""
+        if self.interrupted:
+            kept = "what was decided by then is kept" if self.snapshots else "the weights are those of this moment"
+            warnings.warn(
+                f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {kept}, and the model can be used",
+                WorkbenchWarning,
+                stacklevel=3,
+            )
+        if not self.snapshots:
+            return History(self.records, 0, self.interrupted)
+        decisions = self.decide()
+        self.settle([decisions])
+        found = self.heard(decisions)
+        return History(self.records, len(self.records), self.interrupted, found)
+
+    def out_of_fold(self, part: int = 0) -> tuple[Tensor, Tensor | None]:
+        """What those say that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
+        fold = self.parts[part].fold
+        place = torch.cumsum(fold < self.layout.folds, 0) - 1  # of a row among those judged
+
+        def gathered(said: list[list[Tensor]]) -> Tensor:
+            like = said[0][0]
+            shape = (len(said), self.layout.settings, self.layout.repeats, len(self.judged(part)), *like.shape[1:])
+            out = like.new_empty(shape)
+            for v, (p, s, k, r) in enumerate(self.layout):
+                if p == part:
+                    for t, one in enumerate(said):
+                        out[t, s, r, place[fold == k]] = one[v]
+            return out
+
+        risks = [risk for _, risk in self.said if risk is not None]
+        return gathered([y for y, _ in self.said]), gathered(risks) if risks else None
+
+    def judged(self, part: int = 0) -> Tensor:
+        """Numbers of the rows of a part that some voter has not seen: all, if every fold is held out in turn."""
+        return self.parts[part].rows[self.parts[part].fold < self.layout.folds]
+
+    def decide(self, part: int = 0) -> Decisions:
+        """What the out-of-fold predictions of a part decide."""
+        loc, risk = self.out_of_fold(part)
+        y = self.rows.y[self.judged(part)]
+        if not y.is_floating_point():
+            return decide_classes(self._log_probs(loc), y)
+        return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
+
+    def _log_probs(self, scores: Tensor) -> Tensor:
+        if self.wrapped._workbench.output == "probs":
+            return scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
+        return scores.log_softmax(4)
+
+    def settle(self, decisions: Sequence[Decisions]) -> None:
+        """Make the model what was decided, for each part."""
+        of = [(decisions[p], s) for p, s, _, _ in self.layout]
+        apart = any(d.mean_at[s] != d.scale_at[s] for d, s in of)
+        sculpt = next((m for m in self.wrapped._workbench.methods if m.distribution is not None), None)
+        tied = sculpt is not None and not all(
+            isinstance(rule, Split) for rule in self.wrapped._workbench.rules.values()
+        )
+        if apart and tied:
+            untie(self.wrapped, sculpt.name)  # type: ignore[union-attr]
+        place = self.rows.y.device
+        times = {
+            kind: torch.tensor([getattr(d, f"{kind}_at")[s] for d, s in of], device=place) for kind in ("mean", "scale")
+        }
+        with torch.no_grad():
+            for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
+                noise = sculpt is not None and f"{MARK}{sculpt.name}" in name
+                source = (
+                    name if name in self.snapshots[0] else name.replace(f"{MARK}{sculpt.name}", "") if sculpt else ""
+                )
+                if f"{MARK}{VOTERS}" not in name:
+                    continue
+                for t, snapshot in enumerate(self.snapshots):
+                    chosen = times["scale" if noise else "mean"] == t
+                    tensor[chosen] = snapshot[source][chosen]
+        weights = torch.tensor([d.weights[s] for d, s in of], dtype=torch.float64) / (
+            self.layout.folds * self.layout.repeats
+        )
+        factor = torch.tensor([d.factor[s] for d, s in of], dtype=torch.float64)
+        fold = torch.tensor([k for _, _, k, _ in self.layout])
+        seat(self.wrapped, Committee(weights / weights.sum(), factor, decisions[0].df, fold))
+
+    def heard(self, decisions: Decisions, part: int = 0) -> OutOfFold:
+        """What was said about the rows of a part by those who have not seen them, as it was decided."""
+        loc, risk = self.out_of_fold(part)
+        shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
+        at = shares.reshape(-1, *[1] * (loc.dim() - 2))
+
+        def chosen(values: Tensor, times: Sequence[int]) -> Tensor:
+            return torch.stack([values[t, s] for s, t in enumerate(times)])
+
+        y = chosen(loc, decisions.mean_at)
+        if not self.rows.y.is_floating_point():
+            y = self._log_probs(y[None])[0].exp()
+        mean = (y * at).sum(0).mean(0)
+        found = Risk()
+        if self.rows.y.is_floating_point():
+            variance = {"epistemic": ((y - mean).square() * at).sum(0).mean(0)}
+            factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(at.shape)
+            noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
+            variance["aleatoric"] = (noise.square() * at).sum(0).mean(0)
+            variance["total"] = torch.stack(list(variance.values())).sum(0)
+            found = Risk(**{name: value.sqrt() for name, value in variance.items()})
+        fold = self.parts[part].fold
+        return OutOfFold(mean, found, self.rows.y[self.judged(part)], fold[fold < self.layout.folds], decisions)
+
+    # ---- going on
+    def _state(self) -> dict[str, Any]:
+        generators = {"cpu": torch.get_rng_state(), "order": self.order.get_state()}
+        if self.rows.y.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.rows.y.device)
+        return {
+            "model": self.wrapped.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": generators,
+            "records": self.records,
+            "snapshots": self.snapshots,
+            "said": self.said,
+        }
+
+    def _resume(self) -> None:
+        state = None if self.checkpoint is None else self.checkpoint.read()
+        if state is None:
+            return
+        place = self.rows.y.device
+        self.wrapped.load_state_dict(state["model"])
+        self.wrapped.to(place)
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["generators"]["cpu"])
+        self.order.set_state(state["generators"]["order"])
+        if "cuda" in state["generators"]:
+            torch.cuda.set_rng_state(state["generators"]["cuda"], place)
+        self.records, (self.snapshots, self.said) = (
+            list(state["records"]),
+            tree_map(
+                lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf, (state["snapshots"], state["said"])
+            ),
+        )
+
+
+__all__ = ["CrossFit"]

@@ -1,0 +1,81 @@
+"""Adam for stacked voters, each with a learning rate and a weight decay of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BETAS = (0.9, 0.99)
+EPSILON = 1e-8
+
+
+class StackedAdam:
+    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019) on tensors that hold one row for each voter.
+
+    torch's own has one learning rate for a tensor. Weight decay is for weights (rows of two or more dimensions), not for biases and norms. An
+    exponential moving average of the parameters is kept beside them (Polyak & Juditsky 1992).
+
+    Args:
+        parameters: each [voters, ...].
+        lr: [voters], peak learning rates.
+        weight_decay: [voters].
+        horizon: how many steps the average looks back, about.
+    """
+
+    EVERY = 8  # steps between two looks of the average: it costs a pass over all parameters
+
+    def __init__(self, parameters: Sequence[Tensor], lr: Tensor, weight_decay: Tensor, horizon: float) -> None:
+        self.parameters = list(parameters)
+        self.first = [torch.zeros_like(p) for p in self.parameters]
+        self.second = [torch.zeros_like(p) for p in self.parameters]
+        self.average = [p.detach().clone() for p in self.parameters]
+        self.lr = [self._along(lr, p) for p in self.parameters]
+        self.decay = [self._along(lr * weight_decay, p) if p.dim() > 2 else None for p in self.parameters]
+        self.keep = 1 - self.EVERY / max(2.5 * self.EVERY, horizon)
+        self.steps = 0
+
+    @staticmethod
+    def _along(values: Tensor, like: Tensor) -> Tensor:
+        return values.to(like).reshape(-1, *[1] * (like.dim() - 1))
+
+    @torch.no_grad()
+    def step(self, share: float) -> None:
+        """One step along the gradients, which are gone afterwards.
+
+        Args:
+            share: of the peak learning rate.
+        """
+        self.steps += 1
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        beta1, beta2 = BETAS
+        torch._foreach_lerp_(self.first, gradients, 1 - beta1)
+        torch._foreach_mul_(self.second, beta2)
+        torch._foreach_addcmul_(self.second, gradients, gradients, 1 - beta2)
+        below = torch._foreach_sqrt(self.second)
+        torch._foreach_div_(below, math.sqrt(1 - beta2**self.steps))
+        torch._foreach_add_(below, EPSILON)
+        moves = torch._foreach_mul(self.first, self.lr)
+        for parameter, decay in zip(self.parameters, self.decay, strict=True):
+            if decay is not None:
+                parameter.mul_(1 - share * decay)
+        torch._foreach_addcdiv_(self.parameters, moves, below, -share / (1 - beta1**self.steps))
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self.steps % self.EVERY == 0:
+            # at first it follows closely, since start values say nothing
+            torch._foreach_lerp_(self.average, self.parameters, 1 - self.keep if self.steps > 200 else 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from here need: moments, average, number of steps."""
+        return {"first": self.first, "second": self.second, "average": self.average, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        for name in ("first", "second", "average"):
+            for mine, theirs in zip(getattr(self, name), state[name], strict=True):
+                mine.copy_(theirs)
+        self.steps = state["steps"]

@@ -1,0 +1,118 @@
+"""Centres, scales and covariances that a few wild or constant columns or rows do not spoil."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_FLOOR = 1e-3  # smallest unit of a column, as a share of the layer's largest: nearly dead features must not explode
+_MIN_SHRINKAGE = 1e-4  # keeps features that are copies of one another from having infinite density
+
+
+def full_precision(like: Tensor) -> torch.autocast:
+    """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def double(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has none."""
+    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device).double()
+
+
+def units(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and unit of every column, and which columns are constant.
+
+    Args:
+        features: Tensor [n, d] of finite floats, n >= 2.
+
+    Returns:
+        Mean [d], unit [d] > 0 and a mask [d] of constant columns. The unit is the standard deviation, at least
+        1e-3 of the largest one; constant columns get the largest one, for their own scale was never seen.
+    """
+    variance, mean = torch.var_mean(features, dim=0, correction=0)
+    sd = variance.sqrt()
+    constant = sd <= 1e-6 * mean.abs()
+    largest = sd.masked_fill(constant, 0).amax()
+    largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return mean, torch.where(constant, largest, sd.clamp_min(_FLOOR * largest)), constant
+
+
+def ledoit_wolf(z: Tensor) -> float:
+    """Shrinkage towards mu I that minimises the expected squared error of the covariance, mu = trace / d.
+
+    rho = min(b, delta) / delta with delta = |S - mu I|^2 and b = sum_i |z_i z_i' - S|^2 / n^2, in Frobenius norms
+    (Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004).
+
+    Args:
+        z: Centred float tensor [n, d].
+
+    Returns:
+        rho in [0, 1].
+
+    Example:
+        >>> ledoit_wolf(torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]))
+        0.0
+    """
+    n, d = z.shape
+    covariance = z.T @ z / n
+    delta = covariance.square().sum() - covariance.trace().square() / d
+    error = (z.square().sum(1).square().sum() / n - covariance.square().sum()) / n
+    return float((error / delta).clamp(0, 1)) if delta > 0 else 0.0
+
+
+def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
+    """Mean m and lower-triangular W with W' W = S^-1, S the shrunk covariance.
+
+    Constant columns have no covariance. They are given the standard deviation that a single row among the n, off by
+    the largest one, would have caused: silent in training, but heard when a dead feature comes to life.
+
+    Args:
+        features: Float tensor [n, d].
+        shrinkage: Share of the identity in the covariance of the standardised columns; None: Ledoit-Wolf,
+            at least 1e-4.
+
+    Returns:
+        m [d] and W [d, d], float64.
+
+    Raises:
+        ValueError: If the covariance is singular (shrinkage 0 and dependent columns).
+    """
+    n, d = features.shape
+    x = double(features)
+    mean, unit, constant = units(x)
+    unit = torch.where(constant, unit / math.sqrt(n), unit)
+    z = ((x - mean) / unit)[:, ~constant]
+    covariance = torch.eye(d, dtype=x.dtype, device=x.device)
+    if z.shape[1]:
+        rho = max(ledoit_wolf(z), _MIN_SHRINKAGE) if shrinkage is None else shrinkage
+        shrunk = (1 - rho) * (z.T @ z / n)
+        shrunk.diagonal().add_(rho * z.square().mean())
+        active = (~constant).nonzero()[:, 0]
+        covariance[active[:, None], active] = shrunk
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if failed:
+        raise ValueError(
+            f"the covariance of {d} features is singular on {n} rows and shrinkage={shrinkage} does not mend it: "
+            "use shrinkage=None, or more rows"
+        )
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(d, dtype=x.dtype, device=x.device), upper=False)
+    return mean, inverse / unit
+
+
+def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD).
+
+    Args:
+        values: Float tensor [n], n >= 1.
+
+    Returns:
+        Two scalars; the standard deviation is 1 where all values are (numerically) equal.
+    """
+    median = values.median()
+    mad = (values - median).abs().median()
+    reach = torch.where(mad > 0, 14.826 * mad, torch.inf)
+    variance, mean = torch.var_mean(values.clamp(median - reach, median + reach), correction=0)
+    sd = variance.sqrt()
+    return mean, torch.where(sd > 1e-6 * (1 + mean.abs()), sd, torch.ones_like(sd))

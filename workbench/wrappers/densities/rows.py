@@ -1,0 +1,113 @@
+"""Rows that a density learns from or judges: features of several layers, and what the model said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ENOUGH = 50  # rows for a single held-out part to tell centre and scale
+
+Features = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features, and class scores and labels where there are any, all with the same rows.
+
+    Args:
+        layers: Float tensors [n, d_l].
+        reduced: Whether the layers are to be reduced (a list was given), or one matrix is taken as it is.
+        logits: Class scores [n, classes] up to a constant per row, or None.
+        labels: Class numbers [n], int64, or None.
+    """
+
+    layers: list[Tensor]
+    reduced: bool
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        parts = [*self.layers, *([] if self.logits is None else [self.logits])]
+        return len(parts[0])
+
+    def take(self, rows: Tensor) -> Rows:
+        """Some of the rows, by number or by mask."""
+        logits, labels = (None if part is None else part[rows] for part in (self.logits, self.labels))
+        return Rows([v[rows] for v in self.layers], self.reduced, logits, labels)
+
+    def detached(self, device: torch.device) -> Rows:
+        """The same without gradients, on a device."""
+        logits, labels = (None if part is None else part.detach().to(device) for part in (self.logits, self.labels))
+        return Rows([v.detach().to(device) for v in self.layers], self.reduced, logits, labels)
+
+    @property
+    def device(self) -> torch.device:
+        return (self.layers[0] if self.layers else self.logits).device  # type: ignore[union-attr]
+
+    @property
+    def finite(self) -> Tensor:
+        """Mask [n] of the rows without NaN and infinity."""
+        parts = [*self.layers, *([] if self.logits is None else [self.logits])]
+        return torch.stack([v.isfinite().all(1) for v in parts]).all(0)
+
+    @property
+    def groups(self) -> Tensor | None:
+        """Class number of each row [n]: the label, else the predicted class; None without both."""
+        if self.labels is not None:
+            return self.labels
+        return None if self.logits is None else self.logits.argmax(1)
+
+
+def check(features: Features, logits: Tensor | None = None, labels: Tensor | None = None) -> Rows:
+    """Rows out of what was given.
+
+    Raises:
+        TypeError: If features or logits are not floating-point tensors, or labels are not whole numbers.
+        ValueError: If the shapes do not fit together, or a label is no class.
+    """
+    reduced = not isinstance(features, Tensor)
+    layers = list(features) if not isinstance(features, Tensor) else [features]
+    shapes = [list(v.shape) for v in layers]
+    if (not layers and logits is None) or any(not v.is_floating_point() for v in layers):
+        raise TypeError(f"features must be floating-point tensors, got {[v.dtype for v in layers]}")
+    if any(len(s) != 2 or s[0] != shapes[0][0] or not s[1] for s in shapes):
+        raise ValueError(f"features must be matrices [rows, d] with the same rows, got shapes {shapes}; see pool")
+    if logits is not None:
+        if not logits.is_floating_point():
+            raise TypeError(f"logits must be a floating-point tensor, got {logits.dtype}")
+        if logits.dim() != 2 or logits.shape[1] < 2 or (shapes and len(logits) != shapes[0][0]):
+            rows = f" with the {shapes[0][0]} rows of the features" if shapes else ""
+            raise ValueError(
+                f"logits must be [rows, classes]{rows}, at least 2 classes, got shape {list(logits.shape)}"
+            )
+    if labels is not None:
+        n = len(layers[0]) if layers else len(logits)  # type: ignore[arg-type]
+        if labels.is_floating_point() or labels.shape != (n,):
+            raise ValueError(f"labels must be whole numbers [{n}], got {labels.dtype} {list(labels.shape)}")
+        most = None if logits is None else logits.shape[1]
+        if len(labels) and (labels.min() < 0 or (most is not None and labels.max() >= most)):
+            raise ValueError(
+                f"labels must be class numbers from 0{f' to {most - 1}' if most else ''}, "
+                f"got {int(labels.min())} to {int(labels.max())}"
+            )
+    return Rows(layers, reduced, logits, labels)
+
+
+def deal(rows: Rows, generator: torch.Generator) -> Iterator[tuple[Rows, Rows]]:
+    """Deal out the rows into kept (80 %) and held-out parts: once, or five times where rows are few.
+
+    Args:
+        rows: At least 2.
+        generator: Shuffles the rows.
+
+    Yields:
+        Kept and held-out rows. With fewer than 50 rows every row is held out once.
+    """
+    n = len(rows)
+    order = torch.randperm(n, generator=generator, device=generator.device).to(rows.device)
+    parts = order.chunk(5)
+    for held in parts[:1] if n >= ENOUGH else parts:
+        yield rows.take(torch.cat([part for part in parts if part is not held])), rows.take(held)
