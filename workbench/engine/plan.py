@@ -230,7 +230,9 @@ class Plan:
     shares_trunk: bool = False
     loop_only: str = ""  # why the branches must run one after another, if they must
     dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
-    rows: Sequence[Tensor] | Tensor = ()  # for each branch along it the rows it answers; [branches, n] if all have as many
+    rows: (
+        Sequence[Tensor] | Tensor
+    ) = ()  # for each branch along it the rows it answers; [branches, n] if all have as many
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap

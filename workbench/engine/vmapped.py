@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .body import Clone, Together, call, is_batched, refuse_recomputing
@@ -90,7 +91,7 @@ def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tupl
         if outermost in own:
             tensor = tensor.narrow(0, start, count)
         stacked[slot] = tensor, tuple(own[i] for i in order)
-    ruled = {name for rule in plan.rules.values() for name in rule.axes()}
+    ruled = {name for slot, rule in plan.rules.items() if slot in clone.home for name in rule.axes()}
     training = any(module.training for module in clone.tree.values())
     # noise reaches the statistics in training, so each branch needs its own
     apart = [axis for axis in plan.axes if axis.name not in ruled] if training else []
@@ -136,7 +137,7 @@ def _pass(
         if rescue:
             modes.append(Rescue(token))
         elif len(plan.axes) > 1:
-            modes.append(_NoAttention())
+            modes.append(_Nested())
         with engine.watching(clone, plan, first=True):
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
             own = dict(zip(dealt, values[len(stacked) :], strict=True))
@@ -194,15 +195,36 @@ class _Everywhere(dict):
         return self[name] if name in self or name in self._axes else default
 
 
-class _NoAttention(TorchFunctionMode):
-    """Refuses attention under two vmaps at once, where fused attention crashes the interpreter (torch 2.13, CPU)."""
+class _Nested(TorchFunctionMode):
+    """Under two vmaps at once: refuses attention, where fused attention crashes the interpreter (torch 2.13, CPU), and widens linear layers."""
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if function is F.linear and (found := _widened(*args, **(kwargs or {}))) is not None:
+            return found
         if "attention" in (name := getattr(function, "__name__", "")):
             raise RuntimeError(f"{name} cannot run under two vmaps at once")
         return function(*args, **(kwargs or {}))
+
+
+def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """A linear layer of which only the weight differs along the inner axis (heads on one trunk) as one layer with all their outputs.
+
+    vmap itself would copy the input once for each head.
+    """
+    functorch = torch._C._functorch
+    level = functorch.maybe_get_level(weight) if is_batched(weight) else -1
+    if level < 0 or (is_batched(input) and functorch.maybe_get_level(input) >= level) or weight.dim() != 2:
+        return None
+    if bias is not None and (not is_batched(bias) or functorch.maybe_get_level(bias) != level):
+        return None
+    stacked, *rest = (
+        functorch.get_unwrapped(tensor).movedim(functorch.maybe_get_bdim(tensor), 0)
+        for tensor in (weight, *([] if bias is None else [bias]))
+    )
+    wide = F.linear(input, stacked.flatten(0, 1), rest[0].flatten() if rest else None)
+    return functorch._add_batch_dim(wide.unflatten(-1, stacked.shape[:2]), wide.dim() - 1, level)
 
 
 @contextmanager

@@ -1,0 +1,100 @@
+"""The exact mixture of predictive distributions, against torch's own and by its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench import compose, sample, sculpt, vote
+from workbench.distributions import Cauchy, Laplace, LogNormal, Normal, StudentT
+from workbench.distributions.base import Distribution
+from workbench.distributions.mixture import Mixture
+
+FAMILIES = [Normal(), Laplace(), StudentT(4.0), Cauchy(), LogNormal()]
+
+
+def parts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.rand(3, 5, 2, generator=generator, dtype=dtype) * 4 + 1
+    return loc, torch.rand(3, 5, 2, generator=generator, dtype=dtype) + 0.2, torch.tensor([0.5, 0.3, 0.2], dtype=dtype)
+
+
+def test_against_torch() -> None:
+    loc, risk, weights = parts()
+    ours = Mixture(Normal(), loc, risk, weights)
+    theirs = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(weights.expand(5, 2, 3)),
+        torch.distributions.Normal(loc.movedim(0, -1), risk.movedim(0, -1)),
+    )
+    y = torch.linspace(-3, 8, 10, dtype=torch.float64).reshape(5, 2)
+    torch.testing.assert_close(ours.log_prob(y), theirs.log_prob(y))
+    torch.testing.assert_close(ours.cdf(y), theirs.cdf(y))
+    torch.testing.assert_close(ours.mean(), theirs.mean)
+    torch.testing.assert_close(ours.stddev(), theirs.stddev)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
+def test_quantiles_turn_the_distribution_round(family: Distribution) -> None:
+    mixture = Mixture(family, *parts())
+    for q in (0.001, 0.3, 0.5, 0.99):
+        torch.testing.assert_close(
+            mixture.cdf(mixture.icdf(q)), torch.full((5, 2), q, dtype=torch.float64), atol=1e-9, rtol=1e-9
+        )
+
+
+def test_one_member_is_its_family() -> None:
+    loc, risk, _ = parts()
+    mixture = Mixture(Laplace(), loc[:1], risk[:1], torch.ones(1))
+    torch.testing.assert_close(mixture.log_prob(loc[1]), Laplace.log_prob(loc[1], loc[0], risk[0]))
+    torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]))
+
+
+def test_draws_follow_it() -> None:
+    mixture = Mixture(Normal(), *parts())
+    draws = mixture.sample(20_000, torch.Generator().manual_seed(0))
+    assert draws.shape == (20_000, 5, 2)
+    for y in (mixture.icdf(0.1), mixture.icdf(0.7)):
+        torch.testing.assert_close((draws <= y).double().mean(0), mixture.cdf(y), atol=0.015, rtol=0)
+
+
+def test_bad_input() -> None:
+    loc, risk, weights = parts()
+    with pytest.raises(ValueError, match=r"3 numbers >= 0 that sum to one, found .* that sum to 2"):
+        Mixture(Normal(), loc, risk, 2 * weights)
+    with pytest.raises(ValueError, match=r"y has shape \(5,\)"):
+        Mixture(Normal(), loc, risk, weights).log_prob(torch.zeros(5))
+    with pytest.raises(ValueError, match="above 0 and below 1; found 1"):
+        Mixture(Normal(), loc, risk, weights).icdf(1)
+
+
+def test_of_a_wrapped_model() -> None:
+    """Voters, samples and risk heads: the mean and the total risk that the model itself says."""
+    model = compose(vote.Wrapper(3), sample.Wrapper(2, where="weights"), sculpt.Wrapper(n_layers=1))(
+        torch.nn.Linear(2, 1)
+    ).eval()
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        y, risk = model(x, return_risk=True)
+        torch.manual_seed(3)
+        found = model.predictive(x)
+    assert found.loc.shape == (6, 4, 1)
+    torch.testing.assert_close(found.mean(), y)
+    torch.testing.assert_close(found.stddev(), risk.total)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (vote.Wrapper(2)(torch.nn.Linear(2, 1)), "compose with sculpt.Wrapper"),
+        (
+            vote.Wrapper(2, output="logits")(torch.nn.Linear(2, 3)),
+            "class probabilities, which are the predictive distribution",
+        ),
+        (sculpt.Wrapper(sculpt.NormalInverseGamma)(torch.nn.Linear(2, 1)), "no member says a distribution"),
+    ],
+)
+def test_models_without_a_distribution(model: torch.nn.Module, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        model.predictive(torch.zeros(3, 2))
