@@ -114,14 +114,17 @@ def network(features: int, name: str, recipe: Recipe) -> nn.Sequential:
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """A method on some splits of a set: ten at once of small sets, five of large ones."""
+    """A method on some splits of a set: as many at once as make up to about 300 networks on small sets and 150 on large ones."""
     if smoke:
         return [{"data": "yacht", "method": name, "splits": "0-1", "epochs": 3} for name in ("plain", "recommended")]
     out = []
     for names in (SMALL, [name for name in SETS if name not in SMALL]):
-        for method in METHODS:
+        for method, recipe in METHODS.items():
             for name in names:
-                size = 10 if name in SMALL else 5
+                most = (300 if name in SMALL else 75 if recipe.open else 150) // (
+                    len(recipe.lr) * recipe.held * recipe.repeats
+                )
+                size = next(n for n in (20, 10, 5) if n <= max(5, most) and SETS[name] % n == 0)
                 for first in range(0, SETS[name], size):
                     out.append({"data": name, "method": method, "splits": f"{first}-{first + size - 1}"})
     return out

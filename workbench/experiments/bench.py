@@ -154,6 +154,8 @@ def page(folder: Path, docs: Path) -> Path:
         if results.is_file():
             module, frame = load_file(path), read(results)
             frame = frame[frame["cell"].isin([key(cell) for cell in module.cells()])].reset_index(drop=True)
+            if frame.empty:  # a run has begun
+                continue
             try:
                 summary = module.summary(frame, images).strip()
             except (KeyError, ValueError, IndexError) as error:
