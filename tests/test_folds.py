@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import workbench
-from workbench import compose, fit, sculpt, vote
+from workbench import compose, fit, neo, sculpt, snapshot, vote
 from workbench.committee import committee_of
 from workbench.distributions import Laplace, Normal, StudentT
 from workbench.errors import WorkbenchWarning
@@ -225,6 +225,42 @@ def test_it_repeats_and_leaves_the_global_random_state_alone() -> None:
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+@pytest.mark.parametrize("family", [sculpt.NormalInverseGamma(), sculpt.Quantiles((0.16, 0.5, 0.84)), sculpt.Laplace()])
+def test_other_risk_heads(family: Any) -> None:
+    x, y = plane()
+    model = compose(vote.Wrapper(3), sculpt.Wrapper(family, n_layers=1))(net())
+    quiet(model, (x, y), folds=3, epochs=20)
+    found, risk = model.predictive(x), model(x, return_risk=True)[1]
+    torch.testing.assert_close(found.mean(), model(x))
+    assert (found.stddev() <= risk.total * 1.001).all()  # evidence says an epistemic risk of its own beside the voters'
+    assert found.log_prob(y).isfinite().all()
+
+
+def test_a_density_is_fitted_at_the_end() -> None:
+    x, y = plane()
+    model = compose(vote.Wrapper(3), neo.Wrapper())(net())
+    quiet(model, (x, y), folds=3)
+    risk = model(torch.cat([x, 30 + x]), return_risk=True)[1]
+    assert risk.vacuitic[:60].max() < risk.vacuitic[60:].min()
+
+
+def test_a_failure_leaves_the_model_as_it_was() -> None:
+    x, y = plane()
+    model = wrapped(6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(FloatingPointError, match="the weights it had before"):
+        quiet(model, (x, y), folds=3, lr=1e30)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_another_training_forgets_what_was_decided() -> None:
+    x, y = plane()
+    model = wrapped(6)
+    quiet(model, (x, y), folds=3)
+    fit(model, (x, y), epochs=1, progress=False)
+    assert committee_of(model) is None
+
+
 # ---- going on
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
@@ -335,6 +371,12 @@ def test_classes_are_decided_by_their_likelihood() -> None:
         ),
         (lambda: vote.Wrapper(3, share="rank1")(net()), {}, ValueError, "the voters share 0.weight"),
         (lambda: vote.Wrapper(3, use_bias=False)(net()), {}, ValueError, "the voters share 0.bias"),
+        (
+            lambda: snapshot.Wrapper(3)(net()),
+            {},
+            ValueError,
+            "snapshot collects weights along one training",
+        ),
         (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
         (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),
         (lambda: vote.Wrapper(3)(net()), {"optimizer": torch.optim.SGD}, ValueError, "leave optimizer out"),

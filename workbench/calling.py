@@ -192,8 +192,11 @@ def _entropy(probs: Tensor) -> Tensor:
 
 def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
     """The method among these axes whose second branch only stands beside the model's own, if there is one."""
-    beside = {axis.name for m in record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first}
-    return next((method for method in record.methods if method.name in beside and method.name in axes), None)
+    for method in record.methods:  # a plain loop: torch.compile cannot trace a comprehension that assigns
+        axis = method.axis(Call(False, True))
+        if axis is not None and axis.own_first and axis.name in axes:
+            return method
+    return None
 
 
 def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:

@@ -101,12 +101,15 @@ def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
 
 
 def family(wrapped: Any) -> Distribution:
-    """The distribution of each member's targets: sculpt's, or Student's t where cross-fitting found heavier tails; Normal without sculpt."""
+    """The distribution of each member's targets: sculpt's, or Student's t where cross-fitting found heavier tails.
+
+    Normal without sculpt, and where it says no density of one risk (evidence, quantiles).
+    """
     committee = committee_of(wrapped)
     if committee is not None and bool(committee.df.isfinite()):
         return StudentT(float(committee.df))
     found = (method.distribution for method in wrapped._workbench.methods)
-    return next((f for f in found if isinstance(f, Distribution)), Normal())
+    return next((f for f in found if isinstance(f, Distribution) and f.n_heads == 1), Normal())
 
 
 def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
@@ -120,8 +123,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
         args = scaling.inputs(args)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair, of = pair_of(wrapped._workbench, branched.axes), family(wrapped)
-    level = committee is not None and pair is None  # of the noise, as cross-fitting found it
-    if not level and (pair is None or of.n_heads > 1):
+    if committee is None and (pair is None or pair.distribution.n_heads > 1):
         raise ValueError(
             "no member says a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
             "workbench.fit(..., folds=5); for intervals around any prediction there is workbench.calibrate"
@@ -135,9 +137,9 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
     if pair is None:
         loc, risk = leaves[0], torch.ones_like(leaves[0])
     else:
-        own, beside = apart(leaves[0], branched.axes.index(pair.name))
-        risk = of.variances(pair._risk(beside))["aleatoric"].sqrt()
-        loc = own.to(risk.dtype)
+        parts = pair.reduce({"y": leaves[0]}, branched.axes.index(pair.name))
+        risk = parts["aleatoric"].sqrt()
+        loc = parts["y"].to(risk.dtype)
     if scaling is not None:
         loc, risk = scaling.prediction(loc), risk if pair is None else scaling.risk(risk)
     weights = torch.ones((), dtype=risk.dtype, device=risk.device)

@@ -39,7 +39,7 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         (tensor([-18.]), tensor([18.]))
     """
     n = len(scores)
-    rank = math.ceil(coverage * (n + 1))
+    rank = math.ceil(level("coverage", coverage) * (n + 1))
     if rank > n:
         infinite = torch.full_like(loc[0], math.inf)
         return -infinite, infinite
@@ -104,7 +104,9 @@ class CrossConformal(Calibrated):
                 f"data: found {type(data).__name__} without out-of-fold predictions; give the history of workbench.fit(..., folds=5)"
             )
         if not said.target.is_floating_point():
-            raise ValueError("CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows")
+            raise ValueError(
+                "CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows"
+            )
         risk = torch.ones_like(said.prediction) if self.score == "absolute" else said.risk.total
         place = next(self.wrapped.parameters()).device
         self.scores = ((said.target - said.prediction).abs() / risk).detach().to(place)
@@ -125,7 +127,9 @@ class CrossConformal(Calibrated):
             raise NotFittedError("calibrate first: .fit(history)")
         wanted, n = level("coverage", coverage), len(self.scores)
         if math.ceil(wanted * (n + 1)) > n:
-            raise ValueError(f"coverage {coverage:g} needs at least {math.ceil(wanted / (1 - wanted))} rows, there are {n}")
+            raise ValueError(
+                f"coverage {coverage:g} needs at least {math.ceil(wanted / (1 - wanted))} rows, there are {n}"
+            )
         committee = committee_of(self.wrapped)
         assert committee is not None
         with evaluation(self.wrapped), torch.no_grad():
@@ -143,4 +147,4 @@ class CrossConformal(Calibrated):
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)
-        return cv_plus(middle, spread, self.scores, self.fold, wanted)
+        return cv_plus(middle, spread, self.scores, self.fold, coverage)

@@ -173,7 +173,11 @@ def _pass(
 
     items = iter(outputs)
     leaves = [next(items) if static is None else static[0] for static in shape["static"]]
-    return Together(tuple(axis.size for axis in plan.axes), leaves, shape["rebuild"], buffers, taps)
+    rebuild = flatten(shape["rebuild"](leaves))[
+        1
+    ]  # the other one holds the model's own containers, with dead tensors in them
+    shape.clear()
+    return Together(tuple(axis.size for axis in plan.axes), leaves, rebuild, buffers, taps)
 
 
 class _Everywhere(dict):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 
+WHOLE = "whole://"  # what papermill is given before a path, so that saves are ours
+
+
 @dataclass
 class Run:
     """One run of a notebook, as it is also stamped into the executed notebook's metadata (key ``workbench``).
@@ -181,12 +184,16 @@ def _execute(
     """Run the notebook in place; papermill's own outcome calls timeouts and dead kernels "completed"."""
     import papermill
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from papermill.iorw import papermill_io
 
     if not (logger := logging.getLogger("papermill")).handlers:
         logger.addHandler(
             logging.NullHandler()
         )  # the outcome says it all; who configures logging still gets the messages
-    path = str(output).replace("{", "{{").replace("}", "}}")  # papermill takes paths for templates
+    if not any(scheme == WHOLE for scheme, _ in papermill_io._handlers):
+        papermill_io.register(WHOLE, _whole_files())
+    # papermill takes paths for templates
+    path = WHOLE + str(output.resolve()).replace("{", "{{").replace("}", "}}")
     exits: list[int] = []
     try:
         papermill.execute_notebook(
@@ -209,6 +216,26 @@ def _execute(
     except RuntimeError as error:
         return "died", f"the kernel did not start: {error}"
     return "ok", None
+
+
+def _whole_files() -> Any:
+    """Reads and writes of papermill, each save whole or not at all: its own would leave an empty file where it is killed in the middle."""
+    from papermill.iorw import LocalHandler
+
+    class Whole(LocalHandler):
+        def read(self, path: str) -> Any:
+            return super().read(path.removeprefix(WHOLE))
+
+        def write(self, buf: str, path: str) -> None:
+            target = Path(path.removeprefix(WHOLE))
+            part = target.with_name(f".{target.name}.part")
+            super().write(buf, str(part))
+            os.replace(part, target)
+
+        def pretty_path(self, path: str) -> str:
+            return path.removeprefix(WHOLE)
+
+    return Whole()
 
 
 def _kernel_manager_class(exits: list[int]) -> type[AsyncKernelManager]:
@@ -273,7 +300,7 @@ def _write(nb: NotebookNode, run: Run) -> None:
 
     nb.metadata["workbench"] = asdict(run)
     if "papermill" in nb.metadata:  # it was given the output to run in place
-        nb.metadata["papermill"]["input_path"] = run.notebook
+        nb.metadata["papermill"] |= {"input_path": run.notebook, "output_path": run.output}
     path = Path(run.output)
     part = path.with_name(f".{path.name}.part")
     nbformat.write(nb, part)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.committee import VOTERS
 from workbench.engine.plan import Rule, Split, Stacked
+from workbench.table import EXTRAS
 from workbench.training.rows import Rows, Source
 
 
@@ -51,11 +52,13 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
     Raises:
         ValueError: there is nothing that votes, the number of voters does not fit, or voters share what is trained.
     """
-    vote = next((method for method in wrapped._workbench.methods if method.members), None)
+    vote = next((method for method in wrapped._workbench.methods if method.name == "vote"), None)
     if vote is None:
         raise ValueError(
             f"folds: nothing votes in this model; wrap it with vote.Wrapper(n_voters={2 * folds * settings})"
         )
+    if collector := next((method.name for method in wrapped._workbench.methods if method.collects), None):
+        raise ValueError(f"folds: {collector} collects weights along one training, not of folds; leave one of them out")
     groups = folds * settings * parts
     if vote.n_voters % groups:
         wanted = f"{groups}, {2 * groups} ..."
@@ -63,7 +66,7 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
         raise ValueError(f"folds: {vote.n_voters} voters can't be shared out evenly to {of}; take n_voters={wanted}")
     own_values = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
     for name, parameter in wrapped.named_parameters():
-        if parameter.requires_grad and name not in own_values:
+        if parameter.requires_grad and name not in own_values and not name.startswith(EXTRAS):
             raise ValueError(
                 f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
                 f"use_bias=True), or freeze it ({name}.requires_grad_(False))"

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from workbench.calling import pair_of
+from workbench.committee import seat
 from workbench.engine.tree import tensors
 from workbench.training.checkpoint import Checkpoint, describe
 from workbench.training.cutting import Part, folded, settings_of
@@ -164,6 +165,7 @@ def fit(
     settings["optimizer"] = kind
 
     start = copy.deepcopy(wrapped.state_dict())
+    seat(wrapped, None)  # what an earlier cross-fitting found out is of other weights
     if scaling is not None:
         own(wrapped, "scale")(None)
     if scaling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -13,19 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from workbench import members
+from workbench.calling import pair_of
 from workbench.committee import VOTERS, Committee, seat, untie
 from workbench.engine.plan import Split
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
 from workbench.risk import Risk
-from workbench.table import MARK
+from workbench.table import EXTRAS, MARK
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.cutting import Layout, Part
 from workbench.training.decisions import Decisions, decide, decide_classes
 from workbench.training.history import History, OutOfFold
 from workbench.training.loop import own, own_random
 from workbench.training.optimizer import StackedAdam
-from workbench.training.rows import Rows
+from workbench.training.rows import Batches, Inputs, Rows
 
 WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
 
@@ -79,19 +81,20 @@ class CrossFit:
         self.when = sorted({max(1, round(self.steps * share)) for share in WHEN})
         place = self.rows.y.device
         numbers = torch.tensor([s for _, s, _, _ in self.layout])
-        own_values = {name: p for name, p in self.wrapped.named_parameters() if p.requires_grad}
-        self.names = list(own_values)
         self.optimizer = StackedAdam(
-            list(own_values.values()),
+            [p for name, p in self.wrapped.named_parameters() if p.requires_grad and not name.startswith(EXTRAS)],
             torch.tensor(self.lr, dtype=torch.float64)[numbers].to(place),
             torch.tensor(self.weight_decay, dtype=torch.float64)[numbers].to(place),
             horizon=0.01 * self.steps,
         )
         self.order = torch.Generator().manual_seed(self.seed)
+        like = next(p for p in self.wrapped.parameters() if p.is_floating_point())
+        self.place = like.device, like.dtype
 
     # ---- training
     def run(self) -> None:
         """Train all voters; afterwards there are snapshots and what voters said about rows that they have not seen."""
+        before = copy.deepcopy(self.wrapped.state_dict())
         with own_random(self.seed, self.rows.y.device):
             try:
                 self._resume()
@@ -100,6 +103,9 @@ class CrossFit:
                     self.checkpoint.write(self._state(), force=True)
             except KeyboardInterrupt:
                 self.interrupted = True
+            except BaseException:
+                self.wrapped.load_state_dict(before)
+                raise
             finally:
                 self.wrapped.eval()
 
@@ -127,7 +133,7 @@ class CrossFit:
                 loss = total.item() / self.per_epoch / len(self.train)
                 if not math.isfinite(loss):
                     raise FloatingPointError(
-                        f"the loss is {loss} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights of this moment"
+                        f"the loss is {loss} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
                     )
                 lr = max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
                 self.records.append((epoch, loss, math.nan, lr, time.perf_counter() - start))
@@ -160,8 +166,9 @@ class CrossFit:
             present = [p.detach().clone() for p in self.optimizer.parameters]
             torch._foreach_copy_(self.optimizer.parameters, self.optimizer.average)
             try:
-                self.snapshots.append({name: t.detach().clone() for name, t in state.items()})
-                self.said.append(self._answers())
+                kept, said = {name: t.detach().clone() for name, t in state.items()}, self._answers()
+                self.snapshots.append(kept)
+                self.said.append(said)
             finally:
                 torch._foreach_copy_(self.optimizer.parameters, present)
                 self.wrapped.train()
@@ -208,8 +215,11 @@ class CrossFit:
             return History(self.records, 0, self.interrupted)
         decisions = self.decide()
         self.settle([decisions])
-        found = self.heard(decisions)
-        return History(self.records, len(self.records), self.interrupted, found)
+        if own(self.wrapped, "needs_fit"):
+            some = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
+            with own_random(self.seed, self.rows.y.device):
+                own(self.wrapped, "fit")(Inputs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
+        return History(self.records, len(self.records), self.interrupted, self.heard(decisions))
 
     def out_of_fold(self, part: int = 0) -> tuple[Tensor, Tensor | None]:
         """What those say that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
@@ -250,12 +260,12 @@ class CrossFit:
         """Make the model what was decided, for each part."""
         of = [(decisions[p], s) for p, s, _, _ in self.layout]
         apart = any(d.mean_at[s] != d.scale_at[s] for d, s in of)
-        sculpt = next((m for m in self.wrapped._workbench.methods if m.distribution is not None), None)
+        sculpt = pair_of(self.wrapped._workbench, own(self.wrapped, "methods"))
         tied = sculpt is not None and not all(
             isinstance(rule, Split) for rule in self.wrapped._workbench.rules.values()
         )
         if apart and tied:
-            untie(self.wrapped, sculpt.name)  # type: ignore[union-attr]
+            untie(self.wrapped, sculpt.name)
         place = self.rows.y.device
         times = {
             kind: torch.tensor([getattr(d, f"{kind}_at")[s] for d, s in of], device=place) for kind in ("mean", "scale")

@@ -99,6 +99,9 @@ class Loop:
             self._finish(go_back=self.best_epoch > 0)
             if own(self.wrapped, "needs_fit"):
                 own(self.wrapped, "fit")(Inputs(self.train))  # in random order: it may look at the first rows only
+                held = None if self.valid is None else Inputs(self.valid)
+                for method in self.wrapped._workbench.methods if held is not None else ():
+                    method.tune(self.wrapped, held)
         if interrupted:
             done = len(self.records)
             kept = (
@@ -162,7 +165,7 @@ class Loop:
                     f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
                 )
             loss.backward()
-            self._pace(epoch - 1 + (step - 1) / len(self.train) if self._collectors() and self.scheduler else None)
+            self._pace(epoch - 1, step - 1)
             self.lr = self.optimizer.param_groups[0]["lr"]
             self.optimizer.step()
             if self.scheduler is not None:
@@ -175,11 +178,12 @@ class Loop:
     def _collectors(self) -> list[Method]:
         return [method for method in self.wrapped._workbench.methods if method.collects]
 
-    def _pace(self, at: float | None) -> None:
+    def _pace(self, epochs: int, steps: int) -> None:
         """Methods that collect weights know at which learning rate; an optimizer of the user's own keeps its own."""
-        for method in self._collectors() if at is not None else ():
+        for method in self._collectors() if self.scheduler is not None else ():
+            share = method.pace(epochs + steps / len(self.train), self.epochs)
             for group in self.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * method.pace(at, self.epochs)
+                group["lr"] = group["initial_lr"] * share
 
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:
