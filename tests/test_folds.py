@@ -375,7 +375,7 @@ def test_classes_are_decided_by_their_likelihood() -> None:
             lambda: snapshot.Wrapper(3)(net()),
             {},
             ValueError,
-            "snapshot collects weights along one training",
+            "nothing votes in this model",
         ),
         (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
         (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),

@@ -57,8 +57,6 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
         raise ValueError(
             f"folds: nothing votes in this model; wrap it with vote.Wrapper(n_voters={2 * folds * settings})"
         )
-    if collector := next((method.name for method in wrapped._workbench.methods if method.collects), None):
-        raise ValueError(f"folds: {collector} collects weights along one training, not of folds; leave one of them out")
     groups = folds * settings * parts
     if vote.n_voters % groups:
         wanted = f"{groups}, {2 * groups} ..."
