@@ -246,9 +246,9 @@ CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
 def applies(check: str, wrapping: Wrapping) -> bool:
     """Whether a check says anything about a wrapper."""
     return {
-        "training": wrapping.name != "neo",
+        "training": wrapping.name != "neo" and not wrapping.kept,
         "training_auto": wrapping.name in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # auto is not loop there
-        "dealing": wrapping.voters > 1,
+        "dealing": wrapping.voters > 1 and not wrapping.kept,
         "noise": bool(wrapping.where),
         "signature": "vacuitic" in wrapping.kinds,
     }.get(check, True)

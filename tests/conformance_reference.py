@@ -50,7 +50,10 @@ class Reference(reference.Reference):
         heads = {key.removesuffix("@vote") for key in self.state}
         head = f"{name}@sculpt{place.head - 1 or ''}"
         base = head if place.head and head in heads else name
-        return (f"{base}@vote", place.voter) if f"{base}@vote" in self.state else (base, None)
+        own = self.wrapping.name if self.wrapping.kept else "vote"
+        if self.wrapping.kept and not any(flag for key, flag in self.state.items() if key.endswith(f"@{own}_ready")):
+            return base, None
+        return (f"{base}@{own}", place.voter) if f"{base}@{own}" in self.state else (base, None)
 
     def value(self, name: str, place: Any) -> Tensor:
         """The tensor that a branch uses, as a differentiable function of `state`."""
@@ -114,7 +117,9 @@ class Reference(reference.Reference):
                 leaf = dict(leaves(model(*args, **kwargs)))[path]
             numbers = leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in held) * 0] * leaf.numel()
             rows_of = [torch.autograd.grad(x, held, retain_graph=True, allow_unused=True) for x in numbers]
-            flat = [[torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of]
+            flat = [
+                [torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of
+            ]
             return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
 
         seen, _ = jacobian(40, 3)

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from workbench import compose, laplace, neo, sample, sculpt, vote
+import torch
+
+from workbench import compose, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.engine.run import OutputShapeError
+from workbench.testing.checks import COMPOSED_ON
 from workbench.testing.models import seeded
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
@@ -24,6 +27,7 @@ class Wrapping:
         kinds: The risks that it measures.
         voters: Number of voters.
         where: Where it puts noise, "" for no noise.
+        kept: Whether the voters' weights are kept beside those that are trained.
         heads: Number of heads beside the model's own; None for one if it measures aleatoric risk.
     """
 
@@ -33,6 +37,7 @@ class Wrapping:
     voters: int = 1
     where: str = ""
     heads: int | None = None
+    kept: bool = False
 
     def wrap(self, model: Any, strategy: str = "auto", noise: float = 0.0, seed: int = 1) -> Any:
         """The wrapped model; with another seed the voters and heads have other start values."""
@@ -68,11 +73,53 @@ def _sculpting(strategy: str, noise: float) -> Any:
     return sculpt.Wrapper(strategy=strategy)
 
 
+class _Scattered:
+    """For swag and snapshot: weights as if they had been gathered in a training, the first ones those of the model."""
+
+    def attach(self, table: Any) -> None:
+        super().attach(table)  # type: ignore[misc]
+        self._scatter(table)
+
+    def extend(self, table: Any, slots: list[str]) -> None:
+        super().extend(table, slots)  # type: ignore[misc]
+        self._scatter(table)
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        """They are gathered already."""
+
+    def _scatter(self: Any, table: Any) -> None:
+        for name in self.names(table, [*self._parameters, *self._buffers]):
+            rows = table.get(f"{name}@{self.name}")
+            if rows.is_floating_point() or rows.is_complex():
+                rows[1:] *= 1 + 0.1 * torch.rand_like(rows[1:])
+        self.flag(table, "ready").fill_(True)
+
+
+class _Snapshot(_Scattered, snapshot.Snapshot):
+    pass
+
+
+class _Swag(_Scattered, swag.Swag):
+    pass
+
+
+class _Snapshots(snapshot.Wrapper):
+    def make(self) -> list[Any]:
+        return [_Snapshot(VOTERS)]
+
+
+class _Swags(swag.Wrapper):
+    def make(self) -> list[Any]:
+        return [_Swag(VOTERS, 2, 0.5, 0.1)]
+
+
 EPISTEMIC, ALEATORIC = ("epistemic",), ("aleatoric",)
 WRAPPERS = {
     wrapping.name: wrapping
     for wrapping in [
         Wrapping("vote", _voting, EPISTEMIC, VOTERS),
+        Wrapping("snapshot", lambda s, n: _Snapshots(strategy=s), EPISTEMIC, VOTERS, kept=True),
+        Wrapping("swag", lambda s, n: _Swags(strategy=s), EPISTEMIC, VOTERS, kept=True),
         Wrapping("vote_rank1", lambda s, n: _voting(s, n, "rank1"), EPISTEMIC, VOTERS),
         Wrapping("vote_share1", lambda s, n: _voting(s, n, 1), EPISTEMIC, VOTERS),
         Wrapping("vote_share2", lambda s, n: _voting(s, n, 2), EPISTEMIC, VOTERS),
@@ -145,11 +192,19 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     **{
         (case, "laplace"): Refusal(ValueError, words)
         for words, cases in {
-            "laplace knows the posterior of a real nn.Linear": (
+            "laplace knows the posterior of an nn.Linear": (
                 *("bilinear", "conv1d_series", "conv_transpose", "parameter_dict", "paramlist_einsum", "unet"),
             ),
             "depends on it in another way": (
-                *("autograd_in_forward", "closure", "closure_two", "moe_topk", "name_clash", "namedtuple_out", "ragged_out"),
+                *(
+                    "autograd_in_forward",
+                    "closure",
+                    "closure_two",
+                    "moe_topk",
+                    "name_clash",
+                    "namedtuple_out",
+                    "ragged_out",
+                ),
                 *("routed_by_input", "scalar_output", "sdpa", "tied", "tied_autoencoder"),
             ),
             "runs once in a call": ("custom_autograd_weight", "fill_zeros", "generator_out", "vmap_inside"),
@@ -191,6 +246,7 @@ _RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdp
 _RECOMPUTED = {"checkpoint": "noise on activations cannot be drawn again"}
 REFUSED_BY = {  # by check and case, words of the message; where the obstacle lies in the shared trunk, it is none
     **dict.fromkeys(("training", "loss", "bfloat16", "autocast"), _RECOMPUTED),
+    "with vote": dict.fromkeys(COMPOSED_ON, "both say which weights the model could have"),
     "vmap": _VMAP,
     "rescue": {case: words for case, words in _VMAP.items() if case not in _RESCUED},
     "replay": {

@@ -6,51 +6,22 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from density_rows import Build, correlated, draw, fitted, layers, train
 from scipy.stats import multivariate_normal
 from sklearn.covariance import ledoit_wolf as sklearn_ledoit_wolf
-from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from workbench.errors import NotFittedError, WorkbenchWarning
-from workbench.wrappers.densities import Density, Flow, Gaussian, Reduce, pool
+from workbench.wrappers.densities import Flow, Gaussian, Signature
 from workbench.wrappers.densities.moments import ledoit_wolf, robust_moments
 
-BOTH = pytest.mark.parametrize("build", [Gaussian, Flow])
-Build = Callable[..., Density]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def correlated(n: int, d: int = 5, seed: int = 0) -> Tensor:
-    return draw(n, d, seed=seed) @ draw(d, d, seed=99) + 3
-
-
-def banana(n: int, seed: int = 0) -> Tensor:
-    a = draw(n, 2, seed=seed)
-    return torch.stack([a[:, 0], 0.3 * a[:, 1] + a[:, 0].square()], 1)
-
-
-def layers(n: int, seed: int = 0, shift: float = 0.0) -> list[Tensor]:
-    """Features of a small ReLU network: 120 and 100 units (some dead), and its 10 inputs."""
-    x = draw(n, 10, seed=seed) + shift
-    first = torch.relu(x @ draw(10, 120, seed=97))
-    second = torch.relu(first @ draw(120, 100, seed=98) / 11 - 1)
-    second[:, :7] = 0
-    return [first, second, x]
-
-
-def fitted(build: Build, features: Tensor | list[Tensor], **settings: object) -> Density:
-    density = build(**settings)
-    density.fit(features)
-    return density.eval()
+BOTH = pytest.mark.parametrize("build", [Gaussian, Flow, Signature])
 
 
 def reference(x: Tensor, shrinkage: float | None = None) -> multivariate_normal:
@@ -132,155 +103,6 @@ def test_singular_covariance_without_shrinkage_is_refused_before_any_change() ->
     assert all(torch.equal(value, before[name]) for name, value in density.state_dict().items())
 
 
-def train(density: Density, batches: Sequence[Tensor | list[Tensor]], lr: float) -> None:
-    optimizer = torch.optim.Adam(density.parameters(), lr=lr)  # made before the first batch is seen
-    for batch in batches:
-        optimizer.zero_grad()
-        density(batch).mean().backward()
-        optimizer.step()
-
-
-def test_training_reaches_the_maximum_likelihood_gaussian() -> None:
-    x = correlated(400, 3)
-    density = Gaussian()
-    train(density, [x[:8]] + [x] * 800, lr=2e-2)
-    exact = fitted(Gaussian, x, shrinkage=0.0)
-    start = Gaussian()
-    start(x[:8])
-    gap = (density.nll(x) - exact.nll(x)).mean().item()
-    assert start.nll(x).mean() - exact.nll(x).mean() > 0.3  # it was a long way
-    assert gap == pytest.approx(0, abs=0.01)
-    density.eval()
-    risk = density(x).detach()
-    assert risk.mean().item() == pytest.approx(0, abs=0.05)
-    assert risk.std().item() == pytest.approx(1, abs=0.1)
-
-
-def test_distance_alone_collapses_and_the_likelihood_does_not() -> None:
-    x = correlated(200, 3)
-    sound = Gaussian()
-    train(sound, [x] * 300, lr=2e-2)
-    naive = Gaussian()
-    naive(x)
-    optimizer = torch.optim.Adam(naive.parameters(), lr=2e-2)
-    for _ in range(300):
-        optimizer.zero_grad()
-        z = (x - naive.location) @ naive.whitening.T
-        u, _ = naive._transport(z)
-        u.square().sum(1).mean().backward()
-        optimizer.step()
-
-    def contrast(density: Density) -> float:
-        density.eval()
-        return (density.nll(x + 10).mean() - density.nll(x).mean()).item()
-
-    exact = contrast(fitted(Gaussian, x, shrinkage=0.0))
-    assert contrast(naive) < 0.05 * exact
-    assert contrast(sound) == pytest.approx(exact, rel=0.1)
-
-
-def test_dead_feature_does_not_drive_the_likelihood_to_minus_infinity() -> None:
-    x = torch.cat([correlated(200, 2), torch.zeros(200, 1)], 1)
-    density = Gaussian()
-    train(density, [x] * 1500, lr=2e-2)
-    # closed form: z = 0 with noise of variance 1e-3, so that diag L tends to 1e-3 ** -0.5
-    assert density.get_parameter("factor")[2, 2].exp().item() == pytest.approx(1e-3**-0.5, rel=0.02)
-
-
-@BOTH
-def test_loss_has_a_gradient_and_two_forwards_can_precede_backward(build: Build) -> None:
-    density = build()
-    first = density(correlated(64))
-    second = density(correlated(64, seed=1))
-    assert first.mean().item() == pytest.approx(0, abs=1e-5)
-    (first.mean() + second.mean()).backward()
-    assert sum(p.grad.abs().sum().item() for p in density.parameters() if p.grad is not None) > 0.01
-
-
-def test_running_moments_are_bias_corrected_averages() -> None:
-    density = Gaussian()
-    batches = [correlated(32, seed=s) for s in range(6)]
-    for batch in batches:
-        density(batch)
-    weights = np.array([0.95**k for k in reversed(range(6))])
-    weights /= weights.sum()
-    moments = [robust_moments(density.nll(batch).detach()) for batch in batches]
-    means, sds = (np.array([float(m[i]) for m in moments]) for i in (0, 1))
-    centre = weights @ means
-    assert density.centre.item() == pytest.approx(centre, rel=1e-5)
-    assert density.scale.item() == pytest.approx(math.sqrt(weights @ (sds**2 + (means - centre) ** 2)), rel=1e-4)
-
-
-@BOTH
-def test_forward_changes_no_state_once_fitted(build: Build) -> None:
-    density = build()
-    density.fit(correlated(100))
-    before = copy.deepcopy(density.state_dict())
-    density.train()
-    density(correlated(30, seed=5) * 1e14)
-    after = density.state_dict()  # where nothing was trained so far, the parameters are there now and change nothing
-    assert all(torch.equal(after[name], value) or (not value.numel() and not after[name].any()) for name, value in before.items())
-
-
-@pytest.mark.parametrize("d", [1, 2, 5])
-def test_flow_starts_as_the_gaussian(d: int) -> None:
-    x, fresh = correlated(200, d), correlated(50, d, seed=1) * 50
-    flow, gaussian = Flow(), Gaussian()
-    flow(x)
-    gaussian(x)
-    torch.testing.assert_close(flow.nll(fresh), gaussian.nll(fresh))
-    torch.testing.assert_close(flow.eval()(fresh), gaussian.eval()(fresh))
-
-
-def test_flow_learns_a_banana_and_is_a_density() -> None:
-    flow, gaussian = fitted(Flow, banana(800)), fitted(Gaussian, banana(800))
-    fresh = banana(1000, seed=1)
-    truth = 1 + math.log(2 * math.pi) + math.log(0.3)  # entropy, the floor of every density
-    assert truth < flow.nll(fresh).mean() < gaussian.nll(fresh).mean() - 1
-    # volume of exp(-nll) over a grid that holds the data
-    a, b = torch.linspace(-5, 5, 400), torch.linspace(-4, 25, 800)
-    grid = torch.cartesian_prod(a, b)
-    volume = (-flow.nll(grid)).exp().sum() * (a[1] - a[0]) * (b[1] - b[0])
-    assert volume.item() == pytest.approx(1, abs=0.02)
-
-
-def test_flow_log_determinant_is_that_of_autograd() -> None:
-    flow = fitted(Flow, banana(300))
-    z = draw(1, 2, seed=3)
-    jacobian = torch.autograd.functional.jacobian(lambda v: flow._transport(v)[0], z)[0, :, 0]
-    assert flow._transport(z)[1].item() == pytest.approx(jacobian.slogdet()[1].item(), abs=1e-5)
-
-
-def test_flow_trains_label_free() -> None:
-    flow = Flow()
-    train(flow, [banana(128, seed=s) for s in range(150)], lr=5e-3)
-    flow.eval()
-    fresh = banana(1000, seed=999)
-    assert flow.nll(fresh).mean() < fitted(Gaussian, fresh).nll(fresh).mean() - 0.7
-    assert abs(flow(fresh).mean()) < 0.5
-
-
-def test_flow_far_away_still_grows() -> None:
-    flow = fitted(Flow, banana(300))
-    risk = flow(torch.tensor([[30.0, 0.0], [300.0, 0.0], [3000.0, 0.0]]))
-    assert (risk.diff() > 100).all()
-
-
-def test_flow_fit_leaves_gradients_and_flags_alone_and_works_without_grad() -> None:
-    flow = Flow().requires_grad_(False)
-    with torch.no_grad():
-        flow.fit(banana(100), epochs=5)
-    assert all(p.grad is None and not p.requires_grad for p in flow.parameters())
-    assert flow.get_parameter("weight_out").abs().sum() > 0
-
-
-def test_flow_with_few_rows_stays_gaussian_and_says_so() -> None:
-    flow = Flow()
-    with pytest.warns(WorkbenchWarning, match="40 rows are too few"):
-        flow.fit(banana(40))
-    torch.testing.assert_close(flow.nll(banana(9)), fitted(Gaussian, banana(40)).nll(banana(9)))
-
-
 @BOTH
 @pytest.mark.parametrize("n", [30, 1000])
 @pytest.mark.filterwarnings("ignore:30 rows are too few")
@@ -322,53 +144,6 @@ def test_correlation_counts_not_only_size() -> None:
     along, across = fitted(Gaussian, x)(torch.tensor([[1.5, 1.5], [1.5, -1.5]])).detach()
     assert along < 2
     assert across > 50
-
-
-def test_reduce_keeps_the_principal_subspace_and_the_residual() -> None:
-    x = draw(400, 20) @ draw(20, 200, seed=1) + 0.05 * draw(400, 200, seed=2)
-    reduce = Reduce(n_components=20)
-    reduce.fit(x)
-    out = reduce(x)
-    z = ((x - x.mean(0)) / x.std(0, correction=0)).numpy()
-    pca = PCA(20, svd_solver="full").fit(z)
-    scores = pca.transform(z)
-    np.testing.assert_allclose(out[:, :20].square().sum(1), (scores**2).sum(1), rtol=1e-3)
-    np.testing.assert_allclose(out[:, :20].abs(), abs(scores), atol=0.05)
-    residual = ((z - pca.inverse_transform(scores)) ** 2).sum(1)
-    np.testing.assert_allclose(out[:, 20], np.log1p(residual), rtol=1e-2, atol=1e-3)
-    assert reduce(draw(50, 200, seed=3))[:, 20].min() > 5 * out[:, 20].max()
-
-
-@pytest.mark.parametrize("n", [2, 10, 50, 500])
-def test_reduced_size_does_not_depend_on_the_number_of_rows(n: int) -> None:
-    reduce = Reduce(n_components=16)
-    reduce.fit(draw(n, 40))
-    assert reduce(draw(3, 40)).shape == (3, 17)
-    assert reduce(draw(n, 40))[:, 16].min() > 0.1  # training rows keep a residual
-
-
-def test_few_features_are_only_standardised() -> None:
-    x = correlated(100)
-    reduce = Reduce()
-    reduce.fit(x)
-    torch.testing.assert_close(reduce(x), (x - x.mean(0)) / x.std(0, correction=0))
-    nearly_dead = torch.cat([x, 1e-6 * draw(100, 1)], 1)
-    reduce.fit(nearly_dead)
-    spread = reduce(nearly_dead).std(0, correction=0)
-    assert spread[:5].tolist() == pytest.approx([1] * 5, rel=1e-4)
-    floor = 1e-3 * x.std(0, correction=0).max()
-    assert spread[5].item() == pytest.approx((nearly_dead[:, 5].std(correction=0) / floor).item(), rel=1e-3)
-
-
-@BOTH
-def test_first_batch_small_then_fit_on_all(build: Build) -> None:
-    density = build()
-    identities = [id(p) for p in density.parameters()]
-    train(density, [layers(16, seed=s) for s in range(3)], lr=1e-3)
-    shapes = [p.shape for p in density.parameters()]
-    density.fit(layers(300))
-    assert identities == [id(p) for p in density.parameters()]
-    assert shapes == [p.shape for p in density.parameters()]
 
 
 @BOTH
@@ -441,15 +216,6 @@ def test_rows_that_are_not_finite(build: Build) -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in density.parameters())
 
 
-def test_rows_that_are_not_finite_in_training() -> None:
-    x = correlated(50)
-    bad = torch.cat([x, torch.full((2, 5), torch.nan)])
-    density, clean = Gaussian(), Gaussian()
-    for _ in range(2):
-        torch.testing.assert_close(density(bad)[:50], clean(x))
-    assert density.centre.isfinite()
-
-
 @BOTH
 def test_bad_input_is_refused_before_any_change(build: Build) -> None:
     density = fitted(build, correlated(100))
@@ -486,7 +252,7 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="d=0"):
         Gaussian(d=0)
     with pytest.raises(ValueError, match="batch_size=0"):
-        Flow().fit(banana(100), batch_size=0)
+        Flow().fit(correlated(100), batch_size=0)
 
 
 @BOTH
@@ -550,34 +316,3 @@ def test_empty_batch() -> None:
     density = fitted(Gaussian, correlated(100))
     assert density(correlated(100)[:0]).shape == (0,)
     assert density.train()(correlated(100)[:0]).shape == (0,)
-
-
-def test_pool_averages_over_a_grid() -> None:
-    image = draw(3, 4, 6, 8)
-    quarters = [image[:, :, i : i + 3, j : j + 4].mean((2, 3)) for i in (0, 3) for j in (0, 4)]
-    torch.testing.assert_close(pool(image, 3), torch.stack(quarters, 2).flatten(1))
-    torch.testing.assert_close(pool(image.permute(0, 2, 3, 1), 3, channel_dim=-1), pool(image, 3))
-    sequence = draw(3, 10, 4)
-    halves = torch.stack([sequence[:, :5].mean(1), sequence[:, 5:].mean(1)], 2).flatten(1)
-    torch.testing.assert_close(pool(sequence, 3), halves)
-    torch.testing.assert_close(pool(sequence.transpose(0, 1), 3, row_dim=1), halves)
-    torch.testing.assert_close(pool(sequence.transpose(1, 2), 3, channel_dim=1), halves)
-
-
-@pytest.mark.parametrize(
-    ("shape", "width"),
-    [((3,), 1), ((3, 5), 5), ((3, 1, 5), 10), ((3, 5, 1, 1), 5), ((3, 5, 1, 9), 10), ((3, 2, 4, 4, 4), 16),
-     ((3, 2, 4, 4, 4, 3), 16), ((0, 5), 5), ((0, 5, 4, 4), 20)],
-)  # fmt: skip
-def test_pool_widths(shape: tuple[int, ...], width: int) -> None:
-    assert pool(torch.ones(shape), shape[0]).shape == (shape[0], width)
-    assert pool(torch.ones(shape, dtype=torch.bfloat16), shape[0]).dtype == torch.float32
-
-
-def test_pool_refuses_what_has_no_rows() -> None:
-    with pytest.raises(ValueError, match=r"\[6, 5\] has not the 3 rows"):
-        pool(torch.ones(6, 5), 3)
-    with pytest.raises(ValueError, match="nothing to average"):
-        pool(torch.ones(3, 5, 0), 3)
-    with pytest.raises(TypeError, match="complex"):
-        pool(torch.ones(3, 5, dtype=torch.complex64), 3)

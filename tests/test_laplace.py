@@ -81,7 +81,7 @@ def test_noise_of_sculpt_weighs_every_row_and_output() -> None:
     wrapped = compose(sculpt.Wrapper(), laplace.Wrapper(prior_precision=0.7))(net()).eval().fit([(X, None)])
     alone = sculpt.Wrapper()(net()).eval()
     alone.set_risk_parameters(wrapped.risk_parameters())
-    y, noise = alone(X, return_risk=True)
+    _, noise = alone(X, return_risk=True)
     phi, new = features(net(), X), features(net(), NEW)
     expected = []
     for output in range(2):
@@ -143,7 +143,7 @@ def dense_posterior(model: Any, prior_precision: float) -> Tensor:
 
 def test_logits_have_the_moments_of_the_dense_kronecker_posterior() -> None:
     model = net(3)
-    wrapped = laplace.Wrapper(prior_precision=0.7, n_samples=40_000, output="logits")(model).eval().fit([(X, None)])
+    wrapped = laplace.Wrapper(prior_precision=0.7, n_samples=1000, output="logits")(model).eval().fit([(X, None)])
     table = table_of(wrapped)
     basis, variance, mixing = (table.get(f"2.weight@laplace_{part}") for part in ("basis", "variance", "mixing"))
     new, covariance = features(model, NEW), dense_posterior(model, 0.7)
@@ -155,15 +155,17 @@ def test_logits_have_the_moments_of_the_dense_kronecker_posterior() -> None:
     y, risk = wrapped(NEW, return_risk=True)
     draws = model(NEW) + torch.stack(
         [
-            torch.linalg.cholesky(torch.kron(torch.eye(3), phi[None]) @ covariance @ torch.kron(torch.eye(3), phi[None]).T)
+            torch.linalg.cholesky(
+                torch.kron(torch.eye(3), phi[None]) @ covariance @ torch.kron(torch.eye(3), phi[None]).T
+            )
             @ normal(3, 40_000, seed=5)
             for phi in new
         ]
     ).permute(2, 0, 1)
     probs = draws.softmax(-1)
-    torch.testing.assert_close(y.exp(), probs.mean(0), rtol=0, atol=0.01)
+    torch.testing.assert_close(y.exp(), probs.mean(0), rtol=0, atol=0.02)
     entropy = torch.special.entr(probs).sum(-1).mean(0)
-    torch.testing.assert_close(risk.aleatoric, entropy, rtol=0, atol=0.01)
+    torch.testing.assert_close(risk.aleatoric, entropy, rtol=0, atol=0.03)
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
 
 
@@ -191,6 +193,51 @@ def test_probabilities_and_log_probabilities_are_known_as_outputs() -> None:
         y, risk = other.eval().fit([(X, None)])(NEW, return_risk=True)
         torch.testing.assert_close(y if other is probs else y.exp(), logits(NEW).exp())
         torch.testing.assert_close(risk.epistemic, logits(NEW, return_risk=True)[1].epistemic)
+
+
+def test_mean_field_is_the_probit_formula_on_the_dense_variances() -> None:
+    model = net(3)
+    wrapped = laplace.Wrapper(prior_precision=0.7, n_samples=500, output="logits")(model).eval().fit([(X, None)])
+    covariance = dense_posterior(model, 0.7)
+    at = [torch.kron(torch.eye(3), phi[None]) for phi in features(model, NEW)]
+    variance = torch.stack([torch.diag(a @ covariance @ a.T) for a in at])
+    expected = (model(NEW) / (1 + torch.pi / 8 * variance).sqrt()).softmax(-1)
+    found = laplace.mean_field(wrapped, NEW)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, wrapped(NEW).exp(), rtol=0, atol=0.05)
+    both = compose(vote.Wrapper(2), laplace.Wrapper(output="logits"))(net(3)).eval().fit([(X, None)])
+    torch.testing.assert_close(laplace.mean_field(both, NEW).sum(1), torch.ones(7, dtype=torch.float64))
+
+
+def test_tuning_takes_the_prior_that_makes_held_out_classes_most_likely() -> None:
+    model = net(3)
+    with torch.no_grad():
+        model[2].weight.mul_(8)  # a confident network
+    held, labels = normal(200, FEATURES, seed=8), torch.arange(200) % 3
+    labels = torch.where(
+        torch.rand(200, generator=torch.Generator().manual_seed(0)) < 0.6, model(held).argmax(1), labels
+    )
+    wrapped = compose(vote.Wrapper(2, finetune=True), laplace.Wrapper(output="logits"))(model).eval().fit(X)
+    start = table_of(wrapped).get("2.weight@laplace_prior").tolist()
+    losses = {}
+    for factor in 10.0 ** torch.arange(-1, 4.5, 0.5):
+        fixed = laplace.Wrapper(prior_precision=start[0] * float(factor), output="logits")(model).eval().fit(X)
+        losses[float(factor)] = nn.functional.nll_loss(fixed(held), labels).item()
+    best = min(losses, key=lambda factor: losses[factor])
+    assert laplace.tune(wrapped, [(held[:90], labels[:90]), (held[90:], labels[90:])]) is wrapped
+    assert table_of(wrapped).get("2.weight@laplace_prior").tolist() == pytest.approx([best * value for value in start])
+    assert nn.functional.nll_loss(wrapped(held), labels).item() == pytest.approx(losses[best], abs=1e-6)
+
+
+def test_fit_tunes_by_its_validation_rows_and_leaves_a_given_prior_alone() -> None:
+    labels = (X[:, 0] > 0).long()
+    for prior in (None, 3.0):
+        wrapped = laplace.Wrapper(prior_precision=prior, output="logits")(net(2))
+        fit(wrapped, (X, labels), epochs=5, progress=False)
+        by_hand = laplace.Wrapper(prior_precision=prior, output="logits")(copy.deepcopy(wrapped.unwrap())).eval()
+        by_hand.fit([(X, None)])
+        found, plain = (float(table_of(w).get("2.weight@laplace_prior")) for w in (wrapped, by_hand))
+        assert (found == plain == 3.0) if prior else found != plain
 
 
 def test_a_thousand_classes_never_meet_the_features_in_one_matrix() -> None:
@@ -263,6 +310,15 @@ def test_outside_the_data_the_risk_is_larger_under_every_composition() -> None:
         assert (risk.epistemic > 0).all()
 
 
+def test_compiled_it_says_the_same() -> None:
+    wrapped = compose(laplace.Wrapper(noise=0.5), sculpt.Wrapper())(net()).eval().fit([(X, None)])
+    with torch.no_grad():
+        y, risk = wrapped(NEW, return_risk=True)
+        z, same = torch.compile(wrapped, backend="eager", fullgraph=True)(NEW, return_risk=True)
+    torch.testing.assert_close(z, y)
+    torch.testing.assert_close(same.epistemic, risk.epistemic)
+
+
 def test_without_data_there_is_no_risk() -> None:
     with pytest.raises(NotFittedError, match=r"call wrapped.fit\(loader\)"):
         laplace.Wrapper()(net()).eval()(NEW, return_risk=True)
@@ -275,16 +331,25 @@ def test_bad_input_is_told() -> None:
         laplace.Wrapper(n_samples=1)
     with pytest.raises(ValueError, match="no module 'head'; it has 0, 2"):
         laplace.Wrapper(layer="head")(net())
-    with pytest.raises(ValueError, match="'1', is a Conv2d"):
+    with pytest.raises(ValueError, match=r"'1', taken for the last layer, is a Conv2d; name .* layer='0'"):
         laplace.Wrapper()(nn.Sequential(nn.Linear(2, 2), nn.Conv2d(1, 1, 1)))
     with pytest.raises(ValueError, match=r"the targets are NoneType for predictions \[60, 2\]"):
         laplace.Wrapper()(net()).fit([(X, None)])
     with pytest.raises(ValueError, match=r"the targets are \[60\] for predictions \[60, 2\]"):
         laplace.Wrapper()(net()).fit([(X, X[:, 0])])
+    with pytest.raises(ValueError, match="mean_field is for class outputs"):
+        laplace.mean_field(laplace.Wrapper()(net()), NEW)
+    classes = laplace.Wrapper(output="logits")(net(3)).eval().fit([(X, None)])
+    with pytest.raises(ValueError, match=r"a number for each row of scores \[60, 3\]; it got \[60, 4\]"):
+        laplace.tune(classes, [(X, X)])
+    with pytest.raises(ValueError, match=r"call wrapped.eval\(\) before"):
+        laplace.tune(classes.train(), [(X, X)])
+    with pytest.raises(TypeError, match=r"wrapped by laplace.Wrapper, not Sequential"):
+        laplace.mean_field(net(), NEW)
     with pytest.raises(ValueError, match="fit got no rows"):
         laplace.Wrapper(noise=1.0)(net()).fit([])
     with pytest.raises(ValueError, match="depends on it in another way"):
         laplace.Wrapper(noise=1.0)(nn.Sequential(net(), nn.Softplus())).fit([(X, None)])
+    twice = nn.Linear(FEATURES, FEATURES).double()
     with pytest.raises(ValueError, match="ran 2 times"):
-        twice = nn.Linear(FEATURES, FEATURES).double()
         laplace.Wrapper(noise=1.0)(nn.Sequential(twice, twice)).fit([(X, None)])

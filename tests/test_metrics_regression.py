@@ -159,6 +159,18 @@ class TestMixture:
             above, _ = scipy.integrate.quad(lambda x, f=family: (1 - w @ f.cdf(x)) ** 2, y, np.inf)
             assert found[i].item() == pytest.approx(below + above, rel=1e-6)
 
+    @pytest.mark.parametrize(
+        ("distribution", "reference"),
+        [
+            (Laplace, lambda m, r: scipy.stats.laplace(m, r / 2**0.5)),
+            (StudentT(df=4.0), lambda m, r: scipy.stats.t(4, m, r / 2**0.5)),
+        ],
+    )
+    def test_nll_of_other_families_against_the_mixture_density(self, distribution: Any, reference: Any) -> None:
+        density = (self.weights.numpy()[:, None, None] * reference(self.predictions, self.risk).pdf(self.target)).sum(0)
+        found = metrics.mixture_nll(self.predictions, self.risk, self.target, distribution, self.weights, "none")
+        np.testing.assert_allclose(found, -np.log(density))
+
     def test_one_voter_is_itself_and_no_risk_is_the_sample_score(self) -> None:
         first = (self.predictions[:1], self.risk[:1], self.target)
         plain = (self.predictions[0], self.risk[0], self.target)

@@ -75,6 +75,7 @@ def df_of(wrapped: Any) -> Any:
 
 
 def test_a_parameter_is_learned_with_the_model_that_it_is_given_to() -> None:
+    torch.manual_seed(0)
     df = nn.Parameter(torch.tensor(10.0))
     wrapped = sculpt.Wrapper(StudentT(df))(nn.Linear(1, 1))
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.1)

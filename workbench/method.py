@@ -115,6 +115,9 @@ class Method:
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
 
+    def tune(self, wrapped: Any, held: Any) -> None:
+        """With `needs_fit`: what `workbench.fit` lets be chosen by its validation rows, pairs (input, target), after `fit`."""
+
     def pace(self, at: float, epochs: int) -> float:
         """With `collects`: the learning rate of `workbench.fit` as a share of its peak, after `at` of so many epochs."""
         raise NotImplementedError(f"{self.name} collects weights and says no learning rate")

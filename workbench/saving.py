@@ -12,16 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .distributions import (
-    Cauchy,
-    Laplace,
-    LogitNormal,
-    LogNormal,
-    Normal,
-    NormalInverseGamma,
-    Quantiles,
-    StudentT,
-)
+from .distributions import FAMILIES
 from .engine.clone import eager
 from .function import Function
 from .method import Method
@@ -48,7 +39,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "laplace": (),
     "neo": tuple(DENSITIES.values()),
     "sample": (noise.Bernoulli, noise.Normal),
-    "sculpt": (Cauchy, Laplace, LogNormal, LogitNormal, Normal, NormalInverseGamma, Quantiles, StudentT),
+    "sculpt": FAMILIES,
     "snapshot": (),
     "swag": (),
     "vote": (),

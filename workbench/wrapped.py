@@ -116,10 +116,10 @@ class Wrapped(nn.Module):
         return calling.loss(self, criterion, x if isinstance(x, tuple) else (x,), y)
 
     def fit(self, inputs: Any) -> Any:
-        """Fit what is learned in closed form (neo's signature) to the training inputs.
+        """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
 
         Args:
-            inputs: a tensor [rows, ...], or an iterable of input batches; of (input, target) pairs the input is taken.
+            inputs: a tensor [rows, ...], or an iterable of input batches or of (input, target) pairs; laplace takes its noise from the targets.
 
         Returns:
             The object itself.

@@ -74,7 +74,7 @@ class Wrapper:
     def make(self) -> list[Method]:
         """The methods that this wrapper puts on a model, new ones at each call."""
         raise TypeError(
-            f"{type(self).__name__} is no wrapper by itself; use vote.Wrapper, sample.Wrapper, sculpt.Wrapper or neo.Wrapper"
+            f"{type(self).__name__} is no wrapper by itself; use that of a method, such as vote.Wrapper or sculpt.Wrapper"
         )
 
     @overload

@@ -33,8 +33,9 @@ def calibrate(
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model.
         data: rows that were held out: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
-            Dataset or a DataLoader of pairs; or the history of a cross-fitted training, `fit(..., folds=5)`, for which no row is held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model
-            was trained on, or its best weights chosen by, make it look better than it is.
+            Dataset or a DataLoader of pairs; or the history of a cross-fitted training, `fit(..., folds=5)`, for which no row is held out. y is
+            float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on, or its best weights chosen
+            by, make it look better than it is.
         method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
         batch_size: rows asked for at once; a DataLoader has its own.
@@ -42,12 +43,13 @@ def calibrate(
         options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg for "conformal".
 
     Returns:
-        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says what it does to
-        predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values, `predict_set(x, coverage=0.9)` bool [rows, classes].
+        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says
+        what it does to predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values, `predict_set(x, coverage=0.9)` bool [rows, classes].
 
     Raises:
         TypeError: the model is not wrapped, gives no tensor, or data is something else.
-        ValueError: there is no such method, or rows, predictions and risks do not fit it.
+        ValueError: there is no such method, or rows, predictions and risks do not fit it; there are fewer than 10 rows ("conformal" needs
+            coverage / (1 - coverage) of them when it is asked).
 
     Example:
         >>> from workbench import vote
@@ -61,7 +63,9 @@ def calibrate(
     """
     if isinstance(data, History | OutOfFold):
         if method not in (None, "conformal"):
-            raise ValueError(f"method: out-of-fold predictions make CV+ intervals, method='conformal'; found {method!r}")
+            raise ValueError(
+                f"method: out-of-fold predictions make CV+ intervals, method='conformal'; found {method!r}"
+            )
         return CrossConformal(wrapped, **options).fit(data)
     if method is not None and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; found {method!r}")

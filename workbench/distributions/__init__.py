@@ -16,7 +16,18 @@ from workbench.distributions.logits import LogitNormal
 from workbench.distributions.quantiles import Quantiles
 from workbench.distributions.values import Cauchy, Laplace, LogNormal, Normal, StudentT
 
+FAMILIES: tuple[type[Distribution], ...] = (
+    Normal,
+    Laplace,
+    StudentT,
+    Cauchy,
+    LogNormal,
+    NormalInverseGamma,
+    Quantiles,
+    LogitNormal,
+)
 __all__ = [
+    "FAMILIES",
     "Cauchy",
     "Distribution",
     "Laplace",

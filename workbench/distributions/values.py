@@ -209,8 +209,9 @@ class StudentT(_LocationScale):
         return risk * (ratio**0.5 if isinstance(ratio, float) else ratio.sqrt().to(risk))
 
     def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
-        # in float64, because the two lgamma are large and nearly cancel for large df
-        df = torch.as_tensor(self.df, dtype=torch.float64)
+        # in float64 where the device has it, because the two lgamma are large and nearly cancel for large df
+        df = self.df if isinstance(self.df, Tensor) else torch.tensor(self.df, dtype=torch.float64)
+        df = df if df.device.type == "mps" else df.double()
         constant = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(math.pi * df)
         df, constant = df.to(z), constant.to(z)
         return constant - (df + shift) / 2 * torch.log1p(z**2 / df)

@@ -81,7 +81,9 @@ class Reference:
         model, given = build(self.case, self.dtype, training), inputs(self.case, self.dtype)
         args, kwargs = given
         held = {**parameters(model), **buffers(model)}
-        values = {name: self.value(name, place) for name in {**held, **self.rules}}  # interventions have rules of their own
+        values = {
+            name: self.value(name, place) for name in {**held, **self.rules}
+        }  # interventions have rules of their own
         for intervention in plan.interventions:
             values = intervention.tensors(values, place)
             args, kwargs = intervention.inputs(args, kwargs)

@@ -1,1 +1,1 @@
-"""The four methods, one file each: vote, sample, sculpt, neo."""
+"""The methods, one file each: vote, sample, laplace, swag, snapshot, sculpt, neo."""

@@ -21,14 +21,14 @@ class Posterior:
         basis: orthonormal columns [1 or outputs, inputs, inputs], one for all outputs or one for each.
         variance: of the weights in that basis [inputs, outputs].
         mixing: orthonormal columns [outputs, outputs]; None if the outputs are independent.
-        prior_precision: what was used.
+        prior: the prior precision [].
         noise: standard deviation of each output [outputs], for values with one noise for all rows.
     """
 
     basis: Tensor
     variance: Tensor
     mixing: Tensor | None
-    prior_precision: float
+    prior: Tensor
     noise: Tensor | None
 
 
@@ -113,7 +113,7 @@ class Curvature:
         if estimates:
             noise = factor.rsqrt()
         bases = basis if self.each else basis[None]
-        return Posterior(bases, 1 / (spectrum * factor + alpha), mixing, alpha, noise)
+        return Posterior(bases, 1 / (spectrum * factor + alpha), mixing, torch.tensor(alpha), noise)
 
 
 __all__ = ["Curvature", "Posterior"]

@@ -41,7 +41,10 @@ class Kept(Method):
             raise ValueError(f"{self.name} gathers weights as training moves them, and all of this model are frozen")
         self._parameters = [name for name in table.record.slots if name in learns]
         self._buffers = [name for name, slot in table.record.slots.items() if slot.buffer]
-        for name, value in (("count", torch.zeros((), dtype=torch.int64)), ("ready", torch.zeros((), dtype=torch.bool))):
+        for name, value in (
+            ("count", torch.zeros((), dtype=torch.int64)),
+            ("ready", torch.zeros((), dtype=torch.bool)),
+        ):
             table.register(self._flag(name), value.to(table.value(self._parameters[0]).device), buffer=True)
         self._settle(table)
 
@@ -107,7 +110,11 @@ class Kept(Method):
             self.flag(table, name).zero_()
 
     def check_ready(self, wrapped: Any) -> None:
-        if not wrapped.training and not torch.compiler.is_compiling() and not bool(self.flag(table_of(wrapped), "ready")):
+        if (
+            not wrapped.training
+            and not torch.compiler.is_compiling()
+            and not bool(self.flag(table_of(wrapped), "ready"))
+        ):
             raise NotFittedError(self.missing(int(self.flag(table_of(wrapped), "count"))))
 
     def missing(self, count: int) -> str:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..calling import reduced
-from ..engine.body import is_batched
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
-from ..engine.sites import Sites
-from ..engine.tree import flatten, is_float, tree_map
+from ..engine.tree import tree_map
 from ..errors import NotFittedError
 from ..method import Call, Method, evaluating, spread, sqrt
 from ..table import engine_of, extra, table_of
 from ..wrapping import Wrapper as _Wrapper
-from .curvature import Curvature, Posterior
+from .kept import method_of
+from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
 
 if TYPE_CHECKING:
     from ..engine.plan import Rule
     from ..table import Table
 
-ASKED = Call(training=False, return_risk=True)
 CENTRED = torch.tensor(
     [[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64
 )  # mean 0, variance 1; the first is the model itself
 PARTS = ("basis", "variance", "mixing")
-REMEDY = "Name the layer whose output is the model's, layer=..., move what follows it out of the model, or use vote or sample"
+FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)  # of the prior precision, that held-out pairs choose among
 
 
 class Wrapper(_Wrapper):
@@ -42,6 +39,8 @@ class Wrapper(_Wrapper):
     closed form, y and sqrt(phi^T V phi); of classes they are means over draws of the logits from their Gaussian.
 
     Fit it after training, `wrapped.fit(loader)` with pairs (input, target); `workbench.fit` does so itself. Fit it again after training on.
+    A network that fits its training classes nearly perfectly leaves the weights so free that the marginal likelihood gives too broad a
+    posterior: `laplace.tune(wrapped, held)` chooses the prior by held-out pairs, as `workbench.fit` does with its validation rows.
 
     Args:
         layer: name of the last layer, an `nn.Linear` whose output is the model's; by default the one registered last.
@@ -107,19 +106,20 @@ class Laplace(Method):
             )
         layers = [path.partition(".parametrizations")[0] for path in table.layers()]
         self._path = self.layer if self.layer is not None else layers[-1] if layers else ""
-        found: Any = dict(table.root.named_modules()).get(self._path)
+        modules = dict(table.root.named_modules())
+        found: Any = modules.get(self._path)
         if found is None:
             raise ValueError(f"layer: the model has no module {self._path!r}; it has {', '.join(layers)}")
         if not isinstance(found, nn.Linear) or not found.weight.is_floating_point():
-            linear = [path for path, part in table.root.named_modules() if isinstance(part, nn.Linear)]
+            linear = [path for path, part in modules.items() if isinstance(part, nn.Linear) and part is not found]
+            remedy = (
+                f"name the layer whose output is the model's, such as layer={linear[-1]!r}"
+                if linear
+                else "use vote or sample"
+            )
             raise ValueError(
-                f"laplace knows the posterior of a real nn.Linear, and the last layer, {self._path or 'the model itself'!r}, is a "
-                f"{type(found).__name__} of {str(getattr(getattr(found, 'weight', None), 'dtype', 'no weight')).removeprefix('torch.')}; "
-                + (
-                    f"name the layer whose output is the model's, such as layer={linear[-1]!r}"
-                    if linear
-                    else "use vote or sample"
-                )
+                f"laplace knows the posterior of an nn.Linear of real numbers, and {self._path or 'the model itself'!r}, taken for the last "
+                f"layer, is a {type(found).__name__}; {remedy}"
             )
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
@@ -128,6 +128,14 @@ class Laplace(Method):
 
     def _inside(self, path: str) -> bool:
         return path == self._path or path.startswith(f"{self._path}.parametrizations")
+
+    def layer_names(self, table: Table) -> frozenset[str]:
+        """All names of the layer's parameters."""
+        return frozenset(
+            f"{path}.{attribute}".lstrip(".")
+            for name in self._slots
+            for path, attribute in table.record.slots[name].owners
+        )
 
     def extend(self, table: Table, slots: list[str]) -> None:
         self._settle(table)
@@ -138,16 +146,18 @@ class Laplace(Method):
         layer: Any = table.module(self._path)
         outputs, inputs = layer.weight.shape[0], layer.weight.shape[1] + (layer.bias is not None)
         values = table.record.output == "values"
-        voters = next((method.axis(ASKED) for method in table.record.methods if method.members), None)
-        bases = outputs if values and any(_heads(table)) else 1
+        voters = _voters(table)
+        bases = outputs if values and heads_of(table) else 1
         mixed = 1 if values else outputs
         for part, shape in (
             ("basis", (bases, inputs, inputs)),
             ("variance", (inputs, outputs)),
             ("mixing", (mixed, mixed)),
+            ("prior", ()),
         ):
             name = self._register(table, part, torch.zeros(shape if voters is None else (voters.size, *shape)))
-            rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
+            if part in PARTS:
+                rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
         points = CENTRED if values else _draws(self.n_samples, outputs)
         self._draws, self._size = not values, len(points)
         own = Stacked(self.name, self._register(table, "points", points))
@@ -190,6 +200,31 @@ class Laplace(Method):
             )
 
     # ---- fitting
+    @torch.no_grad()
+    def tune(self, wrapped: Any, held: Any) -> None:
+        """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
+        from ..wrapped import batches_of
+
+        if not self._draws or self.prior_precision is not None:
+            return
+        table = table_of(wrapped)
+        prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
+        before = prior.double()
+        curvature = variance.double().reciprocal() - before[..., None, None]
+        batches = list(batches_of(held))
+        losses = []
+        for factor in FACTORS.tolist():
+            variance.copy_(1 / (curvature + factor * before[..., None, None]))
+            losses.append(sum(_surprise(wrapped, *batch) for batch in batches))
+        best = float(FACTORS[torch.tensor(losses).argmin()])
+        variance.copy_(1 / (curvature + best * before[..., None, None]))
+        prior.copy_(best * before)
+
+    def places(self, table: Table) -> list[dict[str, int]]:
+        """The place of each voter; one, nowhere, where nothing votes."""
+        voters = _voters(table)
+        return [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
+
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
         from tqdm.auto import tqdm
@@ -197,9 +232,8 @@ class Laplace(Method):
         from ..wrapped import batches_of
 
         table = table_of(wrapped)
-        voters = next((method.axis(ASKED) for method in table.record.methods if method.members), None)
-        places: list[dict[str, int]] = [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
-        looks = [_Look(self, wrapped, place) for place in places]
+        places, names = self.places(table), self.layer_names(table)
+        looks = [Look(wrapped, place, self._path, names, self.noise) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
             for batch in tqdm(batches_of(inputs), desc="curvature", delay=2, leave=False):
@@ -210,17 +244,15 @@ class Laplace(Method):
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
-            found = [look.posterior() for look in looks]
-            for part in PARTS:
+            found = [look.posterior(self.prior_precision) for look in looks]
+            for part in (*PARTS, "prior"):
                 values = [value for posterior in found if (value := getattr(posterior, part)) is not None]
                 if values:
-                    table.get(self.part(part)).copy_(values[0] if voters is None else torch.stack(values))
+                    table.get(self.part(part)).copy_(torch.stack(values) if places[0] else values[0])
 
 
-def _heads(table: Table) -> list[Axis]:
-    """The axes along which other heads stand beside the model's own."""
-    axes = [method.axis(ASKED) for method in table.record.methods]
-    return [axis for axis in axes if axis is not None and axis.own_first]
+def _voters(table: Table) -> Axis | None:
+    return next((method.axis(ASKED) for method in table.record.methods if method.members), None)
 
 
 def _mirrored(rule: Rule, own: Rule, none: Rule) -> Rule:
@@ -235,216 +267,126 @@ def _draws(n: int, outputs: int) -> Tensor:
     return points / points.square().mean(0).sqrt()
 
 
-def _rows(values: Tensor) -> Tensor:
-    return values.reshape(-1, values.shape[-1])
+def _variances(phi: Tensor, basis: Tensor, variance: Tensor) -> Tensor:
+    """h of `Posterior`: [..., outputs] for features [..., inputs]."""
+    squares = torch.einsum("...d,kde->...ke", phi, basis).square()
+    return squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
 
 
-def _augmented(features: Tensor, bias: bool) -> Tensor:
-    return torch.cat([features, torch.ones_like(features[..., :1])], -1) if bias else features
-
-
-class _AtLayer(Sites):
-    """Calls `handle` with the features, weight, bias and outputs of a linear layer, and lets what it gives be the outputs."""
-
-    def __init__(
-        self,
-        parameters: Sequence[tuple[Tensor, str]],
-        state: Sequence[Tensor],
-        inputs: list[Tensor],
-        names: frozenset[str],
-        handle: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor],
-    ) -> None:
-        super().__init__(parameters, state, inputs, self._met)
-        self.names, self.handle = names, handle
-        self.pending: tuple[Tensor, Tensor, Tensor | None] | None = None
-
-    def _met(self, names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
-        data = [*live, *raw]
-        given = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in data]
-        if names <= self.names and len(data) == 1 and len(given) <= 2 and given[0].dim() == 2:
-            self.pending = leaves[data[0]], given[0], given[1] if len(given) == 2 else None
-        return leaves
-
-    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = super().__torch_function__(function, kinds, args, kwargs)
-        pending, self.pending = self.pending, None
-        return out if pending is None else self.handle(*pending, out)
-
-
-class _AtLast(Intervention):
-    """What happens at the last layer of a branch."""
-
-    def __init__(self, method: Laplace, table: Table) -> None:
-        owners = [slot.owners for name, slot in table.record.slots.items() if name in method._slots]
-        self.names = frozenset(f"{path}.{attribute}".lstrip(".") for held in owners for path, attribute in held)
-        self.method, self.taps = method, {}
-
-    def at_last(
-        self,
-        parameters: Sequence[tuple[Tensor, str]],
-        state: Sequence[Tensor],
-        inputs: list[Tensor],
-        handle: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor],
-    ) -> _AtLayer:
-        return _AtLayer(parameters, state, inputs, self.names, handle)
-
-
-class _Shift(_AtLast):
+class _Shift(AtLayer):
     """Moves the outputs by as many standard deviations as the branch's point says."""
 
+    def __init__(self, method: Laplace, table: Table) -> None:
+        super().__init__(method.layer_names(table))
+        self.parts = [method.part(part) for part in (*PARTS, "points")]
+        self.mixed = method._draws
+
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        self._held = [installed[self.method.part(part)] for part in (*PARTS, "points")]
+        self._held = [installed[part] for part in self.parts]
         return installed
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         (basis, variance, mixing, point), self._held = self._held, []  # nothing of a branch may outlive it
+        self.trail = ()
 
         def shifted(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-            phi = _augmented(features, bias is not None).to(basis.dtype)
-            squares = torch.einsum("...d,kde->...ke", phi, basis).square()
-            variances = squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
-            moved = sqrt(variances) * point
-            return out + (moved @ mixing.mT if self.method._draws else moved).to(out.dtype)
+            self.trail = (*self.trail, "layer")
+            phi = augmented(features, bias is not None).to(basis.dtype)
+            moved = sqrt(_variances(phi, basis, variance)) * point
+            return out + (moved @ mixing.mT if self.mixed else moved).to(out.dtype)
 
-        return self.at_last(parameters, state, inputs, shifted)
-
-
-class _Probe(_AtLast):
-    """Keeps what the last layer was given and gave, and adds `step` to the latter."""
-
-    step: Tensor | float = 0.0
-
-    def active(
-        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
-    ) -> AbstractContextManager[Any] | None:
-        self.taps, self.calls = {}, 0
-        return self.at_last(parameters, state, inputs, self._kept)
-
-    def _kept(self, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-        if is_batched(out):  # a vmap of the model's own, whose rows cannot be told apart here
-            return out
-        self.calls += 1
-        weights = weight if weight.shape == (out.shape[-1], features.shape[-1]) else weight.mT
-        self.taps = {
-            "features": _augmented(features, bias is not None),
-            "weights": weights if bias is None else torch.cat([weights, bias[:, None]], 1),
-            "outputs": out,
-        }
-        return out + self.step
+        return self.at_layer(parameters, state, inputs, shifted)
 
 
-class _Look:
-    """Looks at one voter's last layer, batch after batch."""
-
-    def __init__(self, method: Laplace, wrapped: Any, place: dict[str, int]) -> None:
-        self.method, self.wrapped, self.place = method, wrapped, place
-        self.record, self.table, self.scaling = wrapped._workbench, table_of(wrapped), extra(wrapped, "scaling")
-        self.values = self.record.output == "values"
-        self.curvature = Curvature()
-        self.weights: Any = None
-        self.probe = _Probe(method, self.table)
-        self.name = method._path or "the model itself"
-
-    def _run(self, args: tuple, kwargs: dict[str, Any], axes: Sequence[Axis] = ()) -> Any:
-        """The model's own branch under the probe; or all branches along some axes, as they are."""
-        plan = Plan(
-            tuple(axes),
-            self.record.rules,
-            Bank(self.table.get),
-            () if axes else (self.probe,),
-            keep_state=False,
-            fixed=self.place,
-        )
-        engine = engine_of(self.wrapped)
-        if engine.writes_inputs is not False:
-            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        return engine.run(plan, args, kwargs)
-
-    def __call__(self, args: tuple, kwargs: dict[str, Any], target: Any) -> None:
-        if self.scaling is not None:
-            args, target = self.scaling.inputs(args), self.scaling.targets(target)
-        leaves, taps = self._seen(args, kwargs)
-        phi, z = _rows(taps["features"]), taps["outputs"]
-        if self.weights is None:
-            self.at, self.slope = self._answer(args, kwargs, leaves, z)
-            self.weights = taps["weights"]
-        leaf = leaves[self.at]
-        if not self.values:
-            probs = leaf.softmax(-1) if self.record.output == "logits" else leaf
-            self.curvature.add_classes(phi, _rows(probs), self.slope)
-            return
-        precision, residuals, heads = None, None, _heads(self.table)
-        if heads:
-            noise = reduced(self.wrapped, self._run(args, kwargs, heads)[0], True)[1]["aleatoric"]
-            precision = _rows(self.slope / flatten(noise)[0][self.at].double().reshape(z.shape)).square()
-        elif self.method.noise is None:
-            residuals = _rows((self._targets(target, z) - leaf.reshape(z.shape)).double() / self.slope)
-        self.curvature.add_values(phi, precision, residuals)
-
-    def _targets(self, target: Any, z: Tensor) -> Tensor:
-        if isinstance(target, Tensor) and target.numel() == z.numel():
-            return target.reshape(z.shape)
-        found = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
+def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
+    """Sum of -log p of the classes in a batch."""
+    place = next(wrapped.parameters()).device
+    args, kwargs, target = tree_map(lambda t: t.to(place) if isinstance(t, Tensor) else t, (args, kwargs, target))
+    y = wrapped(*args, **kwargs)
+    if not isinstance(y, Tensor) or not isinstance(target, Tensor) or target.shape != y.shape[:-1]:
         raise ValueError(
-            f"laplace learns the noise of the data from residuals, and the targets are {found} for predictions {list(z.shape)}: give pairs "
-            "(input, target) to fit, or laplace.Wrapper(noise=...), or compose it with sculpt"
+            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(getattr(y, 'shape', []))}; "
+            f"it got {list(target.shape) if isinstance(target, Tensor) else type(target).__name__}"
         )
-
-    def _seen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Tensor]]:
-        result = self._run(args, kwargs)[1][0]
-        if self.probe.calls != 1:
-            raise ValueError(
-                f"laplace wants a last layer that runs once in a call, and {self.name!r} ran {self.probe.calls} times as a linear layer. "
-                f"{REMEDY}"
-            )
-        return flatten(result.output)[0], result.taps
-
-    def _answer(self, args: tuple, kwargs: dict[str, Any], leaves: list[Any], z: Tensor) -> tuple[int, Tensor]:
-        """Which part of the output is slope * z + constant, elementwise, and the slope of each column; no other part may depend on z."""
-        size = z.detach().double().square().mean().sqrt().clamp_min(1e-3).to(z.dtype)
-        signs = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(0)).to(z) * 2 - 1
-        moved = []
-        for self.probe.step in (size, size * signs):
-            moved.append(self._seen(args, kwargs)[0])
-        self.probe.step = 0.0
-        close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
-        found: list[tuple[int, Tensor]] = []
-        for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
-            if not is_float(leaf) or all(torch.equal(leaf, other) for other in others):
-                continue
-            probs = leaf if self.record.output == "probs" else leaf.softmax(-1) if leaf.dim() else leaf
-            if not self.values and leaf.shape == z.shape and close(probs, z.softmax(-1)):
-                found.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
-            elif leaf.numel() == z.numel() and not leaf.is_complex() and self.record.output != "probs":
-                slopes, signed = (((other - leaf) / size).double().reshape(z.shape) for other in others)
-                slope, most = _rows(slopes).mean(0), slopes.abs().max()
-                if (
-                    close(slopes / most, (slope / most).expand_as(slopes))
-                    and close(signed / most, slopes * signs / most)
-                    and bool(slope.abs().min() > 0.01 * most)
-                ):
-                    found.append((i, slope))
-            if not found or found[-1][0] != i:
-                raise ValueError(
-                    f"laplace knows the last layer only where the output is that of {self.name!r}, {list(z.shape)}, but for a shift and a "
-                    f"scale; part {i} of the output, {list(leaf.shape)}, depends on it in another way. {REMEDY}"
-                )
-        if not found:
-            raise ValueError(
-                f"laplace: the output does not depend on {self.name!r}, taken for the last layer. {REMEDY}"
-            )
-        return found[0]
-
-    def posterior(self) -> Posterior:
-        noise = None
-        if self.values and self.method.noise is not None and not _heads(self.table):
-            scale = (
-                self.slope if self.scaling is None or self.scaling.y_mean is None else self.slope * self.scaling.y_scale
-            )
-            noise = self.method.noise / scale.abs()
-        return self.curvature.posterior(self.weights, self.method.prior_precision, noise)
+    logs = y.log_softmax(-1) if wrapped._workbench.output == "logits" else y.clamp_min(torch.finfo(y.dtype).tiny).log()
+    return -float(logs.gather(-1, target[..., None]).sum())
 
 
-__all__ = ["Laplace", "Wrapper"]
+def tune(wrapped: Any, held: Any) -> Any:
+    """Choose the prior precision by held-out classes: of steps between a tenth and 10,000 times the present one, the one of the best likelihood.
+
+    Args:
+        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", fitted and in evaluation mode.
+        held: pairs (input, class numbers) that it was not trained on, as batches.
+
+    Returns:
+        The object itself.
+
+    Raises:
+        TypeError: if the model is not wrapped so.
+        ValueError: if it gives no classes, or the targets are none.
+        NotFittedError: if it was not fitted.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.linspace(-1, 1, 50)[:, None], torch.arange(50) // 25
+        >>> model = tune(Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x), [(x, y)])
+    """
+    method = _classifying(wrapped, "tune")
+    if wrapped.training:
+        raise ValueError("tune looks at predictions in evaluation mode: call wrapped.eval() before")
+    method.tune(wrapped, held)
+    return wrapped
+
+
+def _classifying(wrapped: Any, asked: str) -> Any:
+    method = method_of(wrapped, "laplace")
+    if wrapped._workbench.output == "values":
+        raise ValueError(f'{asked} is for class outputs: wrap the model with output="logits" or output="probs"')
+    method.check_ready(wrapped)
+    return method
+
+
+@torch.no_grad()
+def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Class probabilities in closed form from one pass, instead of means over draws (MacKay 1992; Gibbs 1997 for several classes).
+
+    softmax(z / sqrt(1 + pi v / 8)) of the logits z and their variances v; of voters the mean.
+
+    Args:
+        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", and fitted.
+        args, kwargs: as for the model.
+
+    Returns:
+        Probabilities [rows, classes].
+
+    Raises:
+        TypeError: if the model is not wrapped so.
+        ValueError: if it gives no classes.
+        NotFittedError: if it was not fitted.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x)
+        >>> mean_field(model, x).shape
+        torch.Size([50, 2])
+    """
+    method, table, scaling = _classifying(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
+    if scaling is not None:
+        args = scaling.inputs(args)
+    found = []
+    for place in method.places(table):
+        probe, bank = Probe(method.layer_names(table)), Bank(table.get)
+        plan = Plan((), table.record.rules, bank, (probe,), keep_state=False, fixed=place)
+        with evaluating(wrapped):
+            taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
+        basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
+        v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
+        found.append((taps["outputs"] / (1 + math.pi * v / 8).sqrt()).softmax(-1))
+    return torch.stack(found).mean(0)
+
+
+__all__ = ["Laplace", "Wrapper", "mean_field", "tune"]

@@ -94,7 +94,7 @@ class Neo(Method):
         self._time_first: dict[str, bool] = {}  # layers whose input is [t, rows, ...], as far as shapes have told
 
     def settings(self) -> dict[str, Any]:
-        name = self.density if isinstance(self.density, str) else type(self.density).__name__
+        name = self.density if isinstance(self.density, str) else _name_of(self.density)
         return {"layers": None if self.layers is None else list(self.layers), "density": name}
 
     def attach(self, table: Table) -> None:
@@ -117,8 +117,7 @@ class Neo(Method):
             )
         like = next((p for p in table.root.parameters()), None)
         extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
-        if not isinstance(self.density, str):
-            self.density = type(self.density).__name__.lower()
+        self.density = _name_of(density)
 
     def model(self, wrapped: Any) -> Density:
         """The density, a sub-module of the wrapped object."""
@@ -244,6 +243,11 @@ class Neo(Method):
         return names
 
 
+def _name_of(density: Density) -> str:
+    """What a density is called in settings."""
+    return next((name for name, kind in DENSITIES.items() if kind is type(density)), type(density).__name__.lower())
+
+
 class _Tap(Intervention):
     """Pools what enters the layers as it comes, before anything else can write into it.
 
@@ -279,7 +283,7 @@ class _Tap(Intervention):
             feature = feature.detach()
             feature = torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
             if (vector := self._pooled(feature, self.rows, name)) is not None:
-                self.taps[name] = vector
+                self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
             return leaves
 
         weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
@@ -308,13 +312,12 @@ class _Tap(Intervention):
         if feature.dim() >= 2 and slot is not None:
             layer = self.table.module(path)
             if isinstance(layer, nn.RNNBase) and feature.dim() == 3:
-                return not layer.batch_first
+                return feature.shape[1] == rows and not (layer.batch_first and feature.shape[0] == rows)
             attention = layer if path else None
             if path.endswith("out_proj"):
                 attention = self.table.module(path.rpartition(".")[0])
-            if (
-                isinstance(attention, nn.MultiheadAttention) and rows > 0
-            ):  # torch computes with [t, rows, d], flat in the end
+            if isinstance(attention, nn.MultiheadAttention) and rows > 0:
+                # torch computes with [t, rows, d], and in the end with [t * rows, d]
                 flat = feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0
                 return flat or (feature.dim() == 3 and feature.shape[1] == rows)
         if feature.dim() < 3:

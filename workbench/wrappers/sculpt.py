@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..distributions import (
+    FAMILIES,
     Cauchy,
     Laplace,
     LogitNormal,
@@ -61,8 +62,8 @@ class Wrapper(_Wrapper):
         )
         if not isinstance(chosen, Distribution):
             raise TypeError(
-                "distribution must be Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles or LogitNormal "
-                f"(a class or an instance), not {distribution!r}"
+                f"distribution must be {', '.join(family.__name__ for family in FAMILIES)} (a class or an instance), "
+                f"not {distribution!r}"
             )
         if n_layers is not None and (isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1):
             raise ValueError(f"n_layers must be a whole number of at least 1, not {n_layers!r}")

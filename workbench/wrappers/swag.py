@@ -54,7 +54,7 @@ class Wrapper(_Wrapper):
     """
 
     def __init__(
-        self, n_samples: int = 20, rank: int = 20, start: float = 0.75, rate: float = 0.3, **common: Any
+        self, n_samples: int = 20, rank: int = 20, start: float = 0.75, rate: float = 0.5, **common: Any
     ) -> None:
         super().__init__(**common)
         for name, value in (("n_samples", n_samples), ("rank", rank)):
@@ -182,16 +182,18 @@ class Swag(Kept):
         """Running statistics as the mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
         from ..wrapped import inputs_of
 
-        momenta = {
-            name: 1.0 if module.momentum is None else module.momentum
-            for name, slot in table.record.slots.items()
-            for module in norms
-            if slot.buffer and table.module(slot.owners[0][0]) is module and slot.owners[0][1].startswith("running_")
-        }
+        momenta: dict[str, float] = {}
+        for name, slot in table.record.slots.items():
+            path, attribute = slot.owners[0]
+            module: Any = table.module(path)
+            if slot.buffer and attribute.startswith("running_") and any(module is norm for norm in norms):
+                momenta[name] = 1.0 if module.momentum is None else module.momentum
         own = {name: momenta[slot] for slot in momenta for name in self.names(table, [slot])}
         kept = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
         sums = [{name: torch.zeros_like(kept[name]) for name in own} for _ in range(1 + self.size)]
-        heads = [axis for m in table.record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first]
+        heads = [
+            axis for m in table.record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first
+        ]
         rows = 0
         like = next(wrapped.parameters())
         with evaluating(wrapped), _training(norms):
@@ -220,6 +222,7 @@ class Swag(Kept):
 
     # ---- within `workbench.fit`
     def pace(self, at: float, epochs: int) -> float:
+        self._late(epochs)
         share, warm = at / epochs, 0.05 * self.start
         if share < warm:
             return max(share / warm, 0.1)
@@ -230,8 +233,17 @@ class Swag(Kept):
     def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
         if epoch == 1:
             self.forget(table_of(wrapped))
-        if epoch > self.start * epochs:
+        if epoch > epochs - self._late(epochs):
             self.gather(wrapped)
+
+    def _late(self, epochs: int) -> int:
+        """How many epochs are collected."""
+        late = epochs - math.floor(self.start * epochs)
+        if late < 2:
+            raise ValueError(
+                f"swag: of {epochs} epochs {late} lie behind start={self.start}, and it needs the weights of at least 2; give more epochs"
+            )
+        return late
 
 
 @contextmanager

@@ -19,6 +19,11 @@ class AccumulatedMetric(Metric):
     full_state_update = False
     plot_lower_bound = 0.0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of all states, also in a process that has seen no rows, so that they can be gathered."""
+        return torch.float64
+
     def plot(self, val: Any = None, ax: Any = None) -> Any:
         """Draw the value (or the given values, one for each step) on matplotlib axes; returns figure and axes."""
         return self._plot(val, ax)
@@ -32,8 +37,8 @@ class AccumulatedMetric(Metric):
         for name in names:
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def _filled(self, *states: Any) -> None:
-        if not any(bool(state.any()) if isinstance(state, Tensor) else len(state) for state in states):
+    def _filled(self, count: Tensor) -> None:
+        if not count.any():
             raise ValueError(f"{type(self).__name__} has seen no rows yet; call update before compute")
 
 
@@ -73,8 +78,11 @@ class RowsMetric(AccumulatedMetric):
 
     def _columns(self) -> list[Tensor]:
         lists = [getattr(self, state) for state in self.states]
-        self._filled(*lists)
-        return [dim_zero_cat(rows) if len(rows) else torch.zeros(0, device=self.device) for rows in lists]
+        columns = [
+            dim_zero_cat(rows) if len(rows) else torch.zeros(0, dtype=self.dtype, device=self.device) for rows in lists
+        ]
+        self._filled(torch.tensor([len(column) for column in columns]))
+        return columns
 
     def compute(self) -> Tensor:
         """The metric of all rows seen since the last reset."""

@@ -99,7 +99,7 @@ class Density(Growing, ABC):
             ValueError: If fewer than 2 finite rows are left, the sizes differ from those fitted before, class scores
                 are needed and missing, or a covariance is singular because shrinkage is 0.
         """
-        rows = self._training_rows(self._rows(features, logits, labels))
+        rows = self._training_rows(self._rows(features, logits, labels, learning=True))
         trials, held_out, optimism = [], [], []
         for kept, held in deal(rows, generator or torch.Generator().manual_seed(seed)):
             trial = copy.deepcopy(self)  # an error leaves the density as it was
@@ -107,7 +107,8 @@ class Density(Growing, ABC):
             trial._balance(held)
             held_out.append(trial._score(held).detach())
             own = trial._score(kept).detach()
-            optimism.append(robust_moments(held_out[-1])[0] - robust_moments(own)[0])
+            excess = robust_moments(held_out[-1])[0] - robust_moments(own)[0]
+            optimism.append(excess * len(kept) / len(rows))  # it shrinks as one over the number of rows
             trials.append(trial)
         self._learn(rows)
         self._take_balance(trials)
@@ -213,9 +214,12 @@ class Density(Growing, ABC):
         self.weight.fill_(torch.inf)  # no batch counts against them
 
     # ---- rows
-    def _rows(self, features: Features, logits: Tensor | None, labels: Tensor | None = None) -> Rows:
+    def _rows(
+        self, features: Features, logits: Tensor | None, labels: Tensor | None = None, learning: bool = False
+    ) -> Rows:
         rows = check(features, logits, labels)
-        if self.needs_logits and rows.groups is None:
+        asked = self.needs_logits if learning or not self.fitted else self.wants_logits
+        if asked and rows.groups is None:
             raise ValueError(
                 f"{type(self).__name__} works on class scores, and there are none here: wrap the classifier with "
                 'output="logits" or "probs", or give logits='

@@ -56,7 +56,7 @@ class Classwise(Density):
 
     @property
     def wants_logits(self) -> bool:
-        return False  # it knows its classes by then
+        return not self.fitted  # then it knows its classes
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, rows.layers[-1].shape[1], self.reductions[0].get_buffer("mean").numel(), "last features")

@@ -15,8 +15,8 @@ def kept_steps(
 ) -> Tensor | None:
     """Mask [rows, t] of the steps that are no padding, None where nothing says which are.
 
-    In this order: an argument called `...attention_mask` [rows, t] (1 or True: kept); `...padding_mask` [rows, t] (True:
-    padding, as in torch); `length` or `lengths` [rows] beside a sequence; whole numbers [rows, t] where the model has
+    In this order: a bool or integer argument called `...attention_mask` [rows, t] (1 or True: kept) or `...padding_mask`
+    [rows, t] (True: padding, as in torch); `length` or `lengths` [rows] beside a sequence; whole numbers [rows, t] where the model has
     embeddings that agree on one `padding_idx`. Steps that merely are zero are not taken for padding: zero may be a value.
 
     Args:
@@ -36,11 +36,11 @@ def kept_steps(
         return None  # the common case, at no cost
     given = _named(forward, args, kwargs)
     for name, value in given.items():
-        if not isinstance(value, Tensor):
-            continue
-        if name.endswith("attention_mask") and value.dim() == 2:
-            return value > 0.5 if value.is_floating_point() else value != 0
-        if name.endswith("padding_mask") and value.dim() == 2 and not value.is_floating_point():
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
+            continue  # numbers to add to attention scores come in several conventions
+        if name.endswith("attention_mask"):
+            return value != 0
+        if name.endswith("padding_mask"):
             return value == 0
     sequence = next((v for v in given.values() if isinstance(v, Tensor) and v.dim() >= 2), None)
     if sequence is None:

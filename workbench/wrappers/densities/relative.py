@@ -61,12 +61,12 @@ class Relative(Growing):
         width = max(w.shape[1] for w, *_ in found)
         columns = [[F.pad(t, (0, width - t.shape[-1])) for t in parts] for parts in found]
         directions, offset, means, share = zip(*columns, strict=True)
-        like = {"device": layers[0].device, "dtype": self.directions.dtype}
-        self.directions = torch.cat(directions).to(**like)
-        self.offset = torch.stack(offset).to(**like)
-        self.means = (-2 * torch.stack(means).mT).to(**like)
-        self.height = torch.stack(means).square().sum(2)[:, None].to(**like)
-        self.share = torch.stack(share).to(**like)
+        device, dtype = layers[0].device, self.directions.dtype
+        self.directions = torch.cat(directions).to(device, dtype)
+        self.offset = torch.stack(offset).to(device, dtype)
+        self.means = (-2 * torch.stack(means).mT).to(device, dtype)
+        self.height = torch.stack(means).square().sum(2)[:, None].to(device, dtype)
+        self.share = torch.stack(share).to(device, dtype)
 
     def forward(self, layers: list[Tensor]) -> Tensor:
         """Scores of every layer.

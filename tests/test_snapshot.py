@@ -1,0 +1,145 @@
+"""Snapshot voters: the schedule of the paper, and the weights at the end of each cycle as voters."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import NotFittedError, compose, fit, laplace, load, neo, sample, save, sculpt, snapshot, vote
+
+X = torch.linspace(-2, 2, 64)[:, None]
+
+
+def net(norm: bool = False) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Linear(8, 1))
+
+
+def taken(wrapped: Any, n: int) -> list[nn.Module]:
+    """Take snapshots of weights and buffers that differ; the plain models of that moment."""
+    models = []
+    for step in range(n):
+        with torch.no_grad():
+            for value in (*wrapped.parameters(), *(b for name, b in wrapped.named_buffers() if "@" not in name)):
+                if value.is_floating_point():
+                    value.add_(0.1 * torch.rand(value.shape, generator=torch.Generator().manual_seed(step)))
+        assert snapshot.take(wrapped) == step + 1
+        models.append(copy.deepcopy(wrapped.unwrap()).eval())
+    return models
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_voters_are_the_models_of_the_moments_that_were_taken(norm: bool) -> None:
+    wrapped = snapshot.Wrapper(3)(net(norm))
+    models = taken(wrapped, 4)[1:]  # the oldest has given way
+    wrapped.eval()
+    with torch.no_grad():
+        answers = torch.stack([model(X) for model in models])
+        y, risk = wrapped(X, return_risk=True)
+        for voter, answer in zip(wrapped.voters(), answers, strict=True):
+            assert torch.equal(voter(X), answer)
+    torch.testing.assert_close(y, answers.mean(0))
+    torch.testing.assert_close(risk, answers.std(0, correction=0))
+
+
+def test_it_says_what_vote_says_of_the_same_voters() -> None:
+    wrapped, voting = (
+        compose(w, sculpt.Wrapper())(net()) for w in (snapshot.Wrapper(3), vote.Wrapper(3, finetune=True))
+    )
+    models = []
+    for step in range(3):
+        with torch.no_grad():
+            for parameter in wrapped.parameters():
+                parameter.add_(0.1 * (step + 1))
+        models.append({name: p.detach().clone() for name, p in wrapped.named_parameters()})
+        snapshot.take(wrapped)
+    with torch.no_grad():
+        for name, stacked in voting.named_parameters():
+            stacked.copy_(torch.stack([model[name.removesuffix("@vote")] for model in models]))
+    for found, expected in zip(ask(wrapped), ask(voting), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def ask(wrapped: Any) -> list[Tensor]:
+    y, risk = wrapped.eval()(X, return_risk=True)
+    return [y, risk.aleatoric, risk.epistemic, risk.total]
+
+
+def test_fit_anneals_in_cycles_and_takes_at_their_ends() -> None:
+    wrapped = snapshot.Wrapper(3)(net())
+    history = fit(wrapped, (X, X.sin()), epochs=9, batch_size=16, lr=0.02, validation=0, progress=False)
+    rates = history.frame["lr"].tolist()
+    steps = 4
+    last = [(epoch % 3 + (steps - 1) / steps) / 3 for epoch in range(9)]  # share of the cycle at each epoch's last step
+    assert rates == pytest.approx([0.01 * (1 + math.cos(math.pi * share)) for share in last])
+    voters = wrapped.voters()
+    ends = [voter[0].weight for voter in voters]
+    assert not torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[2], wrapped[0].weight)
+    assert history.best_epoch == 9
+
+
+def test_the_last_epoch_counts_whatever_the_validation_says() -> None:
+    wrapped = compose(snapshot.Wrapper(2), sculpt.Wrapper(), neo.Wrapper())(net())
+    history = fit(wrapped, (X, X.sin()), epochs=4, validation=(X, -9 * X), patience=1, progress=False)
+    assert history.best_epoch == 4
+    assert len(wrapped.voters()) == 2
+    assert set(wrapped(X, return_risk=True)[1].names()) == {"aleatoric", "epistemic", "vacuitic", "total"}
+
+
+def test_an_optimizer_of_ones_own_keeps_its_rate() -> None:
+    wrapped = snapshot.Wrapper(2)(net())
+    history = fit(wrapped, (X, X), epochs=4, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), progress=False)
+    assert set(history.frame["lr"]) == {0.01}
+
+
+def test_copies_files_and_pickles_keep_the_voters(tmp_path: Path) -> None:
+    wrapped = snapshot.Wrapper(3)(net(norm=True))
+    taken(wrapped, 3)
+    save(wrapped.eval(), tmp_path / "model.safetensors")
+    copies = [
+        copy.deepcopy(wrapped),
+        pickle.loads(pickle.dumps(wrapped)),
+        load(tmp_path / "model.safetensors", net(True)).eval(),
+    ]
+    for copied in copies:
+        for found, expected in zip(copied(X, return_risk=True), wrapped(X, return_risk=True), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_classes_have_entropies_and_noise_composes() -> None:
+    wrapped = compose(snapshot.Wrapper(2, output="logits"), sample.Wrapper(2))(
+        nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 3))
+    )
+    taken(wrapped, 2)
+    y, risk = wrapped.eval()(X, return_risk=True)
+    torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+    torch.testing.assert_close(y.exp().sum(-1), torch.ones(64))
+
+
+def test_before_all_are_taken_there_is_no_risk() -> None:
+    wrapped = snapshot.Wrapper(3)(net()).eval()
+    taken(wrapped, 1)
+    torch.testing.assert_close(wrapped(X), wrapped.unwrap()(X))
+    with pytest.raises(NotFittedError, match="taken 1 of 3 voters"):
+        wrapped(X, return_risk=True)
+
+
+def test_bad_input_is_told() -> None:
+    with pytest.raises(ValueError, match="n_voters must be a whole number of at least 2, not 1"):
+        snapshot.Wrapper(1)
+    with pytest.raises(ValueError, match="3 epochs are too few for 5 cycles"):
+        fit(snapshot.Wrapper(5)(net()), (X, X), epochs=3, progress=False)
+    with pytest.raises(TypeError, match=r"wrapped by snapshot.Wrapper"):
+        snapshot.take(net())
+    for other in (vote.Wrapper(2), laplace.Wrapper()):
+        with pytest.raises(ValueError, match="both say which weights"):
+            compose(snapshot.Wrapper(2), other)(net())
