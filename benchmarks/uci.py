@@ -362,8 +362,8 @@ def summary(frame: Any, images: Path) -> str:
     ]
     if "recommended" in methods:
         parts += [
-            "### Coverage of 90 % intervals on test rows\n\nOf the predictive distribution itself, and after calibration: CV+ (no row held out; at least "
-            " 80 % by proof) and split conformal with a tenth of the training rows.",
+            "### Coverage of 90 % intervals on test rows\n\nOf the predictive distribution itself, and after calibration: CV+ (no row "
+            "held out; at least 80 % by proof) and split conformal with a tenth of the training rows.",
             table(pd.DataFrame(coverage)),
         ]
     if opened:

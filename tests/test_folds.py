@@ -18,6 +18,8 @@ from workbench import compose, fit, neo, sculpt, snapshot, vote
 from workbench.committee import committee_of
 from workbench.distributions import Laplace, Normal, StudentT
 from workbench.errors import WorkbenchWarning
+from workbench.testing.models import build, inputs
+from workbench.testing.zoo import CASES
 from workbench.training import checkpoint as checkpoint_module
 from workbench.training.cutting import cut_folds
 from workbench.training.decisions import decide, decide_classes, pool
@@ -412,3 +414,24 @@ def test_folds_of_groups() -> None:
     groups = torch.arange(60) // 20 * 7 + 3
     history = quiet(wrapped(3), (x, y), folds=groups, epochs=1)
     assert history.out_of_fold.fold.tolist() == (torch.arange(60) // 20).tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["cnn_bn", "dropout", "item_loop", "lstm", "moe_topk", "tied", "transformer", "two_inputs"]
+)
+def test_awkward_models(name: str) -> None:
+    """What was said out of fold is what plain voters say, for models that draw, loop, keep statistics or take several inputs."""
+    case = CASES[name]
+    args, _ = inputs(case)
+    with torch.no_grad():
+        y = build(case)(*args)
+    x = tuple(torch.cat([part, part.flip(0)]) for part in args)
+    target = torch.randn(2 * len(y), *y.shape[1:], generator=torch.Generator().manual_seed(0))
+    model = vote.Wrapper(2)(build(case))
+    said = quiet(model, (x if len(x) > 1 else x[0], target), folds=2, epochs=2, batch_size=3).out_of_fold
+    assert said is not None
+    for fold, voter in enumerate(model.voters()):
+        held = said.fold == fold
+        with torch.no_grad():
+            expected = voter.eval()(*(part[held] for part in x))
+        torch.testing.assert_close(said.prediction[held], expected, atol=1e-4, rtol=1e-3)
