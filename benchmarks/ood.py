@@ -1,7 +1,10 @@
 """Images of clothes (Fashion-MNIST) against digits (MNIST) and against clothes seen by a bad camera.
 
 Each method scores how strange an image is. The networks, their temperature and every signature are made from the
-training images of clothes; neither the test images nor any digit or corrupted image is looked at before the scores are.
+training images of clothes, and a cell looks at no test image, digit or corrupted image before it scores them. But neo's
+default was designed on this very pair: some dozens of variants (parts, scales, numbers of components, which layers) were
+compared by their AUROC against MNIST, on one LeNet-5 (seed 1) and the ResNet (seed 0) that are also reported here, so its
+score there is optimistic. LeNet-5 seeds 0 and 2 and the corrupted images had no part in that.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ood_models import corrupted, rows_of, standardised, trained
+from ood_models import VOTERS, corrupted, images, rows_of, standardised, trained
 from torch import Tensor, nn
 
-from workbench import data, metrics, neo
+from workbench import metrics, neo
 from workbench.calibration import fit_temperature
 from workbench.experiments.bench import table
 from workbench.wrappers.densities import DENSITIES
@@ -24,9 +27,10 @@ from workbench.wrappers.densities import DENSITIES
 if TYPE_CHECKING:
     import pandas as pd
 
-EPOCHS = {"lenet5": 20, "resnet8": 30}
+EPOCHS = {"lenet5": 20, "resnet8": 25}
 SEEDS = {"lenet5": 3, "resnet8": 3}
 SINGLE = ("max_softmax", "energy", "max_logit", "knn", "classwise", "gaussian", "flow", "signature")
+VOTE = ("vote entropy", "vote information")
 ENSEMBLE = ("ensemble entropy", "ensemble information")
 CORRUPTIONS = tuple((kind, severity) for kind in ("noise", "blur", "contrast") for severity in (1, 3, 5))
 BATCHES = (128, 1000)  # whose cost is measured
@@ -40,7 +44,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         {"model": model, "method": method, "seed": seed, "epochs": 1 if smoke else EPOCHS[model], "rows": rows}
         for model in EPOCHS
         for seed in range(1 if smoke else SEEDS[model])
-        for method in (*SINGLE, *(ENSEMBLE if seed == 0 else ()))
+        for method in (*SINGLE, *VOTE, *(ENSEMBLE if seed == 0 else ()))
     ]
     return [cell for cell in every if not smoke or cell["model"] == "lenet5"]
 
@@ -51,11 +55,15 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
     x, y = standardised(clothes.train.x), clothes.train.y
     seeds = range(SEEDS[model]) if method in ENSEMBLE else [seed]
     nets = [trained(model, s, epochs, rows) for s in seeds]
-    predict = _ensemble(nets, method) if method in ENSEMBLE else _single(nets[0], method, x[kept])
+    if method in ENSEMBLE:
+        predict = _ensemble(nets, method)
+    elif method in VOTE:
+        predict = _vote(trained(model, seed, epochs, rows, voting=True), method)
+    else:
+        predict = _single(nets[0], method, x[kept])
     scores, _ = predict(x[held])
     temperature = float(fit_temperature(scores, y[held]))
-    few = {"n_train": rows, "n_test": rows} if rows else {}
-    strange = {"mnist": data.load("mnist", **few).test.x}
+    strange = {"mnist": images("mnist", rows).test.x}
     strange |= {f"{kind} {n}": corrupted(clothes.test.x, kind, n) for kind, n in CORRUPTIONS}
     scores, usual = predict(standardised(clothes.test.x))
     probs, calm = scores.softmax(1), (scores / temperature).softmax(1)
@@ -68,11 +76,11 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         "nll_tempered": metrics.categorical_nll(calm, y).item(),
         "ece_tempered": metrics.ece(calm, y).item(),
         "parameters": sum(p.numel() for net in nets for p in net.parameters()),
-        **{f"cost_{n}": _cost(nets[0], predict, x[:n]) for n in BATCHES},
+        **{f"cost_{n}": _cost(nets[0], predict, x[:n], 2 if rows else 25) for n in BATCHES},
     }
     found = []
-    for name, images in strange.items():
-        answer, risk = predict(standardised(images))
+    for name, pixels in strange.items():
+        answer, risk = predict(standardised(pixels))
         found.append(
             {
                 **same,
@@ -99,6 +107,16 @@ def _single(net: nn.Module, method: str, x: Tensor) -> Predict:
     return _in_parts(softmax)
 
 
+def _vote(wrapped: Any, method: str) -> Predict:
+    """Voters on a shared trunk: entropy of their mean probability, or mutual information."""
+
+    def ask(part: Tensor) -> tuple[Tensor, Tensor]:
+        scores, risk = wrapped(part, return_risk=True)
+        return scores, risk.total if method == "vote entropy" else risk.epistemic
+
+    return _in_parts(ask)
+
+
 def _ensemble(nets: list[nn.Module], method: str) -> Predict:
     """Mean probability of several networks, its entropy or the mutual information (Lakshminarayanan et al. 2017)."""
 
@@ -123,7 +141,7 @@ def _in_parts(ask: Predict) -> Predict:
 
 
 @torch.no_grad()
-def _cost(net: nn.Module, predict: Predict, x: Tensor, repeats: int = 25) -> float:
+def _cost(net: nn.Module, predict: Predict, x: Tensor, repeats: int) -> float:
     """Processor time in passes of the plain network: median over pairs that follow one another."""
     ratios = []
     for _ in range(repeats):
@@ -135,12 +153,14 @@ def _cost(net: nn.Module, predict: Predict, x: Tensor, repeats: int = 25) -> flo
     return statistics.median(ratios)
 
 
-def summary(frame: pd.DataFrame, images: Path) -> str:
+def summary(frame: pd.DataFrame, pictures: Path) -> str:
     """A table for the networks, one for the methods, and a picture for the corruptions."""
-    _draw(frame, images / "ood-corruptions.png")
+    _draw(frame, pictures / "ood-corruptions.png")
     mnist = frame[frame["out"] == "mnist"]
-    plain = mnist[mnist["method"].isin(["max_softmax", ENSEMBLE[0]])]
+    plain = mnist[mnist["method"].isin(["max_softmax", VOTE[0], ENSEMBLE[0]])]
     percent = plain.assign(accuracy=100 * plain["accuracy"])
+    names = {"max_softmax": "single", VOTE[0]: "vote", ENSEMBLE[0]: "ensemble"}
+    voters = ", ".join(f"{model}: {n} of the last {k} layers" for model, (n, k) in VOTERS.items())
     quality = {
         "accuracy": ("accuracy (%)", 2),
         "nll": ("NLL", 4),
@@ -160,12 +180,15 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
 Quality on the test images of clothes. *Tempered*: after division of the logits by the temperature that 2,500 held-out training rows chose.
 Published for LeNet-5 (uncertainty-baselines): single 91.0 % and NLL 0.321, ensemble of ten 93.2 %, 0.200 and ECE 0.010.
 
-{_table(percent.assign(method=percent["method"].replace({"max_softmax": "single", ENSEMBLE[0]: "ensemble"})), quality)}
+{_table(percent.assign(method=percent["method"].replace(names)), quality)}
 
 Clothes against digits. *AUROC*: chance that a digit is scored stranger than a piece of clothing. *FPR95*: share of clothes that are taken for
-strange where 95 % of the digits are found. *Cost*: processor time of prediction and score in passes of the plain network, for a batch of that size.
+strange where 95 % of the digits are found. *Cost*: processor time of prediction and score in passes of the plain network, at that batch size.
 `signature` is neo's default; `classwise` is DDU (Mukhoti et al. 2023), `knn` Sun et al. 2022, `energy` Liu et al. 2020, `max_logit` Hendrycks
-et al. 2022.
+et al. 2022. `vote` is of voters on a shared trunk ({voters}).
+
+neo's default was designed on this very pair: some dozens of variants were compared by AUROC against MNIST on LeNet-5 (seed 1) and the ResNet
+(seed 0), so its score there is optimistic. LeNet-5 seeds 0 and 2 and the corrupted images had no part in that.
 
 {_table(mnist, detection)}
 
