@@ -153,3 +153,9 @@ def test_what_does_not_tell_padding() -> None:
     assert masked(torch.tensor([1, 2])) is None
     two = nn.ModuleList([nn.Embedding(9, 2, padding_idx=0), nn.Embedding(9, 2, padding_idx=1)])
     assert kept_steps(two, forward, (torch.ones(2, 3, dtype=torch.int64),), {}) is None
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 14, 14), (4, 6, 7, 5), (4, 6, 5, 1)])
+def test_memory_layout_does_not_matter(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(pool(x.to(memory_format=torch.channels_last), 4), pool(x, 4))

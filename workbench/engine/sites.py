@@ -82,15 +82,27 @@ _LOOKING = frozenset(  # they read facts about a tensor, not its values
 )
 
 
+_PLAIN = frozenset([int, float, bool, str, type(None)])
+
+
 def _among(values: Sequence[Any]) -> list[Tensor]:
     """The tensors among the arguments of a call; trees are only taken apart where there are any, for most calls have none."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
-        elif value is not None and type(value) not in (int, float, bool, str):
+        elif type(value) not in _PLAIN:
             found.extend(leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor))
     return found
+
+
+def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """`flatten((args, kwargs))`, without walking through what holds no tensors: sizes, strides, flags."""
+    values = [*args, *kwargs.values()]
+    if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not _among(v)) for v in values):
+        n = len(args)
+        return values, lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True)))
+    return flatten((args, kwargs))
 
 
 class Known:
@@ -191,7 +203,7 @@ class Sites(TorchFunctionMode):
             return out
         if not self._contractions or name in CONTRACTIONS:
             self._refuse_checkpoint()
-            leaves, rebuild = flatten((args, kwargs))
+            leaves, rebuild = _flat(args, kwargs)
             data = [
                 i
                 for i, leaf in enumerate(leaves)
@@ -204,12 +216,11 @@ class Sites(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
-        for leaf in flatten(out)[0]:
-            if isinstance(leaf, Tensor):
-                if names is None:
-                    self._raw.set(leaf, True)
-                else:
-                    self._names.set(leaf, names)
+        for leaf in _among((out,)):
+            if names is None:
+                self._raw.set(leaf, True)
+            else:
+                self._names.set(leaf, names)
 
     def _refuse_checkpoint(self) -> None:
         """Reentrant checkpointing runs the model without gradients here and again, without this mode, in the backward pass."""

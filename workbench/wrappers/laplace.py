@@ -203,7 +203,7 @@ class Laplace(Method):
     @torch.no_grad()
     def tune(self, wrapped: Any, held: Any) -> None:
         """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
-        from ..wrapped import batches_of
+        from ..inputs import batches_of
 
         if not self._draws or self.prior_precision is not None:
             return
@@ -229,7 +229,7 @@ class Laplace(Method):
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
         from tqdm.auto import tqdm
 
-        from ..wrapped import batches_of
+        from ..inputs import batches_of
 
         table = table_of(wrapped)
         places, names = self.places(table), self.layer_names(table)

@@ -335,7 +335,7 @@ class _Tap(Intervention):
 
 def _spread(inputs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
     """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
-    from ..wrapped import inputs_of
+    from ..inputs import inputs_of
 
     if isinstance(inputs, Tensor):
         step = -(-len(inputs) // MOST_ROWS) if inputs.dim() else 1

@@ -180,7 +180,7 @@ class Swag(Kept):
 
     def _renormalise(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
         """Running statistics as the mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
-        from ..wrapped import inputs_of
+        from ..inputs import inputs_of
 
         momenta: dict[str, float] = {}
         for name, slot in table.record.slots.items():
