@@ -44,7 +44,8 @@ def calibrate(
 
     Returns:
         A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says
-        what it does to predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values, `predict_set(x, coverage=0.9)` bool [rows, classes].
+        what it does to predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values,
+        `predict_set(x, coverage=0.9)` bool [rows, classes].
 
     Raises:
         TypeError: the model is not wrapped, gives no tensor, or data is something else.

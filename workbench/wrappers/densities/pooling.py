@@ -73,7 +73,7 @@ def pool(
             return (feature @ _halves(keep, feature)).flatten(1)
         sizes = tuple(_BINS if is_sequence else min(_BINS, size) for size in axes)
         if len(axes) == 2 and not feature.is_contiguous() and feature.is_contiguous(memory_format=torch.channels_last):
-            return F.adaptive_avg_pool2d(feature, sizes).flatten(1)  # the product would copy it
+            return F.adaptive_avg_pool2d(feature, (sizes[0], sizes[1])).flatten(1)  # the product would copy it
         # one product with a few columns: many times as fast on a CPU as adaptive pooling
         return (feature.flatten(2) @ _grid(axes, sizes, feature).T).flatten(1)
 
