@@ -336,7 +336,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_function_of_a_notebook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(local, "__module__", "__main__")
     with pytest.raises(TypeError, match="defined in a notebook or at a prompt"):
         run_cells(local, [{"n": 1}], tmp_path / "a.csv")

@@ -219,7 +219,11 @@ def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """
     functorch = torch._C._functorch
     level = functorch.maybe_get_level(weight) if is_batched(weight) else -1
-    if level < 0 or (is_batched(input) and functorch.maybe_get_level(input) >= level) or weight.dim() != 2:
+    if (
+        level < 0 or weight.dim() != 2 or level != functorch.maybe_current_level()
+    ):  # inside a transform of the model's own
+        return None
+    if is_batched(input) and functorch.maybe_get_level(input) >= level:
         return None
     if bias is not None and (not is_batched(bias) or functorch.maybe_get_level(bias) != level):
         return None
