@@ -1,7 +1,7 @@
 """Published scores of the UCI sets, (NLL in nats, RMSE), both in original units; means over splits.
 
 PBP (Hernández-Lobato & Adams 2015), MC dropout (Gal & Ghahramani 2016) and deep ensembles as in table 1 of Lakshminarayanan et al. (2017); MC
-dropout 2018 is the grid search in the repository of Mukhoti et al. (2018). Concrete dropout, NGBoost, DER (Amini et al. 2020) and WGBoost as in
+dropout 2018 is the grid search in the repository of Mukhoti et al. (2018), with a digit more where two say nothing. Concrete dropout, NGBoost, DER (Amini et al. 2020) and WGBoost as in
 table 1 of Matsubara (2024), not all with these splits or networks.
 """
 
@@ -14,7 +14,7 @@ STANDARD = {
         (2.46, 2.97), (3.04, 5.23), (1.99, 1.66), (-0.95, 0.10), (-3.80, 0.01), (2.80, 4.02), (2.89, 4.36), (0.93, 0.62), (1.55, 1.11)
     ),
     "MC dropout 2018": (
-        (2.40, 2.90), (2.93, 4.82), (1.21, 0.54), (-1.14, 0.08), (-4.45, 0.00), (2.80, 4.01), (2.87, 4.27), (0.93, 0.62), (1.25, 0.67)
+        (2.40, 2.90), (2.93, 4.82), (1.21, 0.54), (-1.14, 0.079), (-4.45, 0.0007), (2.80, 4.01), (2.87, 4.27), (0.93, 0.62), (1.25, 0.67)
     ),
     "deep ensembles": (
         (2.41, 3.28), (3.06, 6.03), (1.38, 2.09), (-1.20, 0.09), (-5.63, 0.00), (2.79, 4.11), (2.83, 4.71), (0.94, 0.64), (1.18, 1.58)

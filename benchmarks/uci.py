@@ -74,9 +74,9 @@ METHODS = {
     "sculpt": Recipe(),
     "vote + sculpt": Recipe(repeats=5),
     "laplace": Recipe(noise=False, laplace=True),
-    "vote + sculpt, calibrated": Recipe(repeats=5, conformal=0.1),
+    "vote + sculpt (conformal)": Recipe(repeats=5, conformal=0.1),
     "recommended": Recipe((0.01, 0.03, 0.01), (0.01, 0.03, 0.2), folds=5, held=5, repeats=2),
-    "recommended, open": Recipe(
+    "recommended (open)": Recipe(
         (0.01, 0.003, 0.01), (0.05, 0.01, 0.2), folds=5, held=5, repeats=1, open=True, epochs=200
     ),
 }
@@ -333,14 +333,14 @@ def summary(frame: Any, images: Path) -> str:
         rows = []
         for data in ORDER:
             row = {"set": data, **{method: cell(method, data, column) for method in methods}}
-            row["best published"] = f"{best(published, data, column):g}"
+            row["best published"] = f"{best(published, data, column):.2f}"
             rows.append(row)
         return table(pd.DataFrame(rows))
 
     methods = [name for name in METHODS if name in set(frame["method"])]
     standard = [name for name in methods if not METHODS[name].open and not METHODS[name].conformal]
     opened = [name for name in methods if METHODS[name].open]
-    conformal = "vote + sculpt, calibrated"
+    conformal = "vote + sculpt (conformal)"
     coverage = [
         {
             "set": data,
