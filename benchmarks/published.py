@@ -1,7 +1,8 @@
 """Published scores of the UCI sets, (NLL in nats, RMSE), both in original units; means over splits.
 
 PBP (Hernández-Lobato & Adams 2015), MC dropout (Gal & Ghahramani 2016) and deep ensembles as in table 1 of Lakshminarayanan et al. (2017); MC
-dropout 2018 is the grid search in the repository of Mukhoti et al. (2018), with a digit more where two say nothing. Concrete dropout, NGBoost, DER (Amini et al. 2020) and WGBoost as in
+dropout 2018 is the grid search in the repository of Mukhoti et al. (2018), with a digit more where
+two say nothing. Concrete dropout, NGBoost, DER (Amini et al. 2020) and WGBoost as in
 table 1 of Matsubara (2024), not all with these splits or networks.
 """
 
