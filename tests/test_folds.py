@@ -201,6 +201,21 @@ def test_without_risk_heads_the_noise_is_found_all_the_same() -> None:
     assert best - 0.6 < score < best + 0.2
 
 
+def test_several_outputs() -> None:
+    """Each with the noise that its own head says; without heads one number would stand for all, so there is none."""
+    x, y = plane(200)
+    both = torch.cat([y, 100 * y], 1)
+    model = wrapped(6, outputs=2)
+    quiet(model, (x, both), folds=3, epochs=40)
+    noise = model(x, return_risk=True)[1].aleatoric.mean(0)
+    assert 50 < noise[1] / noise[0] < 200
+    assert model.predictive(x).log_prob(both).isfinite().all()
+    plain = wrapped(6, head=False, outputs=2)
+    assert quiet(plain, (x, both), folds=3).out_of_fold.risk.names() == ("epistemic", "total")
+    with pytest.raises(ValueError, match="one noise for all outputs"):
+        plain.predictive(x)
+
+
 def test_copies_files_and_units(tmp_path: Path) -> None:
     x, y = plane()
     model = wrapped(6)
@@ -328,6 +343,13 @@ def test_a_snapshot_of_scattered_voters_counts_as_their_whole_ensemble() -> None
     assert found.mean_at == (0,)
     few = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=2)
     assert few.mean_at == (1,)
+
+
+def test_outputs_of_other_units_count_alike() -> None:
+    """The first snapshot is bad at the first output, the second a little worse at the second, whose unit is a thousand times as large."""
+    y = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1000.0])
+    first, second = y + torch.tensor([1.0, 0.0]), y + torch.tensor([0.0, 100.0])
+    assert decide(torch.stack([first, second])[:, None, None], None, y, Normal(), members=1).mean_at == (1,)
 
 
 def test_weights_are_those_of_the_best_pool() -> None:

@@ -134,6 +134,10 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
             f"the model gives {len(leaves)} tensors; predictive needs one: wrap a function or a method that returns it"
         )
     axes = [axis for axis in branched.axes if pair is None or axis != pair.name]
+    if pair is None and leaves[0][(0,) * (len(axes) + 1)].numel() > 1:
+        raise ValueError(
+            "cross-fitting without risk heads finds one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
+        )
     if pair is None:
         loc, risk = leaves[0], torch.ones_like(leaves[0])
     else:

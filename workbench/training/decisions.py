@@ -56,9 +56,10 @@ def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distributi
     loc, y = loc.double().reshape(*loc.shape[:4], -1), y.double().reshape(len(y), -1)
     risk = None if risk is None else risk.double().reshape(loc.shape)
     settings, repeats = loc.shape[1:3]
-    errors = (loc.mean(2) - y).square().mean((2, 3))
+    unit = y.var(0, correction=0).clamp_min(1e-24)  # so that outputs of other units count alike
+    errors = ((loc.mean(2) - y).square() / unit).mean((2, 3))
     if repeats > 1:
-        errors = errors + loc.var(2).mean((2, 3)) * (1 / members - 1 / repeats)
+        errors = errors + (loc.var(2) / unit).mean((2, 3)) * (1 / members - 1 / repeats)
     mean_at = [int(i) for i in errors.argmin(0)]
     chosen = torch.stack([loc[mean_at[s], s] for s in range(settings)])  # [settings, repeats, n, elements]
     if risk is None:

@@ -305,8 +305,9 @@ class CrossFit:
         if self.rows.y.is_floating_point():
             variance = {"epistemic": ((y - mean).square() * at).sum(0).mean(0)}
             factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(at.shape)
-            noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
-            variance["aleatoric"] = (noise.square() * at).sum(0).mean(0)
+            if risk is not None or mean[0].numel() == 1:  # one number can't be the noise of several outputs
+                noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
+                variance["aleatoric"] = (noise.square() * at).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
             found = Risk(**{name: value.sqrt() for name, value in variance.items()})
         fold = self.parts[part].fold
