@@ -157,9 +157,9 @@ def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def evaluating(wrapped: Any) -> Iterator[None]:
-    """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own."""
-    modules = [module for path, module in wrapped.named_modules() if "@" not in path and module.training]
+def evaluating(model: Any, whole: bool = False) -> Iterator[None]:
+    """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own, unless the whole is meant."""
+    modules = [module for path, module in model.named_modules() if module.training and (whole or "@" not in path)]
     for module in modules:
         module.training = False
     try:

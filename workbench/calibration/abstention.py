@@ -17,7 +17,6 @@ from workbench.calibration.base import (
     check_model,
     check_values,
     collect,
-    evaluation,
     level,
     log_probabilities,
     named,
@@ -25,6 +24,7 @@ from workbench.calibration.base import (
     precise,
     risk_named,
 )
+from workbench.method import evaluating
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
 from workbench.risk import Risk
 
@@ -132,7 +132,7 @@ class SelectivePredictor(nn.Module):
         Args:
             args, kwargs: as for the model.
         """
-        with evaluation(self.wrapped):
+        with evaluating(self.wrapped, whole=True):
             y, found = self.wrapped(*args, return_risk=True, **kwargs)
         risks = named(self.wrapped, found).map(precise)
         risk = row_risk(precise(y) if self.by == "confidence" else y, risks, self.by, output_of(self.wrapped))

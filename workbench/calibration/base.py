@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, cast
@@ -18,6 +17,7 @@ from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.tree import tree_map
+from workbench.method import evaluating
 from workbench.risk import Risk
 from workbench.training.loop import own_random
 from workbench.training.rows import Batch, Rows, bad_rows, read, target
@@ -92,7 +92,7 @@ class Calibrated(nn.Module, ABC):
             args, kwargs: as for the wrapped model.
             return_risk: whether to return (prediction, risk).
         """
-        with evaluation(self.wrapped):
+        with evaluating(self.wrapped, whole=True):
             if not return_risk and not self.moves_prediction:
                 return self._adjusted(self.wrapped(*args, **kwargs), Risk())[0]
             y, found = self.wrapped(*args, return_risk=True, **kwargs)
@@ -111,12 +111,12 @@ class Calibrated(nn.Module, ABC):
 
     def _ask(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
         """Raw prediction and risks of the wrapped model, at least float32, for a tensor or a tuple of positional inputs."""
-        with evaluation(self.wrapped):
+        with evaluating(self.wrapped, whole=True):
             return ask(self.wrapped, x if isinstance(x, tuple) else (x,), risk)
 
     def _offsets(self, x: Any, y: Tensor) -> Tensor:
         """How far the quantile heads of the wrapped model see quantiles from its prediction y: [levels, n, ...]."""
-        with evaluation(self.wrapped):
+        with evaluating(self.wrapped, whole=True):
             return offsets_of(self.wrapped, x if isinstance(x, tuple) else (x,), y)
 
     def get_extra_state(self) -> Tensor:
@@ -222,19 +222,6 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
 
 
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and every module in its own mode afterwards."""
-    modules = [module for module in model.modules() if module.training]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
-
-
 # ---- rows
 def collect(
     model: Any,
@@ -267,7 +254,7 @@ def collect(
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     parts: list[tuple[Tensor, Risk, Tensor]] = []
     spreads: list[Tensor] = []
-    with own_random(seed, like.device), torch.no_grad(), evaluation(model):
+    with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.args, risk)
             held = batch.y.to(y.device) if targets else y[:0]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import Answers, Calibrated, evaluation, level
+from workbench.calibration.base import Answers, Calibrated, level
 from workbench.committee import committee_of
 from workbench.errors import NotFittedError
 from workbench.members import predictive
+from workbench.method import evaluating
 from workbench.training.history import History, OutOfFold
 
 MOST = 20_000_000  # numbers held at once
@@ -132,7 +133,7 @@ class CrossConformal(Calibrated):
             )
         committee = committee_of(self.wrapped)
         assert committee is not None
-        with evaluation(self.wrapped), torch.no_grad():
+        with evaluating(self.wrapped, whole=True), torch.no_grad():
             said = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
         voters = len(committee.fold)
         loc, risk = (t.unflatten(0, (voters, -1)) for t in (said.loc, said.risk))
