@@ -55,17 +55,18 @@ def _like(node: Any, values: list[Any]) -> Any:
 def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of a tree in order, and the function that puts a sequence of as many leaves back into its shape."""
     leaves: list[Any] = []
-
-    def take(node: Any) -> Rebuild:
-        parts = children(node)
-        if parts is None:
-            leaves.append(node)
-            return next
-        rebuilds = [take(value) for _, value in parts]
-        return lambda values: _like(node, [rebuild(values) for rebuild in rebuilds])
-
-    rebuild = take(tree)
+    rebuild = _take(tree, leaves)
     return leaves, lambda values: rebuild(iter(values))
+
+
+def _take(node: Any, leaves: list[Any]) -> Rebuild:
+    # not inside `flatten`: a closure that calls itself is a cycle, which would keep tensors alive until the collector comes
+    parts = children(node)
+    if parts is None:
+        leaves.append(node)
+        return next
+    rebuilds = [_take(value, leaves) for _, value in parts]
+    return lambda values: _like(node, [rebuild(values) for rebuild in rebuilds])
 
 
 def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
@@ -110,7 +111,10 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among the leaves."""
-    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+    parts = children(tree)
+    if parts is None:
+        return [tree] if isinstance(tree, Tensor) else []
+    return [leaf for _, value in parts for leaf in tensors(value)]
 
 
 def version(leaf: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .body import Clone, Together, call, is_batched, refuse_recomputing
 from .clone import share
-from .plan import Plan, joined
+from .plan import Axis, Plan, joined
 from .rescue import Rescue
 from .tree import flatten
 
@@ -154,22 +154,10 @@ def _pass(
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return outputs, result.buffers, result.taps
 
-    def nest(level: int, values: list[Tensor], axes: list[tuple[str, ...]], token: Tensor) -> Any:
-        if level == len(plan.axes):
-            return once(values, token)
-        axis = plan.axes[level]
-        dims = [own.index(axis.name) if axis.name in own else None for own in axes]
-        rest = [tuple(name for name in own if name != axis.name) for own in axes]
-        return torch.vmap(
-            lambda tensors, seed: nest(level + 1, tensors, rest, seed),
-            in_dims=(dims, 0),
-            randomness=axis.randomness,
-        )(values, token.new_zeros(axis.size))
-
     with refuse_recomputing():
         tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
         tensors, names = (*tensors, *dealt.values()), (*names, *((plan.dealt,) for _ in dealt))
-        outputs, buffers, taps = nest(0, list(tensors), list(names), torch.zeros(()))
+        outputs, buffers, taps = _nested(once, plan.axes, list(tensors), list(names), torch.zeros(()))
 
     items = iter(outputs)
     leaves = [next(items) if static is None else static[0] for static in shape["static"]]
@@ -178,6 +166,29 @@ def _pass(
     ]  # the other one holds the model's own containers, with dead tensors in them
     shape.clear()
     return Together(tuple(axis.size for axis in plan.axes), leaves, rebuild, buffers, taps)
+
+
+def _nested(
+    once: Callable[..., Any], axes: tuple[Axis, ...], values: list[Tensor], names: list[tuple[str, ...]], token: Tensor
+) -> Any:
+    """A pass under one vmap for each axis; not a closure that calls itself, which would keep the inputs alive.
+
+    Args:
+        once: the pass, given values and token without their branch axes.
+        axes: those that are left, outermost first.
+        values: tensors with those of the axes in front along which they differ; `names` says which.
+        token: a tensor that is batched along every axis.
+    """
+    if not axes:
+        return once(values, token)
+    axis, *inner = axes
+    dims = [own.index(axis.name) if axis.name in own else None for own in names]
+    rest = [tuple(name for name in own if name != axis.name) for own in names]
+    return torch.vmap(
+        lambda tensors, seed: _nested(once, tuple(inner), tensors, rest, seed),
+        in_dims=(dims, 0),
+        randomness=axis.randomness,
+    )(values, token.new_zeros(axis.size))
 
 
 class _Everywhere(dict):
