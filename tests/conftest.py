@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ inner = run_notebook("ok.ipynb", "inner.ipynb", {"n": 8})
 print(inner.status, inner.records["n"])
 """,
 }
+
+# started in the background by a shell, which the processes that tests start would take over from us
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
