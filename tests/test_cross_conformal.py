@@ -82,7 +82,9 @@ def test_intervals_of_a_cross_fitted_model(head: bool, lr: tuple[float, ...], sc
     x = data(12, seed=1)[0]
     lower, upper = calibrate(model, history, score=score).interval(x, coverage=0.8)
     said = history.out_of_fold
-    fold, weights = committee_of(model).fold, said.decisions.weights  # type: ignore[union-attr]
+    committee = committee_of(model)
+    assert committee is not None
+    fold, weights = committee.fold, said.decisions.weights
     if score == "absolute":
         middle = torch.zeros(3, 12, 1)
         for v, voter in enumerate(model.voters()):

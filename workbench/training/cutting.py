@@ -42,8 +42,8 @@ class Layout:
     repeats: int
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
-        sizes = (self.parts, self.settings, self.folds, self.repeats)
-        return itertools.product(*map(range, sizes))  # type: ignore[return-value]
+        parts, settings, folds, repeats = map(range, (self.parts, self.settings, self.folds, self.repeats))
+        return itertools.product(parts, settings, folds, repeats)
 
 
 def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Layout:

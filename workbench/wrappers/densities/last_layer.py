@@ -64,7 +64,8 @@ class Classwise(Density):
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:
         device, dtype = rows.device, self.locations.dtype
-        groups: Tensor = rows.groups  # type: ignore[assignment]
+        groups = rows.groups
+        assert groups is not None  # `needs_logits`
         reduce = Reduce(self.n_components).to(device, dtype)
         with full_precision(rows.layers[-1]):
             reduce.fit(rows.layers[-1])

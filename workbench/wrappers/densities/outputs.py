@@ -29,14 +29,14 @@ class Output(Density):
         return self.classes.numel() > 0
 
     def _check_sizes(self, rows: Rows) -> None:
-        refuse_size(self, rows.logits.shape[1], self.classes.numel(), "logits")  # type: ignore[union-attr]
+        refuse_size(self, _logits(rows).shape[1], self.classes.numel(), "logits")
 
     def _learn(self, rows: Rows) -> None:
-        self.classes = torch.arange(rows.logits.shape[1], dtype=self.classes.dtype)  # type: ignore[union-attr]
+        self.classes = torch.arange(_logits(rows).shape[1], dtype=self.classes.dtype)
         self.to(rows.device)
 
     def _score(self, rows: Rows) -> Tensor:
-        logits: Tensor = rows.logits  # type: ignore[assignment]
+        logits = _logits(rows)
         score = self._strange(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         return score.where(logits.isfinite().all(1), torch.nan)
 
@@ -73,6 +73,11 @@ class MaxLogit(Output):
 
     def _strange(self, logits: Tensor) -> Tensor:
         return -logits.amax(1)
+
+
+def _logits(rows: Rows) -> Tensor:
+    assert rows.logits is not None  # `needs_logits`
+    return rows.logits
 
 
 __all__ = ["Energy", "MaxLogit"]
