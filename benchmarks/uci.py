@@ -220,7 +220,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     for p, (number, (_, y, unit)) in enumerate(zip(numbers, tests, strict=True)):
         own = slice(p * each, (p + 1) * each)
         mixture = _mixture(said[0][own, :, : len(y)], said[1][own, :, : len(y)], fitted, decisions[p])
-        row = {"split": number, **_scores(mixture, y.double(), unit, decisions[p])}
+        row = {"split": number, **_scores(mixture, y.double(), unit, decisions[p], sets[p].repeats())}
         if recipe.held > 1:
             low, high = _cv_plus(mixture, fitted, decisions[p], p)
         elif apart is not None:
@@ -281,13 +281,16 @@ def _mixture(loc: Tensor, risk: Tensor, fitted: Any, decisions: Any) -> Mixture:
     return Mixture(family, loc.flatten(0, 1), risk.flatten(0, 1), weights)
 
 
-def _scores(mixture: Mixture, y: Tensor, unit: float, decisions: Any) -> dict[str, float]:
-    """Test scores of a split, and beside them what the rows promised that networks have not seen."""
+def _scores(mixture: Mixture, y: Tensor, unit: float, decisions: Any, repeats: Tensor) -> dict[str, float]:
+    """Test scores of a split, without the rows that repeat training rows too; beside them what the rows promised that networks have not seen."""
     tail = (1 - COVERAGE) / 2
     low, high = mixture.icdf(tail), mixture.icdf(1 - tail)
+    nll, squared = math.log(unit) - mixture.log_prob(y), (mixture.mean() - y).square()
     return {
-        "nll": float(-mixture.log_prob(y).mean()) + math.log(unit),
-        "rmse": float((mixture.mean() - y).square().mean().sqrt()) * unit,
+        "nll": float(nll.mean()),
+        "rmse": float(squared.mean().sqrt()) * unit,
+        "nll_unrepeated": float(nll[~repeats].mean()),
+        "rmse_unrepeated": float(squared[~repeats].mean().sqrt()) * unit,
         "coverage": float(((y >= low) & (y <= high)).double().mean()),
         "width": float((high - low).mean()) * unit,
         "out_of_fold_nll": float(-decisions.log_prob.mean()) + math.log(unit),

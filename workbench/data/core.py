@@ -207,9 +207,12 @@ class Data:
             >>> len(d.test) - len(d.without_repeats().test)
             0
         """
+        return replace(self, test=self.test.take(~self.repeats()))
+
+    def repeats(self) -> Tensor:
+        """Which test rows have an x that is also a training row: bool [n]."""
         seen = set(_row_bytes(self.train.x))
-        fresh = torch.tensor([row not in seen for row in _row_bytes(self.test.x)], dtype=torch.bool)
-        return replace(self, test=self.test.take(fresh))
+        return torch.tensor([row in seen for row in _row_bytes(self.test.x)], dtype=torch.bool)
 
     def __repr__(self) -> str:
         rows = _summary(self)
