@@ -47,7 +47,7 @@ def _options(thing: Any) -> Any:
     return type(thing), {
         key: _options(value) if hasattr(value, "__dict__") else value
         for key, value in vars(thing).items()
-        if key not in ("density", "_sites")
+        if key not in ("density", "_sites", "_met")
     }
 
 

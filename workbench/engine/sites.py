@@ -159,7 +159,8 @@ class Sites(TorchFunctionMode):
     Args:
         parameters: the parameters with their slot names; what is computed from parameters alone counts as the parameter.
         state: tensors that are never data (buffers).
-        inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw".
+        inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw". None: no data are
+            told apart as raw, which spares a look at every call.
         at_site: called with (slot names, the flattened arguments, the places among them of data that is not raw, of data that is raw)
             and returns the flattened arguments to use.
         contractions: False takes every call that mixes data with parameters, for models that have no contraction.
@@ -169,14 +170,15 @@ class Sites(TorchFunctionMode):
         self,
         parameters: Sequence[tuple[Tensor, str]],
         state: Sequence[Tensor],
-        inputs: list[Tensor],
+        inputs: list[Tensor] | None,
         at_site: Callable[..., list[Any]],
         contractions: bool = True,
     ) -> None:
         super().__init__()
         self._names = Known([(tensor, frozenset([name])) for tensor, name in parameters])
         self._state = Known([(tensor, True) for tensor in state])
-        self._raw = Known([(tensor, True) for tensor in inputs])
+        self._raw = Known([(tensor, True) for tensor in inputs or ()])
+        self._traces = inputs is not None
         self._at_site = at_site
         self._contractions = contractions
         self._grad = torch.is_grad_enabled()
@@ -196,6 +198,8 @@ class Sites(TorchFunctionMode):
             self._mark(out, names=frozenset().union(*(self._names.get(leaf) for leaf in known)))
             return out
         if not known:
+            if not self._traces:
+                return function(*args, **kwargs)
             raw = all(self._raw.get(leaf) or self._state.get(leaf) for leaf in tensors)
             out = function(*args, **kwargs)
             if raw:

@@ -90,6 +90,7 @@ class Neo(Method):
     def __init__(self, layers: tuple[str, ...] | None, density: str | Density, classes: bool | None = None) -> None:
         self.layers, self.density, self.classes = layers, density, classes
         self._sites: list[str] | None = None  # chosen at the first batch
+        self._met: frozenset[str] = frozenset()  # the parameters that a call with a chosen layer involves
         self._rows_at = (0, 0)  # which tensor of the input has the rows, in which dimension
         self._time_first: dict[str, bool] = {}  # layers whose input is [t, rows, ...], as far as shapes have told
 
@@ -213,6 +214,8 @@ class Neo(Method):
             raise RuntimeError(
                 f"neo: {missing[0]} gave no feature of {found} rows in this call, as it did in the first; choose layers= that always run"
             )
+        if not self._met:
+            self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
         return output, found, [tap.taps[name] for name in self._sites]
 
     def _expected_rows(self, given: list[Tensor]) -> int | None:
@@ -259,6 +262,7 @@ class _Tap(Intervention):
     def __init__(self, method: Neo, table: Table, rows: int | None, keep: Tensor | None) -> None:
         self.method, self.table, self.rows, self.keep, self.taps = method, table, rows, keep, {}
         self.same: dict[str, str] = {}  # layers whose input is that of another
+        self.calls: list[frozenset[str]] = []  # the parameters of each call
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
@@ -268,14 +272,14 @@ class _Tap(Intervention):
         met: list[tuple[Tensor, str]] = []
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
-            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))
+            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live)))
+            self.calls.append(names)
             if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
                 return leaves  # packed sequences: the rows of the data are not those of the batch
             name = min(names, key=lambda name: (not name.endswith("weight"), name))
-            places = sorted([*live, *raw])
-            if not places or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
+            if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
                 return leaves
-            feature = leaves[places[0]]
+            feature = leaves[live[0]]
             if wanted is None:
                 if (first := next((other for tensor, other in met if tensor is feature), None)) is not None:
                     self.same.setdefault(name, first)
@@ -287,7 +291,9 @@ class _Tap(Intervention):
             return leaves
 
         weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
-        return Sites(parameters, state, inputs, at_site, contractions=weights)
+        if wanted is not None and self.method._met:
+            parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
+        return Sites(parameters, state, None, at_site, contractions=weights)
 
     def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
         """One vector a row, None where the feature has no axis of rows."""

@@ -74,8 +74,8 @@ def pool(
         sizes = tuple(_BINS if is_sequence else min(_BINS, size) for size in axes)
         if len(axes) == 2 and not feature.is_contiguous() and feature.is_contiguous(memory_format=torch.channels_last):
             return F.adaptive_avg_pool2d(feature, (sizes[0], sizes[1])).flatten(1)  # the product would copy it
-        # one product with a few columns: many times as fast on a CPU as adaptive pooling
-        return (feature.flatten(2) @ _grid(axes, sizes, feature).T).flatten(1)
+        # one product with a few columns, which many a CPU does twice as fast as pooling (and not as `@ weights.T`)
+        return F.linear(feature.flatten(2), _grid(axes, sizes, feature)).flatten(1)
 
 
 def _grid(axes: tuple[int, ...], bins: tuple[int, ...], like: Tensor) -> Tensor:
