@@ -1,0 +1,287 @@
+"""Vacuitic risk of models of sequences: a recurrent network on power loads by the hour, a transformer on sentences of documentation.
+
+The network forecasts the oil temperature of a transformer (ETTh1, Zhou et al. 2021) a day ahead, from seven readings over four days;
+strange are the readings of another transformer (ETTh2), and its own with a stuck, a noisy or a reversed sensor. The sentences are of
+the docstrings of five installed libraries, and the model tells which library; strange are sentences of other libraries, lines of
+program code, and known sentences with their words in another order. Sentences are padded, so that padding must not count. Nothing was
+chosen by these scores: neo is as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench import compose, fit, metrics, neo
+from workbench.experiments.bench import table
+from workbench.wrappers.densities import DENSITIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOURS, AHEAD = 96, 24
+ETT = {
+    "ETTh1": "f1141f82f9d46968f05afa77ba16abfc4f790fe07583f9de06bb685b29a5411f",
+    "ETTh2": "41040ff6a385d9208bd0b6ca58c062859e92c380d1778d93e11dd093768b579a",
+}
+TRAIN, TEST = slice(0, 8640), slice(11520, 14400)  # hours, as the set's authors cut it (Zhou et al. 2021)
+KNOWN = ("numpy", "scipy", "torch", "pandas", "sklearn")
+UNKNOWN = ("nbformat", "jinja2", "papermill")
+WORDS, LENGTH = 4000, 40
+METHODS = {
+    "gru": ("knn", "gaussian", "flow", "signature"),
+    "transformer": ("max_softmax", "energy", "max_logit", "knn", "classwise", "gaussian", "flow", "signature"),
+}
+EPOCHS = {"gru": 8, "transformer": 12}
+BATCH = 128
+
+
+class Forecast(nn.Module):
+    """A recurrent network: readings [n, hours, sensors] -> one forecast [n, 1]."""
+
+    def __init__(self, sensors: int = 7, width: int = 64) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(sensors, width, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class Sentences(nn.Module):
+    """A transformer encoder: word numbers [n, words], 0 is padding -> class scores [n, classes]."""
+
+    def __init__(self, classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, width, padding_idx=0)
+        self.places = nn.Parameter(torch.zeros(LENGTH, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pad = x == 0
+        h = self.encoder(self.words(x) + self.places, src_key_padding_mask=pad)
+        return self.head(h.masked_fill(pad[..., None], 0).sum(1) / (~pad).sum(1, keepdim=True).clamp_min(1))
+
+
+@functools.cache
+def readings(name: str) -> Tensor:
+    """All hours of a transformer, float32 [hours, 7]."""
+    import pandas as pd
+
+    path = Path(os.environ.get("WORKBENCH_DATA", ".")) / "ett" / f"{name}.csv.gz"
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != ETT[name]:
+        raise FileNotFoundError(
+            f"{name}.csv.gz, as described by its sha256 in {Path(__file__).name}, is not in the folder ett of WORKBENCH_DATA: get {name}.csv "
+            "from github.com/zhouhaoyi/ETDataset (ETT-small) and gzip it"
+        )
+    return torch.tensor(pd.read_csv(path).drop(columns="date").to_numpy(), dtype=torch.float32)
+
+
+def windows(name: str, part: slice, every: int = 1) -> tuple[Tensor, Tensor]:
+    """Windows [n, hours, 7] of a part, in units of ETTh1's training hours, and the last sensor a day later [n, 1]."""
+    known = readings("ETTh1")[TRAIN]
+    hours = (readings(name) - known.mean(0)) / known.std(0)
+    starts = torch.arange(max(part.start - HOURS, 0), part.stop - HOURS - AHEAD, every)
+    x = torch.stack([hours[s : s + HOURS] for s in starts])
+    return x, torch.stack([hours[s + HOURS + AHEAD - 1, -1:] for s in starts])
+
+
+def strange_windows(x: Tensor) -> dict[str, Tensor]:
+    """What the network ought to find strange, of test windows."""
+    generator = torch.Generator().manual_seed(0)
+    noisy, stuck, back = x.clone(), x.clone(), x.flip(1)
+    noisy[:, :, 1] += torch.randn(x.shape[:2], generator=generator)
+    stuck[:, HOURS // 2 :, 0] = stuck[:, HOURS // 2, 0, None]
+    return {
+        "another transformer": windows("ETTh2", TEST, 4)[0],
+        "stuck sensor": stuck,
+        "noisy sensor": noisy,
+        "reversed": back,
+    }
+
+
+@functools.cache
+def sentences(package: str) -> tuple[str, ...]:
+    """Sentences of all docstrings of an installed package, each once, sorted."""
+    found: set[str] = set()
+    module = importlib.import_module(package)
+    parts = [module]
+    for info in pkgutil.iter_modules(module.__path__, f"{package}."):
+        if not info.name.rpartition(".")[2].startswith("_") and "test" not in info.name and "conftest" not in info.name:
+            try:
+                parts.append(importlib.import_module(info.name))
+            except Exception:  # an optional part that needs what is not installed
+                continue
+    for part in parts:
+        members = [
+            member for _, member in inspect.getmembers(part) if inspect.isroutine(member) or inspect.isclass(member)
+        ]
+        for member in [part, *members, *(m for c in members if inspect.isclass(c) for _, m in inspect.getmembers(c))]:
+            text = getattr(member, "__doc__", None)
+            if isinstance(text, str):
+                prose = " ".join(line for line in text.splitlines() if ">>>" not in line)
+                found.update(s.strip() for s in re.split(r"(?<=[.:;])\s+", " ".join(prose.split())))
+    return tuple(sorted(s for s in found if 6 <= len(words(s)) <= LENGTH))
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+|[^\sa-z]", text.lower())
+
+
+@functools.cache
+def texts(most: int) -> dict[str, Any]:
+    """Numbered sentences: train and test (x, y), and the strange ones."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(package: str, n: int) -> list[list[str]]:
+        every = sentences(package)
+        return [words(every[int(i)]) for i in torch.randperm(len(every), generator=generator)[:n]]
+
+    rows = [(text, label) for label, package in enumerate(KNOWN) for text in some(package, most)]
+    order = torch.randperm(len(rows), generator=generator).tolist()
+    rows = [rows[i] for i in order]
+    cut = len(rows) * 4 // 5
+    count = Counter(word for text, _ in rows[:cut] for word in text)
+    number = {word: i for i, (word, _) in enumerate(count.most_common(WORDS - 2), 2)}
+
+    def numbered(many: list[list[str]]) -> Tensor:
+        out = torch.zeros(len(many), LENGTH, dtype=torch.int64)
+        for i, text in enumerate(many):
+            out[i, : min(len(text), LENGTH)] = torch.tensor([number.get(word, 1) for word in text[:LENGTH]])
+        return out
+
+    test = [text for text, _ in rows[cut:]]
+    mixed = [[text[int(i)] for i in torch.randperm(len(text), generator=generator)] for text in test]
+    code = [words(line) for line in inspect.getsource(argparse).splitlines()]
+    strange = {
+        "other libraries": [text for package in UNKNOWN for text in some(package, len(test) // len(UNKNOWN))],
+        "code": [line for line in code if 6 <= len(line) <= LENGTH],
+        "words in another order": mixed,
+    }
+    labels = torch.tensor([label for _, label in rows])
+    return {
+        "train": (numbered([text for text, _ in rows[:cut]]), labels[:cut]),
+        "test": (numbered(test), labels[cut:]),
+        "strange": {name: numbered(many) for name, many in strange.items()},
+    }
+
+
+@functools.cache
+def trained(
+    model: str, seed: int, epochs: int, rows: int
+) -> tuple[nn.Module, Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """A trained network, its training inputs, test inputs and targets, and strange inputs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net: nn.Module = Forecast() if model == "gru" else Sentences(len(KNOWN))
+    if model == "gru":
+        x, y = windows("ETTh1", TRAIN, 2 if not rows else 24)
+        test, target = windows("ETTh1", TEST, 4)
+        strange = strange_windows(test)
+    else:
+        found = texts(rows or 4000)
+        (x, y), (test, target), strange = found["train"], found["test"], found["strange"]
+    wrapped = compose()(net)
+    fit(wrapped, (x, y), epochs=epochs, lr=0.003, batch_size=BATCH, standardize=False, seed=seed)
+    return wrapped.unwrap().eval(), x, test, target, strange
+
+
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """Every network, seed and method."""
+    return [
+        {
+            "model": model,
+            "method": method,
+            "seed": seed,
+            "epochs": 1 if smoke else EPOCHS[model],
+            "rows": 300 if smoke else 0,
+        }
+        for model, methods in METHODS.items()
+        for seed in range(1 if smoke else 3)
+        for method in (methods if not smoke else methods[-1:])
+    ]
+
+
+def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
+    """One row for each kind of strange input."""
+    net, x, test, y, strange = trained(model, seed, epochs, rows)
+    if method in DENSITIES:
+        wrapped: Any = neo.Wrapper(density=method, output="logits" if model == "transformer" else "values")(net).eval()
+        wrapped.fit(x)
+
+        def ask(part: Tensor) -> tuple[Tensor, Tensor]:
+            return wrapped(part, return_risk=True)
+    else:
+
+        def ask(part: Tensor) -> tuple[Tensor, Tensor]:
+            scores = net(part)
+            return scores, 1 - scores.softmax(1).amax(1)
+
+    answer, usual = _in_parts(ask, test)
+    quality = (
+        {"rmse": metrics.rmse(answer, y)} if model == "gru" else {"accuracy": metrics.accuracy(answer.softmax(1), y)}
+    )
+    cost = _cost(net, ask, x[:BATCH], 3 if rows else 25)
+    found = []
+    for name, odd in strange.items():
+        risk = _in_parts(ask, odd)[1]
+        scores = {"auroc": metrics.auroc(usual, risk).item(), "fpr95": metrics.fpr95(usual, risk).item()}
+        found.append({**{key: value.item() for key, value in quality.items()}, "cost": cost, "out": name, **scores})
+    return found
+
+
+@torch.no_grad()
+def _in_parts(ask: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    answers, risks = zip(*(ask(part) for part in x.split(500)), strict=True)
+    return torch.cat(answers), torch.cat(risks)
+
+
+@torch.no_grad()
+def _cost(net: nn.Module, ask: Any, x: Tensor, repeats: int) -> float:
+    """Processor time in passes of the plain network: median over pairs that follow one another."""
+    ratios = []
+    for _ in range(repeats):
+        start = time.process_time()
+        net(x)
+        middle = time.process_time()
+        ask(x)
+        ratios.append((time.process_time() - middle) / (middle - start))
+    return statistics.median(ratios)
+
+
+def summary(frame: pd.DataFrame, pictures: Path) -> str:
+    """A table for each network: AUROC for each kind of strange input."""
+    import pandas as pd
+
+    parts = []
+    for model, score, label in (("gru", "rmse", "RMSE"), ("transformer", "accuracy", "accuracy")):
+        of = frame[frame["model"] == model]
+        if of.empty:
+            continue
+        rows = []
+        for method, group in of.groupby("method", sort=False):
+            row = {"method": str(method)}
+            for out, some in group.groupby("out", sort=False):
+                row[str(out)] = f"{some['auroc'].mean():.3f} ± {some['auroc'].std(ddof=0):.3f}"
+            rows.append({**row, "cost": f"{group['cost'].mean():.2f}"})
+        parts.append(f"### {model}: {label} {of[score].mean():.3f} on test rows\n\n{table(pd.DataFrame(rows))}")
+    return (
+        "AUROC of strange inputs against test inputs, mean and standard deviation over three networks; *cost*: processor time of prediction "
+        f"and score in passes of the plain network, {BATCH} rows at a time.\n\n" + "\n\n".join(parts)
+    )
