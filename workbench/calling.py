@@ -226,12 +226,12 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
 
 
 # ---- training
-def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, y: Any) -> Tensor:
+def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwargs: dict[str, Any], y: Any) -> Tensor:
     """See `Wrapped.loss`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
         args, y = scaling.inputs(args), scaling.targets(y)
-    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, {})
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
     axes = branched.axes
     pair = pair_of(record, axes)
     if pair is not None and axes[-1] != pair.name:

@@ -282,7 +282,7 @@ class Loading:
         sizes = {f"density.{key}": value.shape for key, value in density.state_dict().items()}
         theirs = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
         if theirs:
-            neo._sites = sites
+            neo._sites, neo._met = sites, frozenset()
         if theirs != sizes if theirs else density.fitted and self._moved(new):
             density.forget()
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from . import calling
 from .engine.clone import attributes, places, structural_copy
+from .inputs import opened
 from .inner import HOOKS, State, build, part, portable, restore, show
 from .members import predictive
 from .method import Call
@@ -107,13 +108,13 @@ class Wrapped(nn.Module):
 
         Args:
             criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`.
-            x: the input, or a tuple of positional inputs.
+            x: the input, a tuple of positional inputs, or a dict of keyword inputs.
             y: the target.
 
         Returns:
             A scalar. With a scaling set it is computed in standardised units.
         """
-        return calling.loss(self, criterion, x if isinstance(x, tuple) else (x,), y)
+        return calling.loss(self, criterion, *opened(self, x), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.

@@ -35,6 +35,7 @@ def test_take_keeps_rows_together():
     assert part.y.tolist() == [[14.0], [4.0]]
     torch.testing.assert_close(part.sigma, torch.tensor([[0.7], [0.2]]))
     assert part.regions["low"].tolist() == [False, True]
+    assert len(valued().train.take([])) == 0
     low = valued().train.take(valued().train.regions["low"])
     assert low.x[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ..engine.clone import eager, is_scripted
 from ..engine.tree import flatten
 from ..function import Function
+from ..inputs import takes
 from ..table import extra
 from ..wrapped import Wrapped, is_wrapped, unwrap
 from .dynamic import Seen, watched
@@ -116,19 +116,11 @@ def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> t
         return example, kw
     only = example[0]
     forward = function_of(model) or model.forward
-    if type(only) is tuple and _takes(forward, *only):
+    if type(only) is tuple and takes(forward, *only):
         return only, {}
-    if isinstance(only, Mapping) and all(isinstance(key, str) for key in only) and _takes(forward, **only):
+    if isinstance(only, Mapping) and all(isinstance(key, str) for key in only) and takes(forward, **only):
         return (), dict(only)
     return example, kw
-
-
-def _takes(forward: Any, *args: Any, **kwargs: Any) -> bool:
-    try:
-        inspect.signature(forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -211,7 +211,7 @@ class Laplace(Method):
         prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
         before = prior.double()
         curvature = variance.double().reciprocal() - before[..., None, None]
-        batches = list(batches_of(held))
+        batches = list(batches_of(held, wrapped))
         losses = []
         for factor in FACTORS.tolist():
             variance.copy_(1 / (curvature + factor * before[..., None, None]))
@@ -236,7 +236,7 @@ class Laplace(Method):
         looks = [Look(wrapped, place, self._path, names, self.noise) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
-            for batch in tqdm(batches_of(inputs), desc="curvature", delay=2, leave=False):
+            for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
                 batch = tree_map(lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, batch)
                 for look in looks:
                     look(*batch)

@@ -149,7 +149,7 @@ class Neo(Method):
         rows = 0
         like = next(wrapped.parameters())
         with torch.no_grad():
-            for args, kwargs, target in tqdm(_spread(inputs), desc="signature", delay=2, leave=False):
+            for args, kwargs, target in tqdm(_spread(inputs, wrapped), desc="signature", delay=2, leave=False):
                 args, kwargs = tree_map(
                     lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
                 )
@@ -339,14 +339,13 @@ class _Tap(Intervention):
         return keep.to(feature.device) if fits and keep is not None else None
 
 
-def _spread(inputs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+def _spread(inputs: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
     """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
-    from ..inputs import inputs_of
+    from ..inputs import batches_of
 
     if isinstance(inputs, Tensor):
         step = -(-len(inputs) // MOST_ROWS) if inputs.dim() else 1
-        for args, kwargs in inputs_of(inputs[::step] if step > 1 else inputs):
-            yield args, kwargs, None
+        yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
         return
     step = 1
     for i, batch in enumerate(inputs):
@@ -355,9 +354,7 @@ def _spread(inputs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]
             rows = len(inputs) * (first.shape[0] if first is not None else 1)
             step = max(1, rows // MOST_ROWS)
         if i % step == 0:
-            target = batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
-            args, kwargs = next(inputs_of([batch]))
-            yield args, kwargs, target
+            yield from batches_of([batch], wrapped)
 
 
 def _labels(target: Any, logits: Tensor | None) -> Tensor | None:

@@ -39,7 +39,8 @@ class Wrapper(_Wrapper):
         n_samples: models that are drawn and kept, at least 2.
         rank: deviations that are kept, at least 2.
         start: share of the training after which `workbench.fit` collects.
-        rate: learning rate from then on, as a share of the peak.
+        rate: learning rate from then on, as a share of the peak. Of 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best
+            likelihood on held-out training rows of concrete, energy, yacht and diabetes.
         common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
@@ -180,7 +181,7 @@ class Swag(Kept):
 
     def _renormalise(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
         """Running statistics as the mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
-        from ..inputs import inputs_of
+        from ..inputs import batches_of
 
         momenta: dict[str, float] = {}
         for name, slot in table.record.slots.items():
@@ -197,7 +198,7 @@ class Swag(Kept):
         rows = 0
         like = next(wrapped.parameters())
         with evaluating(wrapped), _training(norms):
-            for args, kwargs in inputs_of(inputs):
+            for args, kwargs, _ in batches_of(inputs, wrapped):
                 given = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
                 if (scaling := extra(wrapped, "scaling")) is not None:
                     given = scaling.inputs(given[0]), given[1]
