@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .engine.clone import eager, is_scripted
+from .engine.private import CPU, generator_of, own_random
 from .engine.run import PURITIES, STRATEGIES
 from .function import Function
 from .guard import watch
@@ -45,11 +46,15 @@ class Wrapper:
     With the defaults it is also a decorator without parentheses, `@vote.Wrapper`; type checkers want them, `@vote.Wrapper()`.
     """
 
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         target = args[0] if len(args) == 1 and not kwargs else None
         if isinstance(target, (nn.Module, *_FUNCTIONS)) or _is_class_of_models(target):
             return cls()(target)  # type: ignore[arg-type]  # used as a decorator without parentheses
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made._given = args, kwargs  # what it was made of, so that it can be written down again
+        return made
 
     def __init__(
         self,
@@ -258,12 +263,10 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     for name in ("strategy", "purity", "chunk"):
         if getattr(wrapper, name) != _COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
-    devices = sorted({p.device.index or 0 for p in wrapped.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        # a stream of its own, that does not repeat in what the user draws next
-        seed = int(torch.randint(2**62, (), device="cpu").item())
-        for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
-            generator.manual_seed(seed)
+    devices = sorted({p.device for p in wrapped.parameters() if p.is_cuda}, key=str)
+    # a stream of its own, that does not repeat in what the user draws next
+    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
+    with own_random(seed, *devices), torch.no_grad():
         for method in sorted(
             wrapper.make(), key=lambda method: -method.order
         ):  # heads first, so that voters get a risk head each

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
+from workbench.engine.private import own_random
 from workbench.engine.tree import tree_map
+from workbench.inputs import opened
 from workbench.method import evaluating
 from workbench.risk import Risk
-from workbench.training.loop import own_random
 from workbench.training.rows import Batch, Rows, bad_rows, read, target
 from workbench.wrapped import Wrapped, is_wrapped
 
@@ -112,12 +113,12 @@ class Calibrated(nn.Module, ABC):
     def _ask(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
         """Raw prediction and risks of the wrapped model, at least float32, for a tensor or a tuple of positional inputs."""
         with evaluating(self.wrapped, whole=True):
-            return ask(self.wrapped, x if isinstance(x, tuple) else (x,), risk)
+            return ask(self.wrapped, x, risk)
 
     def _offsets(self, x: Any, y: Tensor) -> Tensor:
         """How far the quantile heads of the wrapped model see quantiles from its prediction y: [levels, n, ...]."""
         with evaluating(self.wrapped, whole=True):
-            return offsets_of(self.wrapped, x if isinstance(x, tuple) else (x,), y)
+            return offsets_of(self.wrapped, x, y)
 
     def get_extra_state(self) -> Tensor:
         """The options, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
@@ -194,9 +195,10 @@ def quantiles_of(model: Any) -> Quantiles | None:
     return next((m.distribution for m in methods if isinstance(m.distribution, Quantiles)), None)
 
 
-def offsets_of(model: Any, args: tuple[Any, ...], y: Tensor) -> Tensor:
+def offsets_of(model: Any, x: Any, y: Tensor) -> Tensor:
     """How far the quantiles of a model with quantile heads lie from its prediction y [n, ...]: [levels, n, ...]."""
-    return precise(Wrapped.quantiles(cast(Any, eager(model)), *args)) - y
+    args, kwargs = opened(model, x)
+    return precise(Wrapped.quantiles(cast(Any, eager(model)), *args, **kwargs)) - y
 
 
 def named(model: Any, risk: Any) -> Risk:
@@ -207,9 +209,10 @@ def named(model: Any, risk: Any) -> Risk:
     return Risk(**{kind: risk, **({} if kind == "vacuitic" else {"total": risk})})
 
 
-def ask(model: Any, args: tuple[Any, ...], risk: bool) -> tuple[Tensor, Risk]:
+def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Prediction and risks (none if not wanted) of a model, as tensors of at least float32."""
-    y, found = model(*args, return_risk=True) if risk else (model(*args), Risk())
+    args, kwargs = opened(model, x)
+    y, found = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     if not isinstance(y, Tensor):
         raise TypeError(
             f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...]: wrap a function that picks it"
@@ -256,7 +259,7 @@ def collect(
     spreads: list[Tensor] = []
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         for batch in _batches(data, like, batch_size, targets):
-            y, risks = ask(model, batch.args, risk)
+            y, risks = ask(model, batch.x, risk)
             held = batch.y.to(y.device) if targets else y[:0]
             if y.dim() == 0 or (targets and len(held) != len(y)):
                 raise ValueError(
@@ -264,7 +267,7 @@ def collect(
                 )
             parts.append((y, risks, held))
             if offsets:
-                spreads.append(offsets_of(model, batch.args, y))
+                spreads.append(offsets_of(model, batch.x, y))
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
     y = torch.cat([part[0] for part in parts])

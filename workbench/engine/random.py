@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .clone import is_generator
 from .plan import Axis
+from .private import CPU, generator_of
 
 
 def devices(leaves: list[Any]) -> list[torch.device]:
@@ -42,7 +43,7 @@ def generators(tree: dict[str, nn.Module]) -> list[Any]:
 
 
 class Sources:
-    """Everything that a model may draw random numbers from: torch's global generators, Python's, numpy's, and generators of its own.
+    """Everything that a model may draw random numbers from: torch's generators, Python's, numpy's, and generators of its own.
 
     Args:
         leaves: the inputs, for their devices.
@@ -53,8 +54,8 @@ class Sources:
         self._devices, self._own = devices(leaves), own
 
     def torch(self) -> list[Any]:
-        """The state of torch's global generators: the CPU's, then each device's."""
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+        """The state of the generators that torch draws from here: the CPU's, then each device's."""
+        return [generator_of(device).get_state() for device in (CPU, *self._devices)]
 
     def elsewhere(self) -> list[Any]:
         """The states of Python's, numpy's and the model's own generators."""
@@ -75,10 +76,9 @@ class Sources:
 
     def restore(self, states: tuple[list[Any], list[Any]]) -> None:
         """Set what `all` gave."""
-        (cpu, *cuda), (python, numpy, *own) = states
-        torch.set_rng_state(cpu)
-        for device, value in zip(self._devices, cuda, strict=True):
-            torch.cuda.set_rng_state(value, device)
+        torchs, (python, numpy, *own) = states
+        for device, value in zip((CPU, *self._devices), torchs, strict=True):
+            generator_of(device).set_state(value)
         random.setstate(python)
         if numpy is not None:
             sys.modules["numpy"].random.set_state(numpy)

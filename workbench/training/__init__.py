@@ -14,5 +14,6 @@ from __future__ import annotations
 
 from workbench.training.fitting import fit
 from workbench.training.history import History
+from workbench.training.progress import Progress
 
-__all__ = ["History", "fit"]
+__all__ = ["History", "Progress", "fit"]

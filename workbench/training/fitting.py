@@ -20,17 +20,18 @@ from torch.utils.data import DataLoader
 
 from workbench.calling import pair_of
 from workbench.committee import seat
-from workbench.engine.tree import tensors
+from workbench.engine.private import own_random
 from workbench.training.checkpoint import Checkpoint, describe
+from workbench.training.checks import LR, Criterion, check_numbers, keeps_meaning, try_batch
 from workbench.training.cutting import Part, folded, settings_of
+from workbench.training.ddp import ParallelLoop, agree, join
 from workbench.training.folds import CrossFit
 from workbench.training.history import History
-from workbench.training.loop import FROZEN, Loop, own, own_random
-from workbench.training.rows import Batch, Batches, Rows, Source, checksum, cut, moments, read
+from workbench.training.loop import FROZEN, Loop, own
+from workbench.training.progress import Callback
+from workbench.training.rows import Batches, Rows, Source, checksum, cut, moments, read
 from workbench.wrapped import Wrapped
 
-Criterion = Callable[[Any, Any], Tensor]
-LR = 0.01
 WARM_UP = 0.05  # share of all steps
 
 
@@ -53,6 +54,8 @@ def fit(
     dtype: torch.dtype | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    callback: Callback | None = None,
+    strategy: str | None = None,
 ) -> History:
     """Train a wrapped model with the loss of its methods; it ends with the best weights, in eval mode.
 
@@ -96,6 +99,12 @@ def fit(
         checkpoint: file to keep the state in, every few seconds after an epoch. If it exists, training goes on from
             there and ends in the weights that it would have had without a break. Rows of a Dataset or DataLoader are
             only counted, not compared.
+        callback: callback(progress) is called after each step and each epoch with a `Progress`. If it returns something true, the training
+            ends there as by Ctrl-C, without a warning. It may predict with the model; the training is the same with and without it.
+        strategy: "ddp" trains one model in all processes that torchrun has started (`torchrun --nproc-per-node=4 train.py`), or of the group
+            that torch.distributed is in. Each is given the same model, rows and settings, and takes its share of each batch (batch_size counts
+            all); gradients are averaged, the result is the same in all of them. With device="auto" each has a GPU of its own. The callback of
+            the first process is called, and its bar shown.
 
     Returns:
         The course of the training, see `History`.
@@ -118,13 +127,15 @@ def fit(
         raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
     rates, decays = settings_of(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
-        _check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
+        check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
     if folds is not None:
         for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
             if value is not None:
                 raise ValueError(f"{name}: with folds the rows that a voter has not seen decide; leave {name} out")
         validation = 0
+    if strategy is not None:
+        device = join(strategy, folds, device)
     train, valid = _sources(data, 0.1 if validation is None else validation, batch_size, seed)
     cut = None if folds is None else folded(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
@@ -134,7 +145,7 @@ def fit(
         first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
         if first is None:
             raise ValueError("data: the DataLoader gives no batch")
-        learns = _try(wrapped, first, criterion, [part for part in (train, valid) if isinstance(part, Rows)])
+        learns = try_batch(wrapped, first, criterion, [part for part in (train, valid) if isinstance(part, Rows)])
     scaling = _scaling(wrapped, train, criterion, standardize, learns)
     place, dtype = _device(device, like.device), dtype or like.dtype
     size = batch_size or _batch_size(train)
@@ -163,6 +174,8 @@ def fit(
         kind = f"StackedAdam, lr {rates}, weight decay {decays}"
         settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
     settings["optimizer"] = kind
+    if strategy is not None:
+        agree(train, valid, settings, callback is not None)
 
     start = copy.deepcopy(wrapped.state_dict())
     seat(wrapped, None)  # what an earlier cross-fitting found out is of other weights
@@ -187,11 +200,12 @@ def fit(
             seed=seed,
             progress=progress,
             checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
+            callback=callback,
         )
         fitted.run()
         return fitted.finish()
     assert asked is not None
-    loop = Loop(
+    loop = (Loop if strategy is None else ParallelLoop)(
         wrapped=wrapped,
         criterion=asked,
         optimizer=made,
@@ -204,35 +218,9 @@ def fit(
         progress=progress,
         checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
         best=start,
+        callback=callback,
     )
     return loop.run()
-
-
-def _check_numbers(
-    epochs: int,
-    batch_size: int | None,
-    lr: float,
-    weight_decay: float,
-    optimizer: Any,
-    patience: int | None,
-    dtype: torch.dtype | None,
-) -> None:
-    for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
-        if value is not None and (isinstance(value, bool) or operator.index(value) < least):
-            raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
-    if not (0 < lr < math.inf):
-        raise ValueError(f"lr must be above 0; found {lr!r}")
-    if not (0 <= weight_decay < math.inf):
-        raise ValueError(f"weight_decay must be 0 or more; found {weight_decay!r}")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type such as torch.float64; found {dtype}")
-    if isinstance(optimizer, Optimizer) or (optimizer is not None and not callable(optimizer)):
-        raise TypeError(
-            f"optimizer: found an object of type {type(optimizer).__name__}; give a callable that makes one, such as "
-            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
-        )
-    if optimizer is not None and (lr != LR or weight_decay):
-        raise ValueError("lr and weight_decay are of the default optimizer; set those of your own where it is made")
 
 
 def _sources(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
@@ -268,62 +256,6 @@ def _batch_size(train: Source) -> int:
     return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
 
 
-def _try(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, known: list[Rows]) -> bool:
-    """Predict one batch, see that the targets fit, and say whether the prediction can be trained."""
-    modes = [(module, module.training) for module in wrapped.modules()]
-    wrapped.eval()
-    try:
-        with torch.enable_grad():
-            prediction = wrapped(*batch.args)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    y = batch.y
-    if isinstance(prediction, Tensor) and isinstance(y, Tensor):
-        if y.is_floating_point():
-            # such pairs give a loss over all pairs of rows without a word
-            silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
-            if prediction.shape != y.shape and (_keeps_meaning(criterion) or silent):
-                hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
-                raise ValueError(
-                    f"y: targets are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; "
-                    f"they must have one shape{hint}"
-                )
-        elif criterion is None:
-            _check_labels(prediction, y, known)
-    elif criterion is None:
-        raise TypeError(
-            f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
-            "give criterion(prediction, target) that makes one loss of them"
-        )
-    return any(leaf.requires_grad for leaf in tensors(prediction))
-
-
-def _check_labels(prediction: Tensor, y: Tensor, known: list[Rows]) -> None:
-    if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
-        raise ValueError(
-            f"y: class numbers are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; cross entropy wants "
-            "class numbers [n] for scores [n, classes]; for values rather than classes give y as float [n, outputs]"
-        )
-    classes = prediction.shape[1]
-    for labels in [rows.y for rows in known] or [y]:
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= classes:
-            raise ValueError(
-                f"y: class numbers go from {least} to {most}, but the model gives {classes} scores, "
-                f"for classes 0 to {classes - 1}"
-            )
-
-
-def _of_rows(tensor: Tensor) -> str:
-    return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
-
-
-def _keeps_meaning(criterion: Criterion | None) -> bool:
-    """Whether a criterion of standardised targets asks for the same as one of targets in their own units."""
-    return criterion in (None, F.mse_loss, F.l1_loss) or type(criterion) in (nn.MSELoss, nn.L1Loss)
-
-
 def _scaling(
     wrapped: Wrapped, train: Source, criterion: Criterion | None, standardize: bool | None, learns: bool
 ) -> dict[str, Tensor] | None:
@@ -339,7 +271,7 @@ def _scaling(
     values: dict[str, Tensor] = {}
     if isinstance(train.x, Tensor) and train.x.is_floating_point():
         values["x_mean"], values["x_scale"] = moments(train.x)
-    if train.y.is_floating_point() and (standardize or (_keeps_meaning(criterion) and _output(wrapped) == "values")):
+    if train.y.is_floating_point() and (standardize or (keeps_meaning(criterion) and _output(wrapped) == "values")):
         values["y_mean"], values["y_scale"] = moments(train.y, centre=own(wrapped, "location_scale"))
     return values
 

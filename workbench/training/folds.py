@@ -17,6 +17,7 @@ from workbench import members
 from workbench.calling import pair_of
 from workbench.committee import VOTERS, Committee, seat, untie
 from workbench.engine.plan import Split
+from workbench.engine.private import generators_of, own_random
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
 from workbench.risk import Risk
@@ -25,8 +26,9 @@ from workbench.training.checkpoint import Checkpoint
 from workbench.training.cutting import Layout, Part
 from workbench.training.decisions import Decisions, decide, decide_classes
 from workbench.training.history import History, OutOfFold
-from workbench.training.loop import own, own_random
+from workbench.training.loop import own
 from workbench.training.optimizer import StackedAdam
+from workbench.training.progress import Callback, Progress, Stopped, tell
 from workbench.training.rows import Batches, Inputs, Rows
 
 WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
@@ -50,6 +52,7 @@ class CrossFit:
         seed: of all random draws.
         progress: whether to show a bar.
         checkpoint: where to keep the state; None keeps none.
+        callback: called after each step and each epoch, see `fit`.
     """
 
     wrapped: Any
@@ -66,10 +69,12 @@ class CrossFit:
     seed: int
     progress: bool
     checkpoint: Checkpoint | None = None
+    callback: Callback | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     snapshots: list[dict[str, Tensor]] = field(default_factory=list)
     said: list[tuple[list[Tensor], list[Tensor] | None]] = field(default_factory=list)
     interrupted: bool = False
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         self.train = [self.parts[p].rows[self.parts[p].fold != k] for p, _, k, _ in self.layout]
@@ -103,6 +108,8 @@ class CrossFit:
                     self.checkpoint.write(self._state(), force=True)
             except KeyboardInterrupt:
                 self.interrupted = True
+            except Stopped:
+                self.stopped = True
             except BaseException:
                 self.wrapped.load_state_dict(before)
                 raise
@@ -126,20 +133,30 @@ class CrossFit:
                 order = self._order()
                 self.wrapped.train()
                 for numbers in order[:, : self.per_epoch * self.size].split(self.size, 1):
-                    total += self._step(numbers)
+                    loss = self._step(numbers)
+                    total += loss
                     bar.update()
                     if self.optimizer.steps in self.when:
                         self._look()
-                loss = total.item() / self.per_epoch / len(self.train)
-                if not math.isfinite(loss):
+                    self._tell(epoch, loss)
+                mean = total.item() / self.per_epoch / len(self.train)
+                if not math.isfinite(mean):
                     raise FloatingPointError(
-                        f"the loss is {loss} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
+                        f"the loss is {mean} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
                     )
                 lr = max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
-                self.records.append((epoch, loss, math.nan, lr, time.perf_counter() - start))
+                self.records.append((epoch, mean, math.nan, lr, time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
-                bar.set_postfix({"loss": loss}, refresh=False)
+                bar.set_postfix({"loss": mean}, refresh=False)
+                self._tell(epoch, mean, epoch_ended=True)
+
+    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
+        if self.callback is not None:
+            done, steps = self.optimizer.steps, self.steps
+            loss = loss if epoch_ended else loss / len(self.train)
+            progress = Progress(epoch, self.epochs, done, steps, loss, math.nan, epoch_ended, self.wrapped)
+            tell(self.callback, progress, self.seed, self.rows.y.device)
 
     def _order(self) -> Tensor:
         """The rows of each voter in a new order, as many as the voter with the fewest has."""
@@ -212,14 +229,14 @@ class CrossFit:
                 stacklevel=3,
             )
         if not self.snapshots:
-            return History(self.records, 0, self.interrupted)
+            return History(self.records, 0, self.interrupted or self.stopped)
         decisions = self.decide()
         self.settle([decisions])
         if own(self.wrapped, "needs_fit"):
             some = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
             with own_random(self.seed, self.rows.y.device):
                 own(self.wrapped, "fit")(Inputs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
-        return History(self.records, len(self.records), self.interrupted, self.heard(decisions))
+        return History(self.records, len(self.records), self.interrupted or self.stopped, self.heard(decisions))
 
     def out_of_fold(self, part: int = 0) -> tuple[Tensor, Tensor | None]:
         """What those say that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
@@ -315,17 +332,17 @@ class CrossFit:
 
     # ---- going on
     def _state(self) -> dict[str, Any]:
-        generators = {"cpu": torch.get_rng_state(), "order": self.order.get_state()}
-        if self.rows.y.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state(self.rows.y.device)
         return {
             "model": self.wrapped.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "generators": generators,
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
             "records": self.records,
             "snapshots": self.snapshots,
             "said": self.said,
         }
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        return {"order": self.order, **generators_of(self.rows.y.device)}
 
     def _resume(self) -> None:
         state = None if self.checkpoint is None else self.checkpoint.read()
@@ -335,10 +352,8 @@ class CrossFit:
         self.wrapped.load_state_dict(state["model"])
         self.wrapped.to(place)
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["generators"]["cpu"])
-        self.order.set_state(state["generators"]["order"])
-        if "cuda" in state["generators"]:
-            torch.cuda.set_rng_state(state["generators"]["cuda"], place)
+        for name, generator in self._generators().items():
+            generator.set_state(state["generators"][name])
         self.records, (self.snapshots, self.said) = (
             list(state["records"]),
             tree_map(

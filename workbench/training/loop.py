@@ -7,8 +7,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,27 +16,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.engine.private import generators_of, own_random
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
 from workbench.method import Method
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.history import History
+from workbench.training.progress import Callback, Progress, Stopped, tell
 from workbench.training.rows import Batch, Batches, Inputs, bad_rows
 from workbench.wrapped import Wrapped
 
 FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
-
-
-@contextmanager
-def own_random(seed: int, device: torch.device) -> Iterator[None]:
-    """Random draws on the CPU and this device start at the seed; afterwards the global state is as it was before."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the devices that are not forked
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 def own(wrapped: Wrapped, name: str) -> Any:
@@ -62,6 +51,7 @@ class Loop:
         progress: whether to show a bar.
         checkpoint: where to keep the state; None keeps none.
         best: the state to go back to, as long as no epoch is finished that of before the training.
+        callback: called after each step and each epoch, see `fit`.
     """
 
     wrapped: Wrapped
@@ -76,14 +66,16 @@ class Loop:
     progress: bool
     checkpoint: Checkpoint | None
     best: dict[str, Any]
+    callback: Callback | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = math.inf
     lr: float = math.nan  # of the last step
+    steps: int = 0  # made so far
 
     def run(self) -> History:
         """Train; the model ends with the best weights, in eval mode."""
-        interrupted = False
+        interrupted = stopped = False
         with own_random(self.seed, self.train.device):
             try:
                 self._resume()
@@ -92,6 +84,8 @@ class Loop:
                     self.checkpoint.write(self._state(), force=True)
             except KeyboardInterrupt:
                 interrupted = True
+            except Stopped:
+                stopped = True
             except BaseException:
                 self._finish()
                 raise
@@ -113,7 +107,7 @@ class Loop:
                 f"training was interrupted after {done} of {self.epochs} epochs; {kept}, and the model can be used"
             )
             warnings.warn(message, WorkbenchWarning, stacklevel=3)
-        return History(self.records, self.best_epoch, interrupted)
+        return History(self.records, self.best_epoch, interrupted or stopped)
 
     def _finish(self, go_back: bool = True) -> None:
         if go_back:
@@ -150,14 +144,15 @@ class Loop:
                 shown = {"loss": loss} if self.valid is None else {"loss": loss, "validation_loss": validation}
                 bar.set_postfix(shown, refresh=False)
                 bar.update()
+                self._tell(epoch, loss, epoch_ended=True)
 
     def _train(self, epoch: int) -> float:
         self.wrapped.train()
         total, rows = 0.0, 0
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
-            loss = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
-            value = loss.item()
+            loss = self._loss(batch)
+            value = self._value(loss)
             if not math.isfinite(value):
                 raise FloatingPointError(self._not_finite(value, f"epoch {epoch}, step {step}", batch))
             if not loss.requires_grad:
@@ -170,10 +165,28 @@ class Loop:
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
-            total, rows = total + value * len(batch), rows + len(batch)
+            total, rows, self.steps = total + value * len(batch), rows + len(batch), self.steps + 1
+            self._tell(epoch, value)
         if not rows:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
         return total / rows
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
+
+    def _value(self, loss: Tensor) -> float:
+        return loss.item()
+
+    def _tell(self, epoch: int, loss: float, epoch_ended: bool = False) -> None:
+        if self.callback is None:
+            return
+        try:
+            steps = self.epochs * len(self.train)
+        except TypeError:  # a loader without a length
+            steps = 0
+        validation = self.records[-1][2] if self.records else math.nan
+        progress = Progress(epoch, self.epochs, self.steps, steps, loss, validation, epoch_ended, self.wrapped)
+        tell(self.callback, progress, self.seed, self.train.device)
 
     def _collectors(self) -> list[Method]:
         return [method for method in self.wrapped._workbench.methods if method.collects]
@@ -192,7 +205,7 @@ class Loop:
         # the same draws in every epoch, so that losses of two epochs differ by their weights only
         with own_random(self.seed, batches.device):
             for batch in batches:
-                value = own(self.wrapped, "loss")(self.criterion, batch.x, batch.y).item()
+                value = self._value(self._loss(batch))
                 if not math.isfinite(value):
                     raise FloatingPointError(self._not_finite(value, f"the validation of epoch {epoch}", batch))
                 total, rows = total + value * len(batch), rows + len(batch)
@@ -220,18 +233,14 @@ class Loop:
         )
 
     def _state(self) -> dict[str, Any]:
-        cuda = self.train.device.type == "cuda"
-        generators = {"cpu": torch.get_rng_state()}
-        if cuda:
-            generators["cuda"] = torch.cuda.get_rng_state(self.train.device)
-        for name, generator in self._generators().items():
-            generators[name] = generator.get_state()
+        generators = {name: generator.get_state() for name, generator in self._generators().items()}
         return {
             "model": self.wrapped.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "generators": generators,
             "records": self.records,
+            "steps": self.steps,
             "best": self.best,
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss,
@@ -239,7 +248,7 @@ class Loop:
 
     def _generators(self) -> dict[str, torch.Generator]:
         of_loader = getattr(self.train.source, "generator", None)
-        given = {"order": self.train.generator, "loader": of_loader}
+        given = {"order": self.train.generator, "loader": of_loader, **generators_of(self.train.device)}
         return {name: generator for name, generator in given.items() if generator is not None}
 
     def _resume(self) -> None:
@@ -254,10 +263,7 @@ class Loop:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        torch.set_rng_state(state["generators"]["cpu"])
-        if "cuda" in state["generators"]:
-            torch.cuda.set_rng_state(state["generators"]["cuda"], self.train.device)
         for name, generator in self._generators().items():
             generator.set_state(state["generators"][name])
-        self.records = list(state["records"])
+        self.records, self.steps = list(state["records"]), state["steps"]
         self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]

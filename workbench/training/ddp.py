@@ -1,0 +1,195 @@
+"""One training in many processes, as torchrun starts them: each takes its share of every batch, and gradients are averaged."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from workbench.engine.private import own_random
+from workbench.engine.tree import tree_map
+from workbench.method import evaluating
+from workbench.training.checkpoint import Checkpoint
+from workbench.training.history import History
+from workbench.training.loop import Loop, own
+from workbench.training.progress import Stopped
+from workbench.training.rows import Batch, Batches, Source, checksum
+
+LAUNCH = "torchrun --nproc-per-node=2 train.py"
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join(strategy: str, folds: Any, device: str | torch.device | None) -> str | torch.device | None:
+    """Enter the group of processes, which is made if torchrun has started this one.
+
+    Args:
+        strategy: "ddp".
+        folds: as for `fit`, where it must be None.
+        device: as for `fit`.
+
+    Returns:
+        The device: of several GPUs the one of this process.
+
+    Raises:
+        ValueError: another strategy, folds, or no group of processes.
+    """
+    if strategy != "ddp":
+        raise ValueError(f'strategy must be None or "ddp", not {strategy!r}')
+    if folds is not None:
+        raise ValueError("strategy: with folds all voters train at once in one process; leave folds or strategy out")
+    if not dist.is_available():
+        raise ValueError("strategy: this build of torch has no torch.distributed; leave strategy out")
+    if not dist.is_initialized():
+        if missing := [name for name in TORCHRUN if name not in os.environ]:
+            raise ValueError(
+                f"strategy: this process belongs to no group of processes ({', '.join(missing)} not set); start the script by {LAUNCH}, or call "
+                "torch.distributed.init_process_group before"
+            )
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+    if str(device) in ("auto", "cuda") and torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_RANK", dist.get_rank() % torch.cuda.device_count()))
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
+    return device
+
+
+def agree(train: Source, valid: Source | None, settings: dict[str, str], watched: bool) -> None:
+    """See that all processes are about to train the same.
+
+    Raises:
+        ValueError: they differ, in every process.
+        TypeError: the rows come from a DataLoader, in every process.
+    """
+    kinds = [type(source).__name__ for source in (train, valid)]
+    told = {**settings, "device": "", "data": checksum(train), "validation": checksum(valid), "callback": str(watched)}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (told, kinds))
+    if any("DataLoader" in kind for _, kinds in every for kind in kinds):
+        raise TypeError(
+            "strategy: each process takes its share of every batch itself; give tensors, arrays or a torch Dataset rather than a DataLoader"
+        )
+    for rank, (theirs, _) in enumerate(every):
+        if differing := [name for name, value in every[0][0].items() if theirs.get(name) != value]:
+            raise ValueError(
+                f"strategy: processes 0 and {rank} were given different {', '.join(differing)}; give all the same, each takes its share itself"
+            )
+
+
+class _Training(nn.Module):
+    """What DistributedDataParallel goes around: a module whose forward is the loss."""
+
+    def __init__(self, wrapped: Any, criterion: Any) -> None:
+        super().__init__()
+        self.wrapped, self.criterion = wrapped, criterion
+
+    def forward(self, x: Any, y: Any) -> Tensor:
+        return own(self.wrapped, "loss")(self.criterion, x, y)
+
+
+class ParallelLoop(Loop):
+    """The loop in each of the processes; losses, decisions and weights are the same in all of them at any time."""
+
+    def run(self) -> History:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.progress = self.progress and self.rank == 0
+        if self.checkpoint is not None:
+            self.checkpoint = _OfTheFirst(self.checkpoint)
+        training = _Training(self.wrapped, self.criterion)
+        places = None if self.train.device.type == "cpu" else [self.train.device]
+        self.parallel = DistributedDataParallel(training, device_ids=places, find_unused_parameters=self._idle())
+        history = super().run()
+        del self.parallel
+        if not history.interrupted:
+            _share(self.wrapped)  # what is fitted in closed form was so in each process
+        return history
+
+    def _idle(self) -> bool:
+        """Whether the loss leaves out some of the parameters, which then has to be found out in each step."""
+        train = self.train
+        batch = next(iter(Batches(train.source, train.size, train.device, train.dtype)))
+        parameters = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
+        # in evaluation mode no statistics move; recurrent layers have a backward pass there only without cuDNN
+        flags = torch.backends.cudnn.flags(enabled=False)
+        with evaluating(self.wrapped, whole=True), own_random(self.seed, train.device), flags:
+            loss = super()._loss(batch)
+            found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
+        return any(gradient is None for gradient in found)
+
+    def _train(self, epoch: int) -> float:
+        # noise is other in each process, as on other rows of one batch, and goes on after a break as without one
+        with own_random(hash((self.seed, epoch, self.rank)) % 2**62, self.train.device):
+            return super()._train(epoch)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        n = len(batch)
+        mine = list(range(self.rank, n, self.world))
+        weight = len(mine) * self.world / n  # so that the average over processes is the mean over rows
+        index = torch.tensor(mine or [0], device=self.train.device)
+        x, y = (
+            tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, part)
+            for part in (batch.x, batch.y)
+        )
+        training = self.parallel if torch.is_grad_enabled() else self.parallel.module
+        return weight * training(x, y)
+
+    def _value(self, loss: Tensor) -> float:
+        mean = loss.detach().double() / self.world
+        dist.all_reduce(mean)
+        return mean.item()
+
+    def _tell(self, epoch: int, loss: float, epoch_ended: bool = False) -> None:
+        """The first process alone is watched; if it is told to stop, all do."""
+        if self.callback is None:
+            return
+        stop = torch.zeros((), device=self.train.device)
+        try:
+            if self.rank == 0:
+                super()._tell(epoch, loss, epoch_ended)
+        except BaseException:
+            stop.fill_(1)
+            raise
+        finally:
+            dist.broadcast(stop, 0)
+        if stop:
+            raise Stopped
+
+
+class _OfTheFirst(Checkpoint):
+    """A checkpoint that the first process alone reads and writes."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.path, checkpoint.settings)
+
+    def read(self) -> dict[str, Any] | None:
+        found: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            try:
+                found[0] = super().read()
+            except ValueError as error:
+                found[1] = str(error)
+        dist.broadcast_object_list(found, 0)
+        if found[1] is not None:
+            raise ValueError(found[1])
+        return found[0]
+
+    def write(self, state: Any, force: bool = False) -> None:
+        if dist.get_rank() == 0:
+            super().write(state, force)
+
+
+@torch.no_grad()
+def _share(wrapped: Any) -> None:
+    """Give all processes the tensors of the first."""
+    for tensor in (*wrapped.parameters(), *wrapped.buffers()):
+        first = tensor.detach().to(torch.uint8 if tensor.dtype is torch.bool else tensor.dtype).contiguous()
+        dist.broadcast(first, 0)
+        tensor.copy_(first)
+
+
+__all__ = ["ParallelLoop", "agree", "join"]
