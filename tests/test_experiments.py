@@ -325,8 +325,8 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"kept in a \.csv file"):
-        run_cells(local, [], tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"kept in a \.csv or \.parquet file"):
+        run_cells(local, [], tmp_path / "a.xlsx")
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match="is no file of results"):
         run_cells(local, [{"n": 1}], tmp_path / "a.csv", progress=False)

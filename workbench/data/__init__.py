@@ -13,6 +13,7 @@ from workbench.data import toy
 from workbench.data.core import Card, Column, Data, Split
 from workbench.data.files import fetch
 from workbench.data.loading import load, names
+from workbench.data.provenance import checksum
 from workbench.data.registry import card
 
-__all__ = ["Card", "Column", "Data", "Split", "card", "fetch", "load", "names", "toy"]
+__all__ = ["Card", "Column", "Data", "Split", "card", "checksum", "fetch", "load", "names", "toy"]

@@ -13,6 +13,7 @@ import torch
 from workbench.data import toy
 from workbench.data.core import Column, Data, Split, partition
 from workbench.data.files import is_local, read
+from workbench.data.provenance import AVAILABLE, note
 from workbench.data.registry import card, entries, resolve
 
 
@@ -27,6 +28,8 @@ def names(available: bool = False) -> list[str]:
         >>> "cubic" in data.names(available=True), "concrete" in data.names()
         (True, True)
     """
+    if available:
+        note(AVAILABLE)
     return [name for name in entries() if not available or is_local(name)]
 
 
@@ -59,6 +62,13 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         ((30,), ('malignant', 'benign'), 455)
     """
     name = resolve(name)
+    found = build(name, split, **options)
+    note(name)
+    return found
+
+
+def build(name: str, split: int, **options: Any) -> Data:
+    """What `load` gives for a registered name."""
     kind = entries()[name]["kind"]
     if kind == "toy":
         make = getattr(toy, name.replace("-", "_"))

@@ -1,25 +1,28 @@
 """Experiments of many cells: each in a process of its own, results on disk after each, a killed run goes on.
 
-`run_cells` runs a function over a list of arguments; `workbench bench` is that for the modules in `benchmarks/`.
+`run_cells` runs a function over a list of arguments; `workbench bench` is that for the modules in `benchmarks/`. `grid` runs models x wrappers
+x data x seeds; `workbench compare` is that on the command line.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cells import run_cells
+    from .sweep import grid
 
-__all__ = ["run_cells"]
+_HOMES = {"grid": "sweep", "run_cells": "cells"}
+__all__ = ["grid", "run_cells"]
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when first asked for: a worker process sets its number of threads before anything heavy is imported."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .cells import run_cells
-
-    return run_cells
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

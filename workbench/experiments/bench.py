@@ -52,7 +52,7 @@ def find(name: str) -> Path:
     if not path.is_file():
         if name.endswith(".py"):
             raise FileNotFoundError(f"there is no file {name}")
-        raise ValueError(f"there is no benchmark {name!r}: {_hint(name, names(path.parent))}")
+        raise ValueError(f"there is no benchmark {name!r}: {hint(name, names(path.parent))}")
     if lacking := _lacks(path):
         raise ValueError(
             f"{path.name} is no benchmark: it must define {', '.join(FUNCTIONS)}, and lacks {', '.join(lacking)}"
@@ -93,11 +93,11 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
     for name, wanted in axes:
         arguments = dict.fromkeys(argument for cell in cells for argument in cell)
         if name not in arguments:
-            raise ValueError(f"{path.stem} has no argument {name!r}: {_hint(name, arguments)}")
+            raise ValueError(f"{path.stem} has no argument {name!r}: {hint(name, arguments)}")
         values = dict.fromkeys(text(cell[name]) for cell in cells if name in cell)
         for value in wanted:
             if value not in values:
-                raise ValueError(f"{path.stem} has no cell with {name}={value}: {_hint(value, values)}")
+                raise ValueError(f"{path.stem} has no cell with {name}={value}: {hint(value, values)}")
     chosen = [cell for cell in cells if all(name in cell and text(cell[name]) in wanted for name, wanted in axes)]
     if not chosen:
         raise ValueError(
@@ -106,11 +106,17 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
     return chosen
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, known: Iterable[str]) -> str:
+    """What a wrong word may have meant, and what there is.
+
+    Example:
+        >>> hint("voter", ["sculpt", "vote"])
+        'did you mean vote? there are sculpt, vote'
+    """
     known = list(known)
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}there are {', '.join(known) or 'none'}"
+    question = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{question}there are {', '.join(known) or 'none'}"
 
 
 def table(frame: pd.DataFrame) -> str:

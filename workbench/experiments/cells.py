@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import WorkbenchWarning
 from . import environment
-from .pool import Outcome, outcomes
-from .store import Store, key, read, text
+from .pool import Outcome, outcomes, visible_gpus
+from .scheduler import Cluster
+from .store import Store, check_path, key, read, text
 from .worker import RESERVED, load, plain
 
 if TYPE_CHECKING:
@@ -34,12 +35,18 @@ def run_cells(
     resume: bool = True,
     progress: bool = True,
     command: str | None = None,
+    scheduler: Any = None,
+    files: Sequence[Path | str] = (),
 ) -> pd.DataFrame:
-    """Call a function once for each cell, in processes of their own, and keep what it returns in a CSV file.
+    """Call a function once for each cell, in processes of their own, and keep what it returns in a CSV or Parquet file.
 
     The file is replaced in one step after each cell, so that a run that is ended in any way (Ctrl-C, SIGTERM and
     SIGKILL too) loses at most the cells in flight. Beside ``name.csv`` stand ``name.json``, what made it, and, while
     there are cells without results, ``name.failed.txt`` with the traceback of each and what it printed.
+
+    On a machine with several GPUs each process sees one of them. With a scheduler, processes run on the workers of a
+    dask.distributed cluster instead, each worker giving as many at a time as it has threads; a cell whose worker is lost runs
+    again elsewhere. The function's file, and those beside it that it imports, are sent along.
 
     Args:
         function: a function at the top of a module, or "module:name" or "path/to/file.py:name"; returns one row (dict
@@ -47,13 +54,16 @@ def run_cells(
             cells run, it must draw all that is random from its arguments.
         cells: keyword arguments, each a dict of JSON's types; the file has them as columns, and four more: "cell" (the
             key of the arguments), "seconds", "version" (of the code) and "device".
-        path: the CSV file; its folder is made.
+        path: the .csv or .parquet file (for which pyarrow is needed); its folder is made.
         jobs: cells at a time, each in a worker process (spawned; it runs many cells one after another).
         threads: torch threads of each worker.
         timeout: seconds that one cell may take, None for no limit.
         resume: whether cells whose results are in the file are taken from there; False runs all of these cells again.
         progress: whether to print a line for each cell, and show a bar.
         command: what to record as the command that made the file; None: the function's name.
+        scheduler: address of a dask.distributed scheduler ("tcp://host:8786", or the path of its .json file), or a Client or
+            Cluster; jobs then says nothing.
+        files: more .py files that the function loads by `worker.load_file` under these paths, to be sent to a cluster's workers.
 
     Returns:
         The rows of these cells, in their order. ``frame.attrs["failed"]`` lists the cells that have none, each a dict
@@ -61,8 +71,12 @@ def run_cells(
 
     Raises:
         TypeError: function or a cell is of the wrong type.
-        ValueError: two cells are the same, a number is out of range, or the file holds something else.
+        ValueError: two cells are the same, a number is out of range, the file holds something else, or workers of the scheduler
+            have other versions of Python, torch, numpy or workbench.
         BlockingIOError: another run writes this file.
+        ModuleNotFoundError: pyarrow or dask.distributed is asked for and not installed.
+        ConnectionError: there is no scheduler.
+        ConnectionAbortedError: the scheduler was lost while cells ran; those that have ended are kept, run again to go on.
 
     Warns:
         WorkbenchWarning: some results in the file are of another version of the code.
@@ -84,8 +98,7 @@ def run_cells(
             raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
-    if path.suffix != ".csv":
-        raise ValueError(f"results are kept in a .csv file, not {path.name!r}")
+    check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
@@ -94,7 +107,7 @@ def run_cells(
         raise BlockingIOError(f"another run writes {path.name}: wait for it, end it, or write elsewhere") from error
     try:
         store = Store(path)
-        failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command)
+        failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command, scheduler, files)
         return _frame(store, cells, failed)
     finally:
         lock.release()
@@ -110,6 +123,8 @@ def _run(
     resume: bool,
     progress: bool,
     command: str | None,
+    scheduler: Any,
+    files: Sequence[Path | str],
 ) -> list[Outcome]:
     from tqdm.auto import tqdm
 
@@ -125,15 +140,21 @@ def _run(
     todo = [cell for cell, known in zip(cells, order, strict=True) if known not in done]
     if not todo:
         return []
-    run = store.made_by(command or reference, here, jobs, threads)
-    store.write()  # a folder that can't be written to is found out before hours are spent
     failed: list[Outcome] = []
     bar = tqdm(total=len(cells), initial=len(done), unit="cell", disable=None if progress else True, leave=False)
-    with (
-        bar,
-        _terminated_like_interrupted(),
-        contextlib.closing(outcomes(reference, todo, jobs=jobs, threads=threads, timeout=timeout)) as ended,
-    ):
+    with contextlib.ExitStack() as stack:
+        if scheduler is None:
+            gpus = visible_gpus() if jobs > 1 else []
+            ended = outcomes(reference, todo, jobs=jobs, threads=threads, timeout=timeout, gpus=gpus)
+        else:
+            cluster = stack.enter_context(Cluster(scheduler))
+            jobs = cluster.check()
+            ended = cluster.outcomes(reference, todo, threads=threads, timeout=timeout, files=files)
+        run = store.made_by(command or reference, here, jobs, threads)
+        store.write()  # a folder that can't be written to is found out before hours are spent
+        stack.enter_context(bar)
+        stack.enter_context(_terminated_like_interrupted())
+        stack.enter_context(contextlib.closing(ended))
         try:
             for number, outcome in enumerate(ended, len(done) + 1):
                 run["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S")

@@ -8,8 +8,10 @@ import platform
 import re
 import signal
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 
 def environment(folder: Path | str | None = None) -> dict[str, str]:
@@ -74,6 +76,36 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "none"
     return found
+
+
+def usage() -> dict[str, Any]:
+    """What this process has used so far.
+
+    Returns:
+        peak_memory (MiB that it held at most; None where the system does not tell), peak_device_memory (MiB of the GPU
+        that torch held at most; None without one) and data (name -> sha256 of the data sets that it has loaded).
+
+    Example:
+        >>> usage()["peak_memory"] > 1
+        True
+    """
+    torch, provenance = sys.modules.get("torch"), sys.modules.get("workbench.data.provenance")
+    on_device = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "peak_memory": peak_memory(),
+        "peak_device_memory": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch and on_device else None,
+        "data": provenance.used() if provenance else {},
+    }
+
+
+def peak_memory() -> float | None:
+    """MiB that this process held at most; None where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, on macOS in bytes
+    return round(most / (2**20 if sys.platform == "darwin" else 2**10), 1)
 
 
 def source_digest(*more: Path) -> str:

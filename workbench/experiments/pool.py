@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -33,6 +34,7 @@ class Outcome:
         seconds: that it took.
         rows: its results, empty unless ``ok``.
         error: a traceback or a sentence, and the end of what the cell printed.
+        device: name of what it ran on, "" where that is not told.
     """
 
     cell: dict[str, Any]
@@ -40,10 +42,18 @@ class Outcome:
     seconds: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
+    device: str = ""
 
 
 def outcomes(
-    function: str, cells: Iterable[dict[str, Any]], *, jobs: int, threads: int, timeout: float | None
+    function: str,
+    cells: Iterable[dict[str, Any]],
+    *,
+    jobs: int,
+    threads: int | None,
+    timeout: float | None,
+    grace: float = 0.0,
+    gpus: Sequence[str] = (),
 ) -> Generator[Outcome, None, None]:
     """Run cells in spawned processes, each of which runs one after another.
 
@@ -51,19 +61,22 @@ def outcomes(
         function: "module:name" or "path/to/file.py:name"; called with a cell as keyword arguments.
         cells: the cells, begun in this order.
         jobs: number of processes.
-        threads: torch threads of each.
+        threads: torch threads of each; None: as many as it takes by itself.
         timeout: seconds that a cell may take before its worker is killed, or None.
+        grace: seconds between SIGTERM and SIGKILL for a worker that is ended, for functions that have something to save.
+        gpus: names of GPUs as CUDA_VISIBLE_DEVICES has them, of which each process sees one; none: all see what there is.
 
     Yields:
         One outcome for each cell, as they end. Closing the iterator kills the workers.
     """
     waiting = deque(cells)
-    idle: list[_Worker] = []
-    busy: list[_Worker] = []
+    idle: list[Worker] = []
+    busy: list[Worker] = []
     with tempfile.TemporaryDirectory(prefix="workbench-") as logs:
         try:
             for number in range(min(jobs, len(waiting))):
-                idle.append(_Worker(function, threads, Path(logs) / f"{number}.log"))
+                gpu = gpus[number % len(gpus)] if gpus else None
+                idle.append(Worker(function, threads, Path(logs) / f"{number}.log", grace, gpu))
             while waiting or busy:
                 while waiting and idle:
                     worker = idle.pop()
@@ -80,14 +93,39 @@ def outcomes(
                         yield outcome
         finally:
             for worker in (*idle, *busy):
+                worker.warn()  # all of them first: they save what they have at the same time
+            for worker in (*idle, *busy):
                 worker.end()
 
 
-class _Worker:
-    """The process that runs cells, seen from the one that gives them; started anew where it has died."""
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES calls them; empty where there are less than two, which leaves no choice."""
+    import torch
 
-    def __init__(self, function: str, threads: int, log: Path) -> None:
-        self.function, self.threads, self.log = function, threads, log
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [] if count < 2 else named[:count] or [str(number) for number in range(count)]
+
+
+class Worker:
+    """The process that runs cells, seen from the one that gives them; started anew where it has died.
+
+    Args:
+        function, threads, log, gpu, sent: see `worker.work`.
+        grace: see `outcomes`.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        threads: int | None,
+        log: Path,
+        grace: float = 0.0,
+        gpu: str | None = None,
+        sent: Mapping[str, str] | None = None,
+    ) -> None:
+        self.function, self.threads, self.log, self.grace = function, threads, log, grace
+        self.gpu, self.sent = gpu, sent
         self.cell: dict[str, Any] = {}
         self.given = 0.0
         self.begun: float | None = None
@@ -96,9 +134,17 @@ class _Worker:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.function, self.threads, str(self.log)))
+        arguments = (theirs, self.function, self.threads, str(self.log), self.gpu, self.sent)
+        self.process = context.Process(target=work, args=arguments)
         self.process.start()
         theirs.close()  # so that the connection ends when the worker does
+
+    def run(self, cell: dict[str, Any], timeout: float | None) -> Outcome:
+        """Run one cell and wait for its end."""
+        self.begin(cell)
+        while (outcome := self.outcome(timeout)) is None:
+            wait([self.connection], timeout=self.left(timeout))
+        return outcome
 
     def begin(self, cell: dict[str, Any]) -> None:
         self.cell, self.begun = cell, None
@@ -122,8 +168,8 @@ class _Worker:
             while self.connection.poll():
                 message = self.connection.recv()
                 if message != BEGUN:
-                    status, rows, seconds, error = message
-                    return Outcome(self.cell, status, seconds, rows, error and error + self._printed())
+                    status, rows, seconds, error, device = message
+                    return Outcome(self.cell, status, seconds, rows, error and error + self._printed(), device)
                 self.begun = time.monotonic()
         except (EOFError, OSError):
             alive = False
@@ -135,11 +181,19 @@ class _Worker:
             return self._ended("timeout", f"the cell took longer than {timeout:g} s")
         return None
 
+    def warn(self) -> None:
+        if self.grace:
+            self.process.terminate()
+
     def end(self, now: bool = True) -> None:
         if not now:
             with contextlib.suppress(OSError):
                 self.connection.send(None)
             self.process.join(GOODBYE)
+        elif self.grace:
+            self.warn()
+            self.connection.close()  # or it would wait for the next cell
+            self.process.join(self.grace)
         self.process.kill()
         self.process.join()
         self.connection.close()

@@ -1,9 +1,10 @@
-"""Results on disk: NAME.csv, NAME.json and NAME.failed.txt beside each other, each replaced in one step."""
+"""Results on disk: NAME.csv (or .parquet), NAME.json and NAME.failed.txt beside each other, each replaced in one step."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -49,15 +50,44 @@ def read(path: Path) -> pd.DataFrame:
     """The rows of a file of results, with the types that their texts have; every digit of a number is kept.
 
     Args:
-        path: the CSV file.
+        path: the CSV or Parquet file.
 
     Returns:
         Table with the cells' arguments, results, and `RESERVED`; a value that a row does not have is NaN.
     """
     import pandas as pd
 
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
     # pandas takes words such as "none" and "NA" for missing values, and a key or version of digits for a number
-    texts = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return _frame(pd.read_csv(path, dtype=str, keep_default_na=False))
+
+
+def check_path(path: Path) -> None:
+    """Raise unless results can be kept in such a file.
+
+    Raises:
+        ValueError: for another ending than .csv and .parquet.
+        ModuleNotFoundError: for Parquet without pyarrow.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"results are kept in a .csv or .parquet file, not {path.name!r}")
+    if path.suffix == ".parquet" and not _is_there("pyarrow"):
+        raise ModuleNotFoundError(
+            f"{path.name}: Parquet files need pyarrow (pip install 'workbench[parquet]'), or write a .csv file"
+        )
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # taken out of sys.modules
+        return False
+
+
+def _frame(texts: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
     words = ("cell", "version", "device")
     return pd.DataFrame({name: texts[name] if name in words else _typed(texts[name].tolist()) for name in texts})
 
@@ -77,7 +107,7 @@ class Store:
     """The files of one experiment; whoever writes holds the lock.
 
     Args:
-        path: the CSV file; the others have its name and another ending.
+        path: the CSV or Parquet file; the others have its name and another ending.
 
     Raises:
         ValueError: the file is there and holds something else.
@@ -89,13 +119,11 @@ class Store:
         self.failures: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
         if path.exists():
-            with path.open(encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                self.rows = [{name: value for name, value in row.items() if name is not None} for row in reader]
-                if not set(RESERVED) <= set(reader.fieldnames or ()):
-                    raise ValueError(
-                        f"{path} is no file of results: it lacks the columns {', '.join(RESERVED)}; move it, or write elsewhere"
-                    )
+            self.rows, columns = _rows(path)
+            if not set(RESERVED) <= set(columns):
+                raise ValueError(
+                    f"{path} is no file of results: it lacks the columns {', '.join(RESERVED)}; move it, or write elsewhere"
+                )
         if self._failed.exists():
             _, *pieces = FAILURE.split(self._failed.read_text(encoding="utf-8"))
             self.failures = {name: f"=== {name} {rest}" for name, rest in zip(pieces[::2], pieces[1::2], strict=True)}
@@ -134,6 +162,7 @@ class Store:
             self.failures[known] = f"=== {known} {what}\n{outcome.error.strip()}\n\n"
         else:
             tail = {"cell": known, "seconds": f"{outcome.seconds:.3f}", **stamp}
+            tail |= {"device": outcome.device} if outcome.device else {}
             places = {name: place for place, name in enumerate(order)}
             self.rows += [
                 {name: text(value) for name, value in {**outcome.cell, **row, **tail}.items()} for row in outcome.rows
@@ -156,11 +185,7 @@ class Store:
     def write(self) -> None:
         """Write all files; each is the old one or the new one at any moment."""
         names = dict.fromkeys(name for row in self.rows for name in row if name not in RESERVED)
-        buffer = io.StringIO(newline="")
-        writer = csv.DictWriter(buffer, [*names, *RESERVED], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        _replace(self.path, buffer.getvalue())
+        _replace(self.path, _content(self.rows, [*names, *RESERVED], self.path.suffix))
         _replace(self._record, json.dumps({"runs": [run for run in self.runs if run["cells"]]}, indent=1) + "\n")
         if self.failures:
             _replace(self._failed, "".join(self.failures.values()))
@@ -168,11 +193,37 @@ class Store:
             self._failed.unlink(missing_ok=True)
 
 
-def _replace(path: Path, content: str) -> None:
+def _rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
+    """The rows of a file as texts, and the names of its columns."""
+    if path.suffix == ".parquet":
+        frame = read(path)
+        there = frame.astype(object).where(frame.notna(), None)
+        rows = [{str(name): text(value) for name, value in row.items()} for row in there.to_dict("records")]
+        return rows, list(map(str, frame.columns))
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [{name: value for name, value in row.items() if name is not None} for row in reader]
+        return rows, list(reader.fieldnames or ())
+
+
+def _content(rows: list[dict[str, str]], names: list[str], suffix: str) -> str | bytes:
+    """The file of these rows: CSV keeps texts as they are, Parquet has typed columns."""
+    if suffix == ".parquet":
+        import pandas as pd
+
+        return _frame(pd.DataFrame(rows, columns=names, dtype=object).fillna("")).to_parquet(index=False)
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.write(content)
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

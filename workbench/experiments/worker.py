@@ -21,27 +21,45 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .environment import device
+
 BEGUN = "begun"  # sent before a cell's own work, so that no time limit counts what the worker imports
 RESERVED = ("cell", "seconds", "version", "device")  # columns that are added to every row
 
 
-def work(connection: Connection, function: str, threads: int, log: str) -> None:
+SENT: dict[str, str] = {}  # paths of files as they are called elsewhere -> where they lie here
+
+
+def work(
+    connection: Connection,
+    function: str,
+    threads: int | None,
+    log: str,
+    gpu: str | None = None,
+    sent: Mapping[str, str] | None = None,
+) -> None:
     """Run cells until there are no more, or the process that started this one is gone.
 
     Args:
         connection: gives cells, dicts of keyword arguments, and None at the end; takes BEGUN and then
-            (status, rows, seconds, error) for each.
+            (status, rows, seconds, error, device) for each.
         function: "module:name" or "path/to/file.py:name".
-        threads: torch threads.
+        threads: torch threads; None: as many as torch takes by itself.
         log: file that takes what is printed, native code included; emptied before each cell.
+        gpu: the one GPU that the process may see, as CUDA_VISIBLE_DEVICES calls it; None: all.
+        sent: where the files lie that came from another machine, by their paths there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _redirect(log)
     faulthandler.enable()
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)))
-    if (torch := sys.modules.get("torch")) is not None:  # a script of the user's has imported it already
-        torch.set_num_threads(threads)
+    if gpu is not None:  # before CUDA starts, which reads it once
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    SENT.update(sent or {})
+    if threads is not None:
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)))
+        if (torch := sys.modules.get("torch")) is not None:  # a script of the user's has imported it already
+            torch.set_num_threads(threads)
     tqdm.set_lock(threading.RLock())  # its own is shared between processes, and left behind by one that is killed
     while (cell := connection.recv()) is not None:
         os.ftruncate(1, 0)
@@ -52,9 +70,9 @@ def work(connection: Connection, function: str, threads: int, log: str) -> None:
             start = time.perf_counter()
             found = _checked(run(**cell), cell)
             seconds = time.perf_counter() - start
-            connection.send(("ok", found, seconds, ""))
+            connection.send(("ok", found, seconds, "", device() if "torch" in sys.modules else ""))
         except BaseException:  # whatever ends a cell, SystemExit too, ends that cell alone
-            connection.send(("failed", [], time.perf_counter() - start, traceback.format_exc()))
+            connection.send(("failed", [], time.perf_counter() - start, traceback.format_exc(), ""))
 
 
 def load(function: str) -> Any:
@@ -73,7 +91,7 @@ def load_file(path: Path) -> ModuleType:
     Returns:
         The module.
     """
-    path = path.resolve()
+    path = Path(SENT.get(str(path), path)).resolve()
     name = f"workbench_bench_{path.stem}"  # no other module is hidden by a benchmark's name
     if (known := sys.modules.get(name)) is not None and known.__file__ == str(path):
         return known

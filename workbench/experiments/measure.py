@@ -1,0 +1,184 @@
+"""What one trained model is worth on the test rows, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import metrics
+from ..calibration.base import ask, distribution_of
+from ..risk import Risk
+from .environment import peak_memory
+
+if TYPE_CHECKING:
+    from ..data import Data
+    from ..data.core import Split
+
+ROWS = 1024  # rows of one pass of prediction
+
+
+class PeakMemory:
+    """The most memory that this process held at once since the object was made: of the GPU where one is used, else of the process.
+
+    Linux can tell a peak from now on; elsewhere it is that since the process began.
+
+    Example:
+        >>> PeakMemory().read() > 1
+        True
+    """
+
+    def __init__(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+    def read(self) -> float | None:
+        """MiB; None where the system does not tell."""
+        if torch.cuda.is_initialized():
+            return torch.cuda.max_memory_allocated() / 2**20
+        try:  # the system's ru_maxrss counts the process from which this one was started, too
+            status = Path("/proc/self/status").read_text(encoding="utf-8")
+        except OSError:
+            return peak_memory()
+        found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) / 2**10 if found else peak_memory()
+
+
+def measure(wrapped: Any, plain: nn.Module, data: Data, held: Split | None) -> dict[str, float]:
+    """Scores on the test rows, and costs.
+
+    A model that says nothing about noise is given a constant one, its root mean squared error on the held-out training rows, which is added
+    to its epistemic risk as variances add, so that likelihoods can be compared. `nll`, `crps` and the intervals are those of one distribution
+    with the prediction and the total risk: sculpt's family, else Normal (Lakshminarayanan et al. 2017); `mixture_nll` is that of the exact
+    mixture of all members, where they say one. `aurc` and `risk_error_correlation` rank rows by the total
+    risk (vacuitic where that is all there is).
+
+    Args:
+        wrapped: the trained model.
+        plain: the model before wrapping, on the same device, which `passes` is a multiple of.
+        data: the data set, of which the test rows are looked at.
+        held: training rows that nothing was fitted to; None: all training rows give the constant.
+
+    Returns:
+        Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness; classification: accuracy, nll, brier, ece.
+        Both: risk_error_correlation and aurc where rows differ in risk, the mean of each risk (of standard deviations the root mean square), and
+        the costs: parameters, passes (operations of a prediction with its risks over those of the plain model) and predict_seconds.
+    """
+    wrapped.eval()
+    device = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
+    x, target = data.test.x.to(device), data.test.y.to(device)
+    with torch.no_grad():
+        start = time.perf_counter()
+        y, risk = _predict(wrapped, x)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+        score = _classes if data.task == "classification" else _values
+        found = score(wrapped, data, held, y, risk, x, target)
+        passes = _operations(lambda: _predict(wrapped, x[:64])) / max(1, _operations(lambda: plain.eval()(x[:64])))
+    return {
+        **{name: float(value) for name, value in found.items()},
+        "parameters": sum(p.numel() for p in wrapped.parameters()),
+        "passes": round(passes, 4),
+        "predict_seconds": seconds,
+    }
+
+
+def _predict(wrapped: Any, x: Tensor) -> tuple[Tensor, Risk]:
+    """Prediction and risks in original units; no risks of the plain model."""
+    methods = wrapped._workbench.methods
+    answers = [ask(wrapped, (rows,), bool(methods)) for rows in x.split(ROWS)]
+    names = answers[0][1].names()
+    risk = Risk(**{name: torch.cat([part[name] for _, part in answers]) for name in names})
+    return torch.cat([y for y, _ in answers]), risk
+
+
+def _values(
+    wrapped: Any, data: Data, held: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
+) -> dict[str, Any]:
+    family: Any = distribution_of(wrapped)
+    parts = [wrapped.predictive(rows) for rows in x.split(ROWS)] if _says_a_distribution(wrapped) else []
+    if risk.aleatoric is not None:
+        total = risk.total
+    elif parts:  # cross-fitting has found a noise
+        total = torch.cat([mixture.stddev() for mixture in parts])
+    else:
+        rows = held if held is not None else data.train
+        constant = metrics.rmse(_predict(wrapped, rows.x.to(x.device))[0], rows.y.to(x.device)).to(y)
+        epistemic = torch.zeros_like(y) if risk.epistemic is None else risk.epistemic
+        total = (epistemic.square() + constant.square()).sqrt()
+    found = {
+        "rmse": metrics.rmse(y, target),
+        "mae": metrics.mae(y, target),
+        "nll": metrics.nll(y, total, target, family),
+        "crps": metrics.crps(y, total, target, family),
+        "calibration_error": metrics.calibration_error(y, total, target, family),
+        "picp90": metrics.picp(y, total, target, 0.9, family),
+        "mpiw90": metrics.mpiw(y, total, 0.9, family),
+        "sharpness": metrics.sharpness(total),
+    }
+    if parts:
+        terms = [mixture.log_prob(rows) for mixture, rows in zip(parts, target.split(ROWS), strict=True)]
+        found["mixture_nll"] = -torch.cat(terms).double().mean()
+    return found | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
+
+
+def _classes(
+    wrapped: Any, data: Data, held: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
+) -> dict[str, Any]:
+    probs = y.double().softmax(-1)
+    if not risk.names():
+        risk = Risk(total=torch.special.entr(probs).sum(-1))
+    found = {
+        "accuracy": metrics.accuracy(probs, target),
+        "nll": metrics.categorical_nll(probs.clamp_min(torch.finfo(torch.float32).tiny), target),
+        "brier": metrics.brier(probs, target),
+        "ece": metrics.ece(probs, target),
+    }
+    return found | _ranked(risk, (probs.argmax(-1) != target).double()) | _levels(risk, squared=False)
+
+
+def _says_a_distribution(wrapped: Any) -> bool:
+    from ..committee import committee_of
+    from ..distributions.base import Distribution
+
+    said = (method.distribution for method in wrapped._workbench.methods)
+    heads = [family.n_heads for family in said if isinstance(family, Distribution)]
+    return 1 in heads or committee_of(wrapped) is not None
+
+
+def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:
+    """How well the risk tells rows with large errors; nothing where it does not tell rows apart."""
+    by = risk.total if risk.total is not None else risk.vacuitic
+    if by is None:
+        return {}
+    by, error = by.flatten(), error.flatten()
+    found = {"aurc": metrics.aurc(by, error)}
+    if by.unique().numel() > 1 and error.unique().numel() > 1:
+        # vacuitic risk may be negative; only its order counts here
+        found["risk_error_correlation"] = metrics.risk_error_correlation(error, by - by.min(), torch.zeros_like(error))
+    return found
+
+
+def _levels(risk: Risk, squared: bool) -> dict[str, Tensor]:
+    means = {}
+    for name in risk.names():
+        value = risk[name].double()
+        means[name] = value.square().mean().sqrt() if squared and name != "vacuitic" else value.mean()
+    return {name: value for name, value in means.items() if name != "total"}
+
+
+def _operations(run: Any) -> int:
+    """Floating-point operations of matrix products and convolutions, which hardly depend on how they are batched."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()

@@ -1,0 +1,310 @@
+"""Wrappers, models and data sets as texts, such as ``"vote(n_voters=5) + sculpt"``: read without evaluating anything but literals."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .bench import hint
+from .worker import load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data import Data
+    from ..wrapping import Wrapper
+
+PLAIN = "plain"
+REFERENCE = re.compile(r"(?P<place>.+\.py|[A-Za-z_][\w.]*):(?P<call>[A-Za-z_]\w*(?:\(.*\))?)", re.DOTALL)
+
+
+# ---- wrappers
+def wrapper_names() -> list[str]:
+    """The wrappers of this package, and "plain" for none.
+
+    Example:
+        >>> wrapper_names()[:3]
+        ['plain', 'laplace', 'neo']
+    """
+    from .. import _HOMES
+
+    return [PLAIN, *sorted(name for name, home in _HOMES.items() if home == "wrappers")]
+
+
+def split(text: str) -> list[str]:
+    """Split at commas that stand outside all brackets.
+
+    Example:
+        >>> split("plain, sculpt(Normal(beta=0.5), n_layers=1)+vote")
+        ['plain', 'sculpt(Normal(beta=0.5), n_layers=1)+vote']
+    """
+    pieces, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += sign
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def wrapper_of(text: str, classes: bool = False) -> Wrapper:
+    """The wrapper that a text names.
+
+    Args:
+        text: names of wrappers joined by ``+``, each with arguments in parentheses if need be: literals, or distributions and noises such
+            as ``sculpt(StudentT(df=4))``; "plain" for the plain model.
+        classes: whether the model gives class scores: wrappers then have output="logits", and sculpt the distribution LogitNormal, where the
+            text does not say otherwise.
+
+    Raises:
+        ValueError: the text can't be read, there is no such wrapper or argument, or the wrapper refuses its value.
+
+    Example:
+        >>> wrapper_of("vote(n_voters=5) + sculpt").make()
+        [vote(n_voters=5, use_bias=True), sculpt(distribution=Normal)]
+    """
+    from ..wrapping import compose
+
+    parts = _parts(_parsed(text, "wrapper"), text)
+    if parts and any(_name(part, text) == PLAIN for part in parts):
+        if len(parts) > 1 or isinstance(parts[0], ast.Call):
+            raise ValueError(f"wrapper {text!r}: {PLAIN} is the model without a wrapper, and stands alone")
+        return compose()
+    names = [_name(part, text) for part in parts]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"wrapper {text!r}: {', '.join(sorted(repeated))} can't be there twice")
+    return compose(*(_wrapper(part, text, classes) for part in parts))
+
+
+def _parts(node: ast.expr, text: str) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_parts(node.left, text), *_parts(node.right, text)]
+    return [node]
+
+
+def _name(node: ast.expr, text: str) -> str:
+    function = node.func if isinstance(node, ast.Call) else node
+    if isinstance(function, ast.Attribute) and function.attr == "Wrapper":  # as it is written in Python
+        function = function.value
+    if not isinstance(function, ast.Name):
+        raise ValueError(f"wrapper {text!r}: {ast.unparse(node)!r} is no name of a wrapper; {_HOW}")
+    return function.id
+
+
+def _wrapper(node: ast.expr, text: str, classes: bool) -> Wrapper:
+    from ..wrapping import _COMMON
+
+    name = _name(node, text)
+    if name not in (known := wrapper_names()):
+        raise ValueError(f"there is no wrapper {name!r}: {hint(name, known)}")
+    module = importlib.import_module(f"workbench.wrappers.{name}")
+    positional, named = _arguments(node, module, f"wrapper {text!r}")
+    allowed = [p for p in inspect.signature(module.Wrapper).parameters if p != "common"]
+    for argument in named:
+        if argument not in (*allowed, *_COMMON):
+            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, allowed)}")
+    common: dict[str, Any] = {"output": "logits"} if classes else {}
+    if classes and name == "sculpt" and not positional:
+        common["distribution"] = module.LogitNormal
+    try:
+        return module.Wrapper(*positional, **{**common, **named})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"wrapper {text!r}: {error}") from error
+
+
+_HOW = "write names joined by +, such as 'vote(n_voters=5) + sculpt'"
+
+
+def _parsed(text: str, what: str) -> ast.expr:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a text, not {text!r:.60}; {_HOW}")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{what} {text!r} can't be read; {_HOW}") from error
+
+
+def _arguments(node: ast.expr, module: Any, what: str) -> tuple[list[Any], dict[str, Any]]:
+    if not isinstance(node, ast.Call):
+        return [], {}
+    named = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError(f"{what}: {ast.unparse(keyword)!r} can't be read; write arguments as name=value")
+        named[keyword.arg] = _value(keyword.value, module, what)
+    return [_value(argument, module, what) for argument in node.args], named
+
+
+def _value(node: ast.expr, module: Any, what: str) -> Any:
+    """A literal, or an object of a class of this package that the wrapper's module knows: a distribution, a noise."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        pass
+    function = node.func if isinstance(node, ast.Call) else node
+    found = getattr(module, function.id, None) if isinstance(function, ast.Name) else None
+    if not isinstance(found, type) or not found.__module__.startswith(
+        ("workbench.distributions", "workbench.wrappers")
+    ):
+        raise ValueError(
+            f"{what}: {ast.unparse(node)!r} is neither a literal nor a distribution or noise that it knows; put texts in quotes"
+        )
+    if not isinstance(node, ast.Call):
+        return found
+    positional, named = _arguments(node, module, what)
+    try:
+        return found(*positional, **named)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: {ast.unparse(node)}: {error}") from error
+
+
+# ---- models, data sets and metrics
+def model_of(text: str, data: Data) -> nn.Module:
+    """The model that a text names, for a data set.
+
+    Args:
+        text: a ready model (linear, mlp, cnn), "module:factory" or "path/to/file.py:factory"; each with arguments in parentheses if need be.
+            A factory with a parameter that has no default is given the data set, any other is called without.
+        data: the data set.
+
+    Raises:
+        ValueError: there is no such model or argument.
+        TypeError: the factory gave no nn.Module.
+
+    Example:
+        >>> from workbench import data
+        >>> model_of("mlp(width=20)", data.load("diabetes"))[1]
+        Linear(in_features=10, out_features=20, bias=True)
+    """
+    from torch import nn
+
+    function, named = check_model(text)
+    model = function(data, **named) if _wants_data(function, named) else function(**named)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {text!r} gave an object of type {type(model).__name__}; it must give an nn.Module")
+    return model
+
+
+def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function behind the text of a model, and its arguments; raises as `model_of` does."""
+    from .models import READY
+
+    if (found := REFERENCE.fullmatch(text.strip())) is not None:
+        node = _parsed(found["call"], "model")
+        function = load(f"{found['place']}:{_model_name(node, text)}")
+    else:
+        node = _parsed(text, "model")
+        name = _model_name(node, text)
+        if name not in READY:
+            raise ValueError(
+                f"there is no model {name!r}: {hint(name, READY)}; your own is 'module:factory' or 'path/to/file.py:factory'"
+            )
+        function = READY[name]
+    positional, named = _arguments(node, None, f"model {text!r}")
+    if positional:
+        raise ValueError(f"model {text!r}: write arguments as name=value")
+    if not callable(function):
+        raise TypeError(
+            f"model {text!r} is an object of type {type(function).__name__}, not a function that gives a model"
+        )
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for argument in named:
+            if argument not in parameters:
+                raise ValueError(f"model {text!r} has no argument {argument!r}: {hint(argument, parameters)}")
+    return function, named
+
+
+def _model_name(node: ast.expr, text: str) -> str:
+    function = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(function, ast.Name):
+        raise ValueError(
+            f"model {text!r} can't be read; write a name such as 'mlp(width=100)', or 'path/to/file.py:factory'"
+        )
+    return function.id
+
+
+def _wants_data(function: Callable[..., Any], named: Mapping[str, Any]) -> bool:
+    return any(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and name not in named
+        for name, p in inspect.signature(function).parameters.items()
+    )
+
+
+def one_spelling(text: str) -> str:
+    """The text of a wrapper or a model, with the spaces that Python's style wants.
+
+    Example:
+        >>> one_spelling("mlp( width = 20 )"), one_spelling("net.py:build")
+        ('mlp(width=20)', 'net.py:build')
+    """
+    if (found := REFERENCE.fullmatch(text.strip())) is not None:
+        return f"{found['place']}:{ast.unparse(_parsed(found['call'], 'model'))}"
+    return ast.unparse(_parsed(text, "text"))
+
+
+def reference(function: Callable[..., Any] | str, what: str) -> str:
+    """A function as a text by which any process of this code finds it.
+
+    Raises:
+        TypeError: it is none at the top of a module or script.
+    """
+    if isinstance(function, str):
+        return function
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not name or "." in name or name == "<lambda>" or file is None:
+        raise TypeError(
+            f"{what} must be at the top of a module or a .py file, where another process finds it, not {function!r:.100}: put it in a file, and "
+            f"give 'path/to/file.py:{name if name.isidentifier() else 'name'}'"
+        )
+    return f"{os.path.relpath(file)}:{name}" if module == "__main__" else f"{module}:{name}"
+
+
+def file_of(text: str) -> Path | None:
+    """The file of the user's own code that a text refers to; None for what has a name in this package."""
+    if (found := REFERENCE.fullmatch(text.strip())) is None:
+        return None
+    if found["place"].endswith(".py"):
+        return Path(found["place"])
+    spec = importlib.util.find_spec(found["place"])
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin)
+
+
+def sources(path: Path) -> dict[str, str]:
+    """A file and the files beside it that it imports, directly or not: name -> text."""
+    found: dict[str, str] = {}
+    waiting = [path.resolve()]
+    while waiting:
+        file = waiting.pop()
+        if file.name in found:
+            continue
+        found[file.name] = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(found[file.name], file.name)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            beside = [file.with_name(f"{name.partition('.')[0]}.py") for name in names]
+            waiting += [other for other in beside if other.is_file()]
+    return found
+
+
+def digest(*files: Path) -> str:
+    """What tells one state of the users' files from another, as "sha256:" and 12 digits."""
+    total = hashlib.sha256()
+    for file in files:
+        for name, text in sorted(sources(file).items()):
+            total.update(f"{name}\n{text}\n".encode())
+    return f"sha256:{total.hexdigest()[:12]}"

@@ -1,0 +1,265 @@
+"""`grid`: models x wrappers x data x seeds, each trained and measured alike, in one tidy table."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .bench import hint
+from .cells import run_cells
+from .specs import REFERENCE, check_model, digest, file_of, model_of, one_spelling, reference, wrapper_of
+from .worker import RESERVED, load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..data import Data
+
+AXES = ("model", "wrapper", "data", "seed")
+OPTIONS = ("batch_size", "lr", "weight_decay", "folds", "patience", "standardize", "device", "rows")
+MEASURED = ("seconds", "fit_seconds", "predict_seconds", "peak_memory")  # columns that differ from run to run
+HELD = 0.1  # share of the training rows that chooses the best epoch
+
+
+def grid(
+    models: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "mlp",
+    wrappers: str | Iterable[str] = ("plain", "sculpt", "vote", "vote + sculpt"),
+    data: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "diabetes",
+    seeds: int | Iterable[int] = (0, 1, 2),
+    *,
+    path: Path | str | None = None,
+    epochs: int = 100,
+    metrics: Iterable[str | Callable[..., Any]] = (),
+    jobs: int = 1,
+    threads: int = 1,
+    scheduler: Any = None,
+    timeout: float | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    command: str | None = None,
+    **options: Any,
+) -> pd.DataFrame:
+    """Train every model in every wrapper on every data set with every seed, and measure each on the test rows.
+
+    All that is random in a cell, the model's start, the training and the split of the data, comes from its seed: results do not depend on
+    where, beside which others and in which order cells run. Of the training rows a tenth chooses the best epoch; test rows are looked at
+    once, at the end. What is in the file already is not run again.
+
+    Args:
+        models: a ready model ("linear", "mlp(width=100)", "cnn"), "module:factory" or "path/to/file.py:factory", or such a function itself; one
+            or several. A factory with a parameter that has no default is given the data set.
+        wrappers: such as "plain", "vote", "vote(n_voters=5) + sculpt"; one text or several.
+        data: names that `workbench.data.load` takes, or references to functions of a seed that give a `Data`; one or several.
+        seeds: whole numbers of 0 or more. Sets with a fixed number of splits take split seed % splits.
+        path: .csv or .parquet file to keep results in, see `run_cells`; None keeps them in memory only.
+        epochs: of each training.
+        metrics: functions (or references to them) metric(wrapped, data) -> dict of numbers, measured beside those of the task.
+        jobs: cells at a time on this machine, each in a process of its own; with several GPUs, each process sees one of them.
+        threads: torch threads of each.
+        scheduler: address of a dask.distributed scheduler, or a Client or Cluster, on whose workers cells run; see `run_cells`.
+        timeout: seconds that one cell may take, None for no limit.
+        resume: whether cells whose results are in the file are taken from there.
+        progress: whether to print a line for each cell, and show a bar.
+        command: what to record as the command that made the file.
+        options: arguments of `workbench.fit`: batch_size, lr, weight_decay, folds, patience, standardize, device ("auto"); and rows, at most
+            as many training rows, drawn by the seed.
+
+    Returns:
+        One row for each cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
+        peak_memory (MiB); task, split, training rows and checksum of the data; cell, seconds, version and device.
+        ``frame.attrs["failed"]`` lists the cells that have none, see `run_cells`.
+
+    Raises:
+        ValueError: a name is not known, a text can't be read, or an argument is out of range; nothing has run then.
+        TypeError: an argument is of the wrong type.
+        ConnectionError: there is no scheduler; ConnectionAbortedError: it was lost while cells ran. Run again to go on.
+
+    Example:
+        >>> frame = grid("linear", ["plain", "vote(n_voters=2)"], "cubic", [0], epochs=1, rows=40, progress=False)
+        >>> frame["wrapper"].tolist(), bool((frame["rmse"] > 0).all())
+        (['plain', 'vote(n_voters=2)'], True)
+    """
+    cells, files = grid_cells(models, wrappers, data, seeds, epochs=epochs, metrics=metrics, **options)
+    if scheduler is None:
+        _fetch(cells)
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        return run_cells(
+            f"{__name__}:run",
+            cells,
+            Path(folder) / "grid.csv" if path is None else path,
+            jobs=jobs,
+            threads=threads,
+            timeout=timeout,
+            resume=resume,
+            progress=progress,
+            command=command or "workbench.experiments.grid",
+            scheduler=scheduler,
+            files=files,
+        )
+
+
+def grid_cells(
+    models: Any, wrappers: Any, data: Any, seeds: Any, *, epochs: int = 100, metrics: Any = (), **options: Any
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """The cells of a grid, and the files of the user's own code that they need; arguments and errors are those of `grid`."""
+    from ..data.registry import resolve
+
+    chosen: dict[str, list[Any]] = {
+        "model": [one_spelling(reference(model, "a model")) for model in _several(models)],
+        "wrapper": [one_spelling(text) for text in _several(wrappers)],
+        "data": [reference(name, "a data set") for name in _several(data)],
+        "seed": [_whole("seed", seed, 0) for seed in _several(seeds)],
+    }
+    for name, values in chosen.items():
+        if not values:
+            raise ValueError(f"{name}: the grid needs at least one")
+        if repeated := {str(value) for value in values if values.count(value) > 1}:
+            raise ValueError(f"{name}: give each value once, not several times {', '.join(sorted(repeated))}")
+    for text in chosen["model"]:
+        check_model(text)
+    for text in chosen["wrapper"]:
+        wrapper_of(text)
+    chosen["data"] = [name if REFERENCE.fullmatch(name) else resolve(name) for name in chosen["data"]]
+    measures = [reference(metric, "a metric") for metric in _several(metrics)]
+    for text in (*measures, *(name for name in chosen["data"] if REFERENCE.fullmatch(name))):
+        _function(text)
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ValueError(f"grid has no argument {name!r}: {hint(name, OPTIONS)}")
+        if name in ("batch_size", "folds", "patience", "rows") and value is not None:
+            _whole(name, value, 1 if name == "patience" else 2)
+    same: dict[str, Any] = {"epochs": _whole("epochs", epochs, 1)}
+    same |= {name: str(value) if name == "device" else value for name, value in options.items() if value is not None}
+    if measures:
+        same["metrics"] = measures
+    cells, files = [], []
+    # seeds outermost: what there is after half of the time compares all wrappers
+    for seed, name, model, wrapper in itertools.product(
+        *(chosen[axis] for axis in ("seed", "data", "model", "wrapper"))
+    ):
+        own = [file for text in (model, name, *measures) if (file := file_of(text)) is not None]
+        files += [file for file in own if file not in files]
+        source = {"source": digest(*own)} if own else {}
+        cells.append({"model": model, "wrapper": wrapper, "data": name, "seed": seed, **same, **source})
+    return cells, files
+
+
+def run(
+    model: str,
+    wrapper: str,
+    data: str,
+    seed: int,
+    epochs: int,
+    rows: int | None = None,
+    metrics: Sequence[str] = (),
+    source: str = "",
+    device: str = "auto",
+    **options: Any,
+) -> dict[str, Any]:
+    """One cell: train, and measure on the test rows; the arguments are those of `grid`."""
+    import torch
+
+    from ..training import fit
+    from .measure import PeakMemory, measure
+
+    del source  # tells one state of the user's files from another; it is looked at nowhere
+    loaded = _load(data, seed)
+    if rows is not None and rows < len(loaded.train):
+        order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
+        loaded = replace(loaded, train=loaded.train.take(order[:rows]))
+    train, held = (loaded.train, None) if "folds" in options else loaded.validation(HELD, seed)
+    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    memory = PeakMemory()
+    with torch.random.fork_rng(cuda):
+        torch.manual_seed(seed)
+        plain = model_of(model, loaded)
+        wrapped: Any = wrapper_of(wrapper, classes=loaded.task == "classification")(plain)
+        _warm_up()
+        start = time.perf_counter()
+        chosen: dict[str, Any] = {} if held is None else {"validation": held}
+        fit(wrapped, train, epochs=epochs, seed=seed, device=device, progress=False, **chosen, **options)
+        seconds = time.perf_counter() - start
+        torch.manual_seed(seed)
+        place = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
+        found: dict[str, Any] = measure(wrapped, plain.to(place), loaded, held)
+        for metric in metrics:
+            own = _function(metric)(wrapped, loaded)
+            if not isinstance(own, dict) or (taken := set(own) & {*found, *RESERVED, *AXES, *OPTIONS}):
+                raise TypeError(
+                    f"metric {metric} must give a dict of numbers with names of its own, found "
+                    f"{type(own).__name__ if not isinstance(own, dict) else f'{sorted(taken)}, which are there already'}"
+                )
+            found |= own
+    return {
+        **found,
+        "fit_seconds": seconds,
+        "peak_memory": memory.read(),
+        "task": loaded.task,
+        "split": loaded.split,
+        "train_rows": len(loaded.train),
+        "checksum": f"sha256:{loaded.checksum[:12]}",
+    }
+
+
+@functools.cache
+def _warm_up() -> None:
+    """What the first training of a process imports is no cost of its wrapper."""
+    import torch
+
+    from ..training import fit
+    from ..wrapping import compose
+
+    x = torch.linspace(-1, 1, 8)[:, None]
+    fit(compose()(torch.nn.Linear(1, 1)), (x, x), epochs=1, progress=False)
+
+
+def _load(name: str, seed: int) -> Data:
+    from .. import data
+    from ..data.registry import entries
+
+    if REFERENCE.fullmatch(name):
+        made = _function(name)(seed)
+        if not isinstance(made, data.Data):
+            raise TypeError(f"{name} gave an object of type {type(made).__name__}; it must give a workbench.data.Data")
+        return made
+    splits = entries()[name].get("splits")
+    return data.load(name, split=seed % splits if splits else seed)
+
+
+def _fetch(cells: Sequence[dict[str, Any]]) -> None:
+    """What has to be downloaded is so once, before any process wants it."""
+    from .. import data
+
+    for name in dict.fromkeys(cell["data"] for cell in cells):
+        if not REFERENCE.fullmatch(name) and name not in data.names(available=True):
+            data.fetch(name)
+
+
+def _function(text: str) -> Callable[..., Any]:
+    if REFERENCE.fullmatch(text) is None or "(" in text:
+        raise ValueError(f'{text!r} is no function; give "module:name" or "path/to/file.py:name"')
+    function = load(text)
+    if not callable(function):
+        raise TypeError(f"{text} is an object of type {type(function).__name__}, not a function")
+    return function
+
+
+def _several(values: Any) -> list[Any]:
+    return [values] if isinstance(values, str | int) or callable(values) else list(values)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return number
