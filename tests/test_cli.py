@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import nbformat
 import pytest
 from conftest import write_notebook
 
 from workbench.cli import main
-from workbench.notebook import Run, read_run
+from workbench.notebook import read_run
 
 
 @pytest.fixture
@@ -63,10 +60,12 @@ def test_a_grid_goes_on_after_a_failed_run_and_tells(
     assert main(["report", str(notebook), "-g", "n=13,2", "-g", "name=a b", "-o", str(out)]) == 1
     printed = capsys.readouterr().out
     assert "[1/2] failed" in printed
-    assert "small_n-13  AssertionError: unlucky" in printed
+    assert "small_n-13_name-a-b  AssertionError: unlucky" in printed
     assert "[2/2] ok" in printed
-    assert sorted(path.name for path in out.glob("*.html")) == ["small_n-13.html", "small_n-2.html"]
-    assert read_run(out / "small_n-2.ipynb").parameters["name"] == "a b"
+    pages = ["index.html", "small_n-13_name-a-b.html", "small_n-2_name-a-b.html"]
+    assert sorted(path.name for path in out.glob("*.html")) == pages
+    assert f"index: {out / 'index.html'}" in printed
+    assert read_run(out / "small_n-2_name-a-b.ipynb").parameters["name"] == "a b"
 
 
 @pytest.mark.parametrize(
@@ -102,30 +101,6 @@ def test_an_output_folder_that_cannot_be(notebook: Path, tmp_path: Path, capsys:
     (tmp_path / "file").write_text("")
     assert main(["report", str(notebook), "-o", str(tmp_path / "file" / "out")]) == 2
     assert "file" in capsys.readouterr().err
-
-
-def test_ctrl_c_keeps_and_renders_what_there_was(
-    throwaway: Callable[[str], Run],
-    notebook: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(notebook: Path, output: Path, parameters: dict[str, Any], **options: Any) -> Run:
-        nb = nbformat.read(throwaway("ok").output, 4)
-        nb.metadata["workbench"].update(
-            status="interrupted", error="the run was ended from outside", output=str(output)
-        )
-        output.parent.mkdir()
-        nbformat.write(nb, output)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("workbench.notebook.run_notebook", interrupted)
-    assert main(["report", str(notebook), "-g", "n=1,2", "-o", str(tmp_path / "out")]) == 130
-    printed = capsys.readouterr().out
-    assert "[1/2] interrupted" in printed
-    assert "[2/2]" not in printed
-    assert [path.name for path in (tmp_path / "out").glob("*.html")] == ["small_n-1.html"]
 
 
 def test_python_m_workbench_does_the_same(notebook: Path, tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_results_are_shown_and_code_is_not(ok: tuple[Run, str, BeautifulSoup]) -
     recorded, plain = soup.select("img")
     assert (recorded["alt"], bool(recorded["width"])) == ("a straight line", True)
     assert plain["alt"]
-    assert all(str(image["src"]).startswith("data:image/png;base64,") for image in (recorded, plain))
+    assert all(str(image["src"]).startswith("data:image/webp;base64,") for image in (recorded, plain))
+    assert recorded["id"] == "figure-line_plot"  # where the index links to
     assert soup.select("meta[name=viewport]")
     assert "prefers-color-scheme: dark" in page
     assert "Closing words." in page
@@ -137,7 +138,7 @@ def test_a_failed_run_says_why_and_shows_what_there_was(failed: tuple[Run, str, 
     assert "papermill" not in "".join(tag.get_text() for tag in soup.select("main"))
 
 
-@pytest.mark.parametrize(("name", "reason"), [("timeout", "ran longer than 1 s"), ("died", "exit code 3")])
+@pytest.mark.parametrize(("name", "reason"), [("timeout", "took longer than 2 s"), ("died", "exit code 3")])
 def test_runs_without_a_traceback_say_why_too(
     throwaway: Callable[[str], Run], tmp_path: Path, name: str, reason: str
 ) -> None:

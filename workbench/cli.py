@@ -6,17 +6,12 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import argparse
-import itertools
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from workbench.notebook import Run
-
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+from workbench.experiments.compare import add_parser as add_compare
+from workbench.notebook.commands import BAD_INPUT, FAILED, INTERRUPTED, OK, add_diff, add_report, axis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,26 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("workbench", description="Find out when not to trust a PyTorch model.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    report = commands.add_parser(
-        "report",
-        help="run a notebook and render what it shows as one HTML file",
-        description="Run a notebook, once for each combination of the grid, and render each run as one HTML file. "
-        "A run that ended well and of which nothing has changed since is not repeated.",
-        epilog="example: workbench report notebooks/compare.ipynb -p epochs 40 -g data=concrete,energy -g seed=0,1",
-    )
-    report.add_argument("notebook", type=Path)
-    report.add_argument(
-        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="repeatable"
-    )
-    report.add_argument(
-        "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="one run for each value; repeatable"
-    )
-    report.add_argument("-o", "--output", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
-    report.add_argument(
-        "--timeout", type=float, default=3600, metavar="S", help="seconds that one cell may take (default: 3600)"
-    )
-    report.add_argument("--fresh", action="store_true", help="run even what has been run already")
-    report.set_defaults(command=_report)
+    add_report(commands)
+    add_diff(commands)
+
+    add_compare(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -107,80 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(arguments: argparse.Namespace) -> int:
-    from workbench.notebook import read_run, render, run_notebook
-
-    cells = _grid(arguments.notebook, arguments.parameter, arguments.grid)
-    runs: list[Run] = []
-    pages: list[Path] = []
-    for number, (name, parameters) in enumerate(cells, 1):
-        output = arguments.output / f"{name}.ipynb"
-        interrupted = False
-        try:
-            run = run_notebook(
-                arguments.notebook,
-                output,
-                parameters,
-                timeout=arguments.timeout,
-                resume=not arguments.fresh,
-                progress=sys.stderr.isatty(),
-            )
-        except KeyboardInterrupt:
-            if not output.is_file() or read_run(output).status != "interrupted":  # it had not begun
-                raise
-            run, interrupted = read_run(output), True
-        runs.append(run)
-        pages.append(render(output).resolve())
-        print(_line(number, len(cells), run), flush=True)
-        if interrupted:
-            break
-    for page in pages:
-        print(f"report: {page}\n        {page.as_uri()}")
-    if runs[-1].status == "interrupted":
-        return INTERRUPTED
-    return OK if all(run.status == "ok" for run in runs) else FAILED
-
-
-def _line(number: int, of: int, run: Run) -> str:
-    what = "  ".join([run.name, *([" ".join(run.error.split())] if run.error else [])])
-    seconds = "   cached" if run.cached else f"{run.seconds:7.1f} s"
-    return f"[{number}/{of}] {run.status:<11} {seconds}  {what}"
-
-
-def _grid(
-    notebook: Path, parameters: Sequence[tuple[str, str]], axes: Sequence[str]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Every run's name and parameters; all of the input is checked here, before anything runs."""
-    from workbench.notebook.parameters import declared_parameters, load_notebook, parse_parameter, split_values
-
-    declared = declared_parameters(load_notebook(notebook))
-    columns: dict[str, list[tuple[str, Any]]] = {}
-    for name, text in [*parameters, *(_axis(item) for item in axes)]:
-        if name in columns:
-            raise ValueError(f"parameter {name} is given twice")
-        texts = [text] if len(columns) < len(parameters) else split_values(text)
-        if not texts:
-            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
-        columns[name] = [(piece, parse_parameter(declared, name, piece, notebook.name)) for piece in texts]
-    varied = {name for name, values in columns.items() if len(values) > 1}
-    runs = {}
-    for values in itertools.product(*columns.values()):
-        chosen = dict(zip(columns, values, strict=True))
-        tags = [f"{name}-{text}" for name, (text, _) in chosen.items() if name in varied]
-        label = re.sub(r"[^\w.+=-]+", "-", "_".join([notebook.stem, *tags]))
-        if label in runs:
-            raise ValueError(f"two runs of the grid would both be called {label}: give each value once")
-        runs[label] = {name: value for name, (_, value) in chosen.items()}
-    return list(runs.items())
-
-
-def _axis(item: str) -> tuple[str, str]:
-    name, equals, values = item.partition("=")
-    if not equals:
-        raise ValueError(f"-g takes NAME=A,B, not {item!r}")
-    return name, values
-
-
 def _bench(arguments: argparse.Namespace) -> int:
     import warnings
 
@@ -220,7 +125,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:
     from workbench.notebook.parameters import split_values
 
-    axes = [(name, split_values(values)) for name, values in map(_axis, items)]
+    axes = [(name, split_values(values)) for name, values in map(axis, items)]
     for name, values in axes:
         if not values:
             raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,12 +42,43 @@ def load_notebook(path: Path | str) -> NotebookNode:
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError, AttributeError) as error:
         raise ValueError(f"{path} is not a Jupyter notebook: {str(error).splitlines()[0]}") from error
     kernel = nb.metadata.get("kernelspec", {})
-    language = kernel.get("language", "python")
-    if language != "python":
+    language = kernel.get("language") or nb.metadata.get("language_info", {}).get("name") or "python"
+    if language.lower() not in ("python", "ipython"):
         raise ValueError(
             f"{path} is written for the kernel {kernel.get('name')!r} ({language}); only Python can be run"
         )
     return nb
+
+
+def check_syntax(nb: NotebookNode, notebook: str) -> None:
+    """Look whether every code cell can be read as Python, with IPython's own additions.
+
+    Args:
+        nb: the notebook, as nbformat gives it.
+        notebook: what to call the notebook in errors.
+
+    Raises:
+        ValueError: if a cell can't be read, and isn't tagged ``raises-exception``; cell, line and text are in the message.
+
+    Example:
+        >>> import nbformat.v4 as v4
+        >>> check_syntax(v4.new_notebook(cells=[v4.new_code_cell("%time x = await f()")]), "a.ipynb")
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    transform = TransformerManager().transform_cell
+    for number, cell in enumerate(nb.cells, 1):
+        if cell.cell_type != "code" or "raises-exception" in cell.metadata.get("tags", []):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the notebook's own strings; the kernel shows them
+                compile(transform(cell.source), notebook, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+            line, text = getattr(error, "lineno", None), (getattr(error, "text", None) or "").strip()
+            place = f"cell {number} ({cell.get('id', 'no id')}){f', line {line}' if line else ''}"
+            reason = getattr(error, "msg", None) or str(error)
+            raise ValueError(f"{notebook} can't be run: {place}: {reason}{f': {text!r}' if text else ''}") from error
 
 
 def declared_parameters(nb: NotebookNode) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +98,41 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     plt.close(whole)
 
 
+def record_check(claim: str, holds: Any, **found: Any) -> None:
+    """State what must be true of this run, and show whether it is; a test of the notebook fails where it is not.
+
+    A claim that does not hold ends nothing: the notebook goes on, and its report shows it. `pytest --notebooks` fails.
+
+    Args:
+        claim: what must be true, in words; used once in a notebook.
+        holds: whether it is: a bool, or a numpy or torch one.
+        **found: the numbers that decided it, shown beside the claim; as for `record`.
+
+    Raises:
+        TypeError: if `holds` is no single truth value, or what was found is nothing that `record` takes.
+        ValueError: where another cell, or this cell in the same run, has made the claim already.
+
+    Example:
+        >>> inside, outside = 0.2, 0.9
+        >>> record_check("risk is higher outside the data", outside > inside, ratio=outside / inside)
+    """
+    answer = _plain(holds, claim)
+    if not isinstance(answer, bool):
+        raise TypeError(
+            f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: compare, and take .all() of many"
+        )
+    plain = {name: _plain(value, name) for name, value in found.items()}
+    numbers = ", ".join(f"{name} = {_text(value)}" for name, value in plain.items())
+    mark, word = ("✓", "holds") if answer else ("✗", "does not hold")
+    colour = "" if answer else ' style="color: #D55E00; font-weight: bold"'
+    beside = f" ({html.escape(numbers)})" if numbers else ""
+    data = {
+        "text/html": f"<div{colour}>{mark} {word}: {html.escape(claim)}{beside}</div>",
+        "text/plain": f"{mark} {word}: {claim}{f' ({numbers})' if numbers else ''}",
+    }
+    _show("record_check", [claim], data, {"check": {"claim": claim, "holds": answer, "found": plain}})
+
+
 def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     """Show a table, and carry its columns under a name.
 
@@ -146,12 +181,20 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     _show("record_table", [name], data, {"table": {"name": name, "columns": columns}})
 
 
+class Check(NamedTuple):
+    """A claim's answer: whether it holds, and the numbers that decided it by name."""
+
+    holds: bool
+    found: dict[str, Any]
+
+
 class Records(dict[str, Any]):
     """What a notebook has recorded: name -> value, and more as attributes.
 
     Attributes:
         figures: name -> PNG bytes.
         tables: name -> {column: [values]}; ``pandas.DataFrame(records.tables[name])`` gives the table back.
+        checks: claim -> (holds, found), see `record_check`.
         parameters: name -> value, the parameters that the run was given.
         errors: "Type: message" of every exception shown in the notebook.
     """
@@ -160,6 +203,7 @@ class Records(dict[str, Any]):
         super().__init__()
         self.figures: dict[str, bytes] = {}
         self.tables: dict[str, dict[str, list[Any]]] = {}
+        self.checks: dict[str, Check] = {}
         self.parameters: dict[str, Any] = {}
         self.errors: list[str] = []
 
@@ -199,6 +243,9 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
                 entries.append((found.figures, ours["figure"], base64.b64decode(output.data["image/png"])))
             if "table" in ours:
                 entries.append((found.tables, ours["table"]["name"], dict(_restore(ours["table"]["columns"]))))
+            if "check" in ours:
+                check = ours["check"]
+                entries.append((found.checks, check["claim"], Check(check["holds"], _restore(check["found"]))))
             for store, name, value in entries:
                 if name in store:
                     where = f"cell {position + 1} ({cell.get('id', 'no id')})"

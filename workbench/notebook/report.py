@@ -46,7 +46,7 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     parameters, environment = run.get("parameters", {}), run.get("environment", {})
     report: dict[str, Any] = {
         "run": run,
-        "title": _title(nb) or executed.stem,
+        "title": title(nb) or executed.stem,
         # files keep these sorted by name; people know the order of the parameters cell, and look for git first
         "parameters": {name: parameters[name] for name in declared_parameters(nb) if name in parameters},
         "environment": dict(sorted(environment.items(), key=lambda item: item[0] not in ("git", "device", "torch"))),
@@ -82,7 +82,7 @@ def _cut_where_it_stopped(nb: NotebookNode) -> int:
     return sum(i > last for i in code)
 
 
-def _title(nb: NotebookNode) -> str | None:
+def title(nb: NotebookNode) -> str | None:
     lines = (line for cell in nb.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
     return next((line[2:].strip() for line in lines if line.startswith("# ")), None)
 
@@ -93,6 +93,7 @@ def _exporter(code: bool) -> Any:
     from traitlets.config import Config
 
     from .formulas import markdown_to_html
+    from .pictures import embedded
 
     class Report(HTMLExporter):
         @pass_context
@@ -103,10 +104,12 @@ def _exporter(code: bool) -> Any:
                 source, escape=False, attachments=attachments, embed_images=True, path=folder, exclude_anchor_links=True
             )
 
-    return Report(
+    report = Report(
         config=Config(CoalesceStreamsPreprocessor={"enabled": True}),
         template_name="workbench",
         extra_template_basedirs=[str(_TEMPLATES)],
         exclude_input=not code,
         embed_images=True,
     )
+    report.register_filter("embedded", embedded)
+    return report

@@ -1,0 +1,325 @@
+"""The index of a folder of reports, and what `workbench diff` finds: from executed notebooks written by hand, no kernels."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+from matplotlib.figure import Figure
+from nbformat import v4
+from PIL import Image
+from torchmetrics import Metric
+
+from workbench.cli import main
+from workbench.experiments.directions import METRICS, higher_is_better, metric_of
+from workbench.metrics import modules
+from workbench.notebook import Run, compare_reports
+from workbench.notebook.index import Index
+from workbench.notebook.pictures import THUMBNAIL, embedded, grid_plot, thumbnail
+from workbench.notebook.record import _plain
+from workbench.notebook.tables import summary_table
+
+
+def picture() -> bytes:
+    figure, buffer = Figure(figsize=(6, 4)), io.BytesIO()
+    figure.subplots().plot([1, 3, 2])
+    figure.savefig(buffer, format="png", dpi=200)
+    return buffer.getvalue()
+
+
+PNG = picture()
+
+
+def executed(folder: Path, name: str, parameters: dict[str, Any], status: str = "ok", /, **records: Any) -> Run:
+    """Write a notebook as run_notebook leaves it, and its page."""
+    folder.mkdir(exist_ok=True)
+    run = Run(
+        name=name,
+        notebook=f"elsewhere/{name.split('_')[0]}.ipynb",
+        output=str(folder / f"{name}.ipynb"),
+        status=status,
+        seconds=2.0,
+        parameters=parameters,
+        error=None if status == "ok" else "ValueError: <bad> & worse",
+        environment={"git": "v1", "torch": "2.9"},
+        peak_memory=100.0,
+        data={"diabetes": "ab" * 32},
+    )
+    values = {key: _plain(value, key) for key, value in records.items()}
+    figure = v4.new_output(
+        "display_data", {"image/png": base64.b64encode(PNG).decode()}, metadata={"workbench": {"figure": "curve"}}
+    )
+    outputs = [v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"records": values}}), figure]
+    cells = [v4.new_markdown_cell("# Many runs"), v4.new_code_cell("", outputs=outputs)]
+    nbformat.write(v4.new_notebook(cells=cells, metadata={"workbench": asdict(run)}), run.output)
+    (folder / f"{name}.html").write_text("")
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two data sets, two seeds, two wrappers; one run failed, one waits."""
+    out = tmp_path / "out"
+    scores = {("a", 0): (1.0, 3.0), ("a", 1): (2.0, 1.5), ("b", 0): (10.0, 30.0), ("b", 1): (20.0, float("nan"))}
+    for (data, seed), (vote, sculpt) in scores.items():
+        executed(
+            out,
+            f"many_{data}_{seed}",
+            {"data": data, "seed": seed, "epochs": 5},
+            vote_rmse=vote,
+            sculpt_rmse=sculpt,
+            accuracy=0.5 + seed / 10,
+            name=f"run of {data}",
+            history=[vote, sculpt],
+        )
+    executed(out, "many_c_0", {"data": "c", "seed": 0, "epochs": 5}, "failed", vote_rmse=0.001)
+    index = Index(out)
+    index.add(
+        Run(
+            "many_c_1",
+            "elsewhere/many.ipynb",
+            str(out / "many_c_1.ipynb"),
+            "waiting",
+            0.0,
+            {"data": "c", "seed": 1, "epochs": 5},
+        )
+    )
+    index.write(plots=True)
+    return out
+
+
+def page(folder: Path) -> tuple[str, BeautifulSoup]:
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    return text, BeautifulSoup(text, "html.parser")
+
+
+def test_the_page_lists_every_run_with_all_its_numbers(folder: Path) -> None:
+    text, soup = page(folder)
+    table = soup.select("table.runs")[0]
+    heads = [head.button.get_text() for head in table.select("thead th") if head.button]
+    assert heads == ["run", "status", "data", "seed", "accuracy", "sculpt_rmse", "vote_rmse", "seconds", "peak MiB"]
+    rows = {row.th.a.get_text() if row.th.a else row.th.get_text(): row for row in table.select("tbody tr") if row.th}
+    assert list(rows) == ["many_a_0", "many_a_1", "many_b_0", "many_b_1", "many_c_0", "many_c_1"]
+    assert [cell["data-value"] for cell in rows["many_b_0"].select("td")] == [
+        "ok", "b", "0", "0.5", "30.0", "10.0", "2.0", "100"
+    ]  # fmt: skip
+    assert rows["many_a_0"].select_one("a")["href"] == "many_a_0.html"
+    assert rows["many_c_1"].select_one("a") is None
+    assert "waiting" in rows["many_c_1"].get_text()
+    assert "ValueError: &lt;bad&gt; &amp; worse" in text
+    chips = [chip.get_text() for chip in soup.select(".counts li")]
+    assert chips == ["4 ok", "1 failed", "1 waiting"]
+    same = {line.dt.get_text(): line.dd.get_text() for line in soup.select("dl.same div") if line.dt and line.dd}
+    assert same == {"epochs": "5", "git": "v1", "torch": "2.9", "diabetes": "ab" * 32}
+
+
+def test_the_best_is_marked_among_runs_that_ended_well(folder: Path) -> None:
+    _, soup = page(folder)
+    best = {
+        (row.th.get_text(), cell["data-value"])
+        for row in soup.select("table.runs tbody tr")
+        for cell in row.select("td.best")
+        if row.th
+    }
+    # higher accuracy, lower errors; the failed run's 0.001 does not count
+    assert best == {("many_a_1", "0.6"), ("many_b_1", "0.6"), ("many_a_0", "1.0"), ("many_a_1", "1.5")}
+
+
+def test_the_summary_averages_over_seeds_and_compares_within_a_data_set(folder: Path) -> None:
+    index = Index(folder)
+    table = summary_table([entry for entry in index.entries.values() if entry.run.status == "ok"])
+    assert table is not None
+    columns = {column.name: column for column in table.columns}
+    assert list(columns) == ["data", "of", "accuracy", "rmse", "runs"]
+    rows = list(zip(*([cell.value for cell in columns[name].cells] for name in ("data", "of")), strict=True))
+    rmse = dict(zip(rows, columns["rmse"].cells, strict=True))
+    assert rmse["a", "vote"].value == 1.5
+    assert rmse["a", "vote"].spread == f" ± {statistics.stdev([1.0, 2.0]):.2g}"
+    assert rmse["b", "sculpt"].value == 30.0  # the NaN is left out
+    assert [row for row, cell in rmse.items() if cell.best] == [("a", "vote"), ("b", "vote")]
+    assert summary_table([next(iter(index.entries.values()))]) is not None  # two wrappers in one run
+    assert summary_table([]) is None
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(folder: Path) -> None:
+    text, soup = page(folder)
+    policy = soup.select_one("meta[http-equiv=Content-Security-Policy]")
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert policy is not None
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert str(policy["content"]) == (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
+    assert not re.search(r"src=\"(?!data:)|url\(|@import|<link|https?://", text)
+    assert all(image["alt"] for image in soup.select("img"))
+    assert all(
+        image["src"].startswith("data:image/") and image.find_parent("a")["href"].endswith(".html#figure-curve")
+        for image in soup.select(".strip img")
+    )
+    assert len(soup.select(".strip img")) == 5
+    plot = soup.select_one("img.plot")
+    assert plot is not None
+    assert "rmse over data" in str(plot["alt"])
+
+
+def test_json_holds_all_exactly_and_csv_a_row_for_each_number(folder: Path) -> None:
+    content = json.loads((folder / "index.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    runs = {run["name"]: run for run in content["runs"]}
+    assert runs["many_b_1"]["records"]["sculpt_rmse"] == {"__float__": "nan"}
+    assert runs["many_a_0"]["records"]["history"] == [1.0, 3.0]
+    assert runs["many_a_0"]["data"] == {"diabetes": "ab" * 32}
+    assert (runs["many_c_1"]["status"], runs["many_c_1"]["page"]) == ("waiting", "")
+    assert runs["many_c_0"]["error"] == "ValueError: <bad> & worse"
+    assert str(folder) not in (folder / "index.json").read_text(encoding="utf-8")  # it can be moved, and published
+    with (folder / "index.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["notebook", "run", "status", "data", "epochs", "seed", "metric", "value"]
+    found = {(row["run"], row["metric"]): float(row["value"]) for row in rows}
+    assert found["many_b_0", "sculpt_rmse"] == 30.0
+    assert found["many_a_0", "seconds"] == 2.0
+    assert len(rows) == 4 * 5 + 1
+
+
+def test_other_notebooks_in_the_folder_have_sections_of_their_own(folder: Path) -> None:
+    executed(folder, "other", {"n": 1}, rmse=1.0)
+    nbformat.write(v4.new_notebook(), folder / "never-run.ipynb")
+    Index(folder).write()
+    _, soup = page(folder)
+    assert len(soup.select("h1")) == 2
+    assert "never-run" not in soup.get_text()
+    assert len(soup.select("table.runs")) == 2
+
+
+def test_plots_are_of_what_changes() -> None:
+    assert grid_plot([({"n": 1}, {"rmse": 1.0})]) is None
+    assert grid_plot([({"n": n}, {"rows": 5.0}) for n in (1, 2)]) is None
+    found = grid_plot([({"n": n, "lr": lr}, {"rmse": n * lr, "rows": 5.0}) for n in (1, 2) for lr in (0.1, 0.2)])
+    assert found is not None
+    assert found[1] == "rmse over n, for lr 0.1,lr 0.2"
+    found = grid_plot([({"seed": s}, {"vote_rmse": s, "sculpt_rmse": 2.0 * s}) for s in (1, 2)])
+    assert found is not None
+    assert found[1] == "rmse over vote, sculpt"  # lines over seeds would mean nothing
+
+
+def test_thumbnails_are_small_and_embedded_pictures_lose_nothing() -> None:
+    address = thumbnail(PNG)
+    with Image.open(io.BytesIO(base64.b64decode(address.split(",")[1]))) as small:
+        assert small.width <= THUMBNAIL[0]
+        assert small.height <= THUMBNAIL[1]
+    assert len(address) < 20_000
+    whole = embedded(base64.b64encode(PNG).decode())
+    assert len(whole) < len(PNG)
+    with Image.open(io.BytesIO(base64.b64decode(whole.split(",")[1]))) as now, Image.open(io.BytesIO(PNG)) as before:
+        assert now.convert("RGB").tobytes() == before.convert("RGB").tobytes()
+
+
+def test_directions_are_those_of_the_metrics() -> None:
+    for name in modules.__all__:
+        metric = getattr(modules, name)
+        assert issubclass(metric, Metric)
+        known = name.lower() if name.isupper() or name == "FPR95" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        known = {"adaptiveece": "adaptive_ece"}.get(known, known)
+        assert METRICS[known] == metric.higher_is_better, name
+        assert higher_is_better(f"vote_sculpt_{known}") == metric.higher_is_better
+        assert metric_of(f"vote_{known}") == ("vote", known)
+    assert higher_is_better("parameters") is None
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """Two folders of one run each."""
+
+    def make(second: dict[str, Any], **first: Any) -> tuple[Path, Path]:
+        for name, records in (("a", first), ("b", second)):
+            executed(tmp_path / name, "run", {"n": 1}, **records)
+            Index(tmp_path / name).write()
+        return tmp_path / "a", tmp_path / "b"
+
+    return make
+
+
+def test_reports_that_are_the_same(two: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"rmse": 0.1, "loss": float("nan"), "name": "x", "scores": [1, 2.5], "bound": float("inf")}
+    a, b = two({**values, "rmse": 0.1 * (1 + 1e-7)}, **values)
+    assert main(["diff", str(a), str(b)]) == 0
+    assert capsys.readouterr().out == "6 of 6 values are the same\n"
+    assert main(["diff", str(a / "run.ipynb"), str(b / "run.ipynb")]) == 0
+    assert main(["diff", str(a), str(b), "--tolerance", "0"]) == 1
+
+
+def test_reports_that_differ(two: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = two({"rmse": 0.12, "name": "y", "scores": [1, 3.0], "more": 1}, rmse=0.1, name="x", scores=[1, 2.5], less=2)
+    assert main(["diff", str(a), str(b), "--tolerance", "0.01"]) == 1
+    printed = capsys.readouterr().out
+    found = compare_reports(a, b, 0.01)
+    assert {d.name: (d.first, d.second) for d in found.differences if d.name not in ("more", "less")} == {
+        "rmse": (0.1, 0.12),
+        "name": ("x", "y"),
+        "scores[1]": (2.5, 3.0),
+    }
+    assert {d.name for d in found.differences} == {"rmse", "name", "scores[1]", "more", "less"}
+    assert found.compared == 6
+    relative = {d.name: d.relative for d in found.differences}
+    assert relative["rmse"] == pytest.approx(0.02 / 0.12)
+    assert relative["name"] is None
+    line = next(line for line in printed.splitlines() if " rmse " in line)
+    assert line.split() == ["run", "rmse", "0.1", "0.12", "0.17"]
+    assert main(["diff", str(a), str(b), "--tolerance", "0.5"]) == 1  # text and missing values still differ
+
+
+def test_what_made_them_is_told_too(tmp_path: Path) -> None:
+    for name, n in (("a", 1), ("b", 2)):
+        executed(tmp_path / name, "run", {"n": n}, rmse=1.0)
+        Index(tmp_path / name).write()
+    found = compare_reports(tmp_path / "a", tmp_path / "b")
+    assert not found.differences
+    assert "n: 1 -> 2" in str(found)
+
+
+def test_a_run_that_is_missing_or_failed_is_a_difference(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    executed(other, "many_a_0", {}, "failed", vote_rmse=1.0)
+    Index(other).write()
+    found = {(d.run, d.name): (str(d.first), str(d.second)) for d in compare_reports(folder, other).differences}
+    assert found["many_a_1", "(the run)"] == ("there", "–")
+    assert found["many_a_0", "status"] == ("ok", "failed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none", "out"], "there is no notebook none"),
+        (["out", "empty"], "empty holds no reports"),
+        (["out", "out/many_a_0.ipynb"], "compare two folders or two notebooks"),
+        (["out", "broken"], "was not written by workbench report"),
+        (["out", "out", "--tolerance", "-1"], "tolerance must be a number of at least 0"),
+        (["plain.ipynb", "plain.ipynb"], "holds no outcome of a run"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    for name in ("empty", "broken"):
+        Path(name).mkdir()
+    Path("broken/index.json").write_text("[]")
+    nbformat.write(v4.new_notebook(), "plain.ipynb")
+    assert main(["diff", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""The commands ``workbench report`` and ``workbench diff``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def add_report(commands: Any) -> None:
+    """Add ``report`` to a parser's commands."""
+    report = commands.add_parser(
+        "report",
+        help="run a notebook, over a grid of parameters if you like, and write HTML reports",
+        description="Run a notebook, once for each combination of the grid, and write each run as one HTML file, and an index of "
+        "all of them. Each run has a process of its own. A run that ended well and of which nothing has changed since "
+        "(notebook, parameters, this package, versions, data) is not repeated: an interrupted report goes on.",
+        epilog="example: workbench report notebooks/compare.ipynb -p epochs 40 -g data=concrete,energy -g seed=0,1 -j 2. "
+        "Exit code: 0 if all runs ended well, 1 if one did not, 2 for bad input, 130 after Ctrl-C or SIGTERM.",
+    )
+    report.add_argument("notebook", type=Path)
+    report.add_argument(
+        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="repeatable"
+    )
+    report.add_argument(
+        "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="one run for each value; repeatable"
+    )
+    report.add_argument("-o", "--output", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    report.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    report.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds that one run may take, all its cells together (default: no limit)",
+    )
+    again = report.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="take what has been run already (the default)")
+    again.add_argument("--fresh", action="store_true", help="run even what has been run already")
+    report.add_argument("--pdf", action="store_true", help="print each report as PDF too; needs Chromium or Chrome")
+    report.set_defaults(command=run_report)
+
+
+def add_diff(commands: Any) -> None:
+    """Add ``diff`` to a parser's commands."""
+    diff = commands.add_parser(
+        "diff",
+        help="compare what two reports recorded, value by value",
+        description="Compare two folders of reports, or two executed notebooks: every recorded number, text and table.",
+        epilog="example: workbench diff reports/before reports/after --tolerance 0.01. "
+        "Exit code: 0 if all is the same within the tolerance, 1 if not, 2 for bad input.",
+    )
+    diff.add_argument("first", type=Path, metavar="A")
+    diff.add_argument("second", type=Path, metavar="B")
+    diff.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="REL",
+        help="relative difference up to which numbers count as the same (default: 1e-6)",
+    )
+    diff.set_defaults(command=run_diff)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Do ``workbench report``; the exit code."""
+    from .grid import run_grid
+
+    parameters, grid = parse(arguments.notebook, arguments.parameter, arguments.grid)
+    folder = arguments.output.resolve()
+    try:
+        runs = run_grid(
+            arguments.notebook,
+            folder,
+            parameters,
+            grid,
+            jobs=arguments.jobs,
+            timeout=arguments.timeout,
+            resume=not arguments.fresh,
+            pdf=arguments.pdf,
+        )
+    except KeyboardInterrupt:
+        _say("index", folder / "index.html")
+        return INTERRUPTED
+    if len(runs) == 1:
+        _say("report", Path(runs[0].output).with_suffix(".html"))
+    else:
+        _say("index", folder / "index.html")
+    return OK if all(run.status == "ok" and not run.error for run in runs) else FAILED
+
+
+def run_diff(arguments: argparse.Namespace) -> int:
+    """Do ``workbench diff``; the exit code."""
+    from .diff import TOLERANCE, compare_reports
+
+    tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
+    found = compare_reports(arguments.first, arguments.second, tolerance)
+    print(found)
+    return FAILED if found.differences else OK
+
+
+def _say(what: str, page: Path) -> None:
+    if page.is_file():
+        print(f"{what}: {page}\n{' ' * len(what)}  {page.as_uri()}", flush=True)
+
+
+def parse(
+    notebook: Path, parameters: Sequence[tuple[str, str]], axes: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Parameters and grid of the command line, as values of the types that the notebook's defaults have.
+
+    Raises:
+        ValueError: for a name that the notebook does not have, a value that is none of its type, a name that is there twice.
+    """
+    from .parameters import declared_parameters, load_notebook, parse_parameter, split_values
+
+    declared = declared_parameters(load_notebook(notebook))
+    fixed: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    for name, text in parameters:
+        _once(name, fixed)
+        fixed[name] = parse_parameter(declared, name, text, notebook.name)
+    for name, text in map(axis, axes):
+        _once(name, {**fixed, **grid})
+        pieces = split_values(text)
+        if not pieces:
+            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
+        grid[name] = [parse_parameter(declared, name, piece, notebook.name) for piece in pieces]
+    return fixed, grid
+
+
+def axis(item: str) -> tuple[str, str]:
+    """Name and values of a ``-g``.
+
+    Example:
+        >>> axis("seed=0,1")
+        ('seed', '0,1')
+    """
+    name, equals, values = item.partition("=")
+    if not equals:
+        raise ValueError(f"-g takes NAME=A,B, not {item!r}")
+    return name, values
+
+
+def _once(name: str, known: dict[str, Any]) -> None:
+    if name in known:
+        raise ValueError(f"parameter {name} is given twice")

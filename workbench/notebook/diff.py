@@ -1,0 +1,187 @@
+"""`compare_reports`: what two report folders, or two runs, recorded differently."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .record import _plain, _restore, _text, read_records
+from .run import read_run
+
+TOLERANCE = 1e-6
+_NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "–"})()
+
+
+@dataclass
+class Difference:
+    """A value that is not the same in two reports.
+
+    Attributes:
+        run: name of the run.
+        name: of the value; parts of lists, dicts and tables as ``name[part]``.
+        first, second: the values, "–" where there is none.
+        relative: |first - second| / max(|first|, |second|), None for what is no number.
+    """
+
+    run: str
+    name: str
+    first: Any
+    second: Any
+    relative: float | None = None
+
+
+@dataclass
+class Comparison:
+    """What was found: see `compare_reports`.
+
+    Attributes:
+        differences: the values that are not the same.
+        compared: how many values there were.
+        context: what else is different about the runs, parameters and versions: lines of text.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    compared: int = 0
+    context: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.compared - len(self.differences)} of {self.compared} values are the same"]
+        if self.differences:
+            rows = [("run", "value", "A", "B", "relative difference")]
+            for found in self.differences:
+                share = "" if found.relative is None else f"{found.relative:.2g}"
+                rows.append((found.run, found.name, _shown(found.first), _shown(found.second), share))
+            widths = [max(len(row[i]) for row in rows) for i in range(5)]
+            lines.append("")
+            for run, name, *numbers in rows:
+                cells = [text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True)]
+                lines.append("  ".join([run.ljust(widths[0]), name.ljust(widths[1]), *cells]).rstrip())
+        return "\n".join(
+            [*lines, *(["", "made with:", *(f"  {line}" for line in self.context)] if self.context else [])]
+        )
+
+
+def compare_reports(first: Path | str, second: Path | str, tolerance: float = TOLERANCE) -> Comparison:
+    """Compare what two reports recorded, value by value: numbers, text, lists and tables.
+
+    Args:
+        first: a folder of reports, or one executed notebook.
+        second: the same kind; runs of two folders are matched by name.
+        tolerance: relative difference up to which two numbers count as the same; NaN is the same as NaN.
+
+    Returns:
+        What differs. ``print`` shows it as a table.
+
+    Raises:
+        FileNotFoundError: if there is no such folder or notebook.
+        ValueError: if there are no results in it, the two are not of one kind, or tolerance is no number from 0 on.
+
+    Example:
+        >>> import tempfile
+        >>> from workbench.notebook import run_grid
+        >>> import nbformat
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> cell = nbformat.v4.new_code_cell("from workbench import record; record(rmse=0.5)")
+        >>> nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / "a.ipynb")
+        >>> runs = run_grid(folder / "a.ipynb", folder / "reports", progress=False)
+        >>> print(compare_reports(folder / "reports", folder / "reports"))
+        1 of 1 values are the same
+    """
+    first, second = Path(first), Path(second)
+    if not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+        raise ValueError(f"tolerance must be a number of at least 0, not {tolerance!r}")
+    if first.is_dir() != second.is_dir() and first.exists() and second.exists():
+        raise ValueError(f"compare two folders or two notebooks, not {first} with {second}")
+    a, b = _runs(first), _runs(second)
+    if not first.is_dir():  # two runs are compared whatever they are called
+        b = dict(zip(a, b.values(), strict=True))
+    found = Comparison()
+    for name in dict.fromkeys([*a, *b]):
+        here, there = ({"status": run["status"], **_values(run)} if run else {} for run in (a.get(name), b.get(name)))
+        if not here or not there:
+            found.compared += 1
+            x, y = ("there" if values else _NOTHING for values in (here, there))
+            found.differences.append(Difference(name, "(the run)", x, y))
+            continue
+        for value in dict.fromkeys([*here, *there]):
+            x, y = here.get(value, _NOTHING), there.get(value, _NOTHING)
+            relative = _relative(x, y)
+            found.compared += value != "status" or x != y
+            if relative is None or relative > tolerance:
+                found.differences.append(Difference(name, value, x, y, relative))
+    found.context = _context(a, b)
+    return found
+
+
+def _runs(path: Path) -> dict[str, dict[str, Any]]:
+    """name -> what index.json says of a run."""
+    if path.is_dir():
+        index = path / "index.json"
+        if not index.is_file():
+            raise FileNotFoundError(f"{path} holds no reports: it has no index.json, as workbench report writes it")
+        try:
+            runs = json.loads(index.read_text(encoding="utf-8"))["runs"]
+            found = {run["name"]: run for run in runs if run["status"] != "waiting"}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{index} was not written by workbench report") from error
+        if not found:
+            raise ValueError(f"no run in {path} has begun yet: there is nothing to compare")
+        return found
+    run, records = read_run(path), read_records(path)
+    values = {name: _plain(value, name) for name, value in records.items()}
+    tables = {name: _plain(table, name) for name, table in records.tables.items()}
+    stamp = {"status": run.status, "parameters": run.parameters, "environment": run.environment, "data": run.data}
+    return {run.name: {**stamp, "records": values, "tables": tables}}
+
+
+def _values(run: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(_flat(_restore(run.get("records", {}))))
+    for name, columns in run.get("tables", {}).items():
+        found.update(_flat({name: _restore(columns)}))
+    return found
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}[{key}]" if name else key)
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _flat(item, f"{name}[{place}]")
+    else:
+        yield name, value
+
+
+def _relative(x: Any, y: Any) -> float | None:
+    """How far two values are apart; None for what is not the same and no number."""
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (x, y)]
+    if not all(numbers):
+        return 0.0 if type(x) is type(y) and x == y else None
+    if x == y or (x != x and y != y):
+        return 0.0
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return math.inf
+    return abs(x - y) / max(abs(x), abs(y))
+
+
+def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """What is different about the runs themselves, each once."""
+    lines: dict[str, None] = {}
+    for name in a:
+        if name in b:
+            for part in ("parameters", "environment", "data"):
+                x, y = a[name].get(part, {}), b[name].get(part, {})
+                for key in dict.fromkeys([*x, *y]):
+                    if x.get(key) != y.get(key):
+                        short = 12 if part == "data" else 200
+                        lines[f"{key}: {str(x.get(key, '–'))[:short]} -> {str(y.get(key, '–'))[:short]}"] = None
+    return list(lines)
+
+
+def _shown(value: Any) -> str:
+    """Numbers with enough digits to see a difference."""
+    return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else _text(value)

@@ -1,0 +1,199 @@
+"""The index of a folder of reports: index.html for people, index.json for programs, index.csv for statistics."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .client import replace_file
+from .pictures import grid_plot, thumbnail
+from .record import _plain, _text
+from .run import CLOCK, ENDED_BADLY, Run, read, stamp_of
+from .tables import Table, runs_table, summary_table, varied
+
+SCHEMA = 1
+_TEMPLATES = Path(__file__).parent / "templates"
+_THUMBNAILS = 120  # in one section
+_PATIENCE = 10  # plots may take one part in so many of the time
+
+
+@dataclass
+class Entry:
+    """A run, and what the index shows of it."""
+
+    run: Run
+    title: str
+    scalars: dict[str, float] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+    thumbnails: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        """The page's file name, empty if there is none."""
+        page = Path(self.run.output).with_suffix(".html")
+        return page.name if page.is_file() else ""
+
+
+class Index:
+    """What is known of all runs in a folder.
+
+    Args:
+        folder: where the executed notebooks lie; those that are there already are read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.entries: dict[str, Entry] = {}
+        self._plots: dict[str, tuple[str, str] | None] = {}
+        self._next_plot = 0.0
+        for path in sorted(folder.glob("*.ipynb")):
+            if (run := stamp_of(path)) is not None:
+                run.output = str(path)
+                self.add(run)
+
+    def add(self, run: Run) -> None:
+        """Take up a run, or what has become of it."""
+        known = self.entries.get(run.name)
+        if known is None or known.run != run:
+            self.entries[run.name] = _entry(run)
+
+    def first(self, names: Iterable[str]) -> None:
+        """Put these runs before all others, in this order."""
+        self.entries = {name: self.entries[name] for name in dict.fromkeys([*names, *self.entries])}
+
+    def write(self, plots: bool = False) -> None:
+        """Replace the three files.
+
+        Args:
+            plots: draw the plots anew, however long that takes; else only if they have not been drawn for some time.
+        """
+        runs = [self._as_json(entry) for entry in self.entries.values()]
+        content = {"schema": SCHEMA, "written": time.strftime(CLOCK), "runs": runs}
+        replace_file(self.folder / "index.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        replace_file(self.folder / "index.csv", self._csv())
+        replace_file(self.folder / "index.html", self._html(plots))
+
+    def _as_json(self, entry: Entry) -> dict[str, Any]:
+        run = entry.run
+        stamp = {name: value for name, value in asdict(run).items() if name not in ("notebook", "output", "cached")}
+        begun = run.status != "waiting"
+        return {
+            **{name: _plain(value, name) for name, value in stamp.items()},
+            "notebook": Path(run.notebook).name,
+            "executed": Path(run.output).name if begun else "",
+            "page": entry.page if begun else "",
+            **entry.records,
+        }
+
+    def _csv(self) -> str:
+        """One row for each number that a run has recorded."""
+        parameters = list(dict.fromkeys(name for entry in self.entries.values() for name in entry.run.parameters))
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["notebook", "run", "status", *parameters, "metric", "value"])
+        for entry in self.entries.values():
+            run = entry.run
+            given = [run.parameters.get(name, "") for name in parameters]
+            cells = [json.dumps(value) if isinstance(value, list | dict) else value for value in given]
+            measured = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory} if run.status == "ok" else {}
+            for metric, value in {**entry.scalars, **measured}.items():
+                if value is not None:
+                    writer.writerow([Path(run.notebook).stem, run.name, run.status, *cells, metric, value])
+        return buffer.getvalue()
+
+    def _html(self, plots: bool) -> str:
+        import jinja2
+
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries.values():
+            groups.setdefault(Path(entry.run.notebook).name, []).append(entry)
+        start = time.monotonic()
+        if plots or start >= self._next_plot:
+            self._plots = {name: _plot(entries) for name, entries in groups.items()}
+            self._next_plot = time.monotonic() + _PATIENCE * (time.monotonic() - start)
+        script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([_TEMPLATES, _TEMPLATES / "workbench"]), autoescape=True, trim_blocks=True
+        )
+        return environment.get_template("grid.html.j2").render(
+            sections=[self._section(name, entries) for name, entries in groups.items()],
+            script=script,
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            written=time.strftime(CLOCK).replace("T", " "),
+        )
+
+    def _section(self, name: str, entries: list[Entry]) -> dict[str, Any]:
+        counts: dict[str, int] = {}
+        for entry in entries:
+            counts[entry.run.status] = counts.get(entry.run.status, 0) + 1
+        good = [entry for entry in entries if entry.run.status == "ok"]
+        figures = list(dict.fromkeys(name for entry in entries for name in entry.thumbnails))
+        shown = figures[: max(1, _THUMBNAILS // max(1, len(entries)))]
+        differing = varied([entry.run.environment for entry in entries if entry.run.environment])
+        some = next((entry.run for entry in entries if entry.run.environment), entries[0].run)
+        tables: list[Table | None] = [summary_table(good), runs_table(entries)]
+        return {
+            "title": next((entry.title for entry in entries if entry.title), Path(name).stem),
+            "notebook": name,
+            "counts": counts,
+            "open": any(status in counts for status in ("waiting", "interrupted")),
+            "bad": sum(counts.get(status, 0) for status in ENDED_BADLY),
+            "summary": tables[0],
+            "runs": tables[1],
+            "plot": self._plots.get(name),
+            "figures": {
+                name: [(entry, entry.thumbnails[name]) for entry in entries if name in entry.thumbnails]
+                for name in shown
+            },
+            "hidden_figures": len(figures) - len(shown),
+            "parameters": {
+                name: _text(value)
+                for name, value in entries[0].run.parameters.items()
+                if name not in varied([entry.run.parameters for entry in entries])
+            },
+            "environment": {name: value for name, value in some.environment.items() if name not in differing},
+            "data": {name: value for entry in good for name, value in entry.run.data.items() if "(" not in name},
+        }
+
+
+def _entry(run: Run) -> Entry:
+    if run.status == "waiting":
+        return Entry(run, "")
+    from .record import read_records
+    from .report import title
+
+    nb = read(Path(run.output)) if Path(run.output).is_file() else None
+    entry = Entry(run, "" if nb is None else title(nb) or "")
+    if nb is None:
+        return entry
+    try:
+        found = read_records(nb)
+    except ValueError as error:  # a name that is there twice: the run itself went well
+        entry.run.error = entry.run.error or str(error)
+        return entry
+    entry.scalars = {
+        name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    entry.records = {
+        "records": {name: _plain(value, name) for name, value in found.items()},
+        "tables": {name: _plain(table, name) for name, table in found.tables.items()},
+        "checks": {claim: check.holds for claim, check in found.checks.items()},
+        "figures": list(found.figures),
+    }
+    entry.thumbnails = {name: thumbnail(png) for name, png in found.figures.items()}
+    return entry
+
+
+def _plot(entries: list[Entry]) -> tuple[str, str] | None:
+    good = [(entry.run.parameters, entry.scalars) for entry in entries if entry.run.status == "ok"]
+    finite = [(given, {name: v for name, v in scalars.items() if math.isfinite(v)}) for given, scalars in good]
+    return grid_plot(finite)

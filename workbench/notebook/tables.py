@@ -1,0 +1,156 @@
+"""The tables of an index: all runs with all that they recorded, and a summary over seeds and splits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..experiments.directions import higher_is_better, metric_of
+from .record import _text
+
+if TYPE_CHECKING:
+    from .index import Entry
+
+REPEATS = ("seed", "split", "fold", "repeat")  # parameters over which results are averaged
+_ARROWS = {True: "↑", False: "↓", None: ""}
+_WORDS = {True: "higher is better", False: "lower is better", None: ""}
+
+
+@dataclass
+class Cell:
+    """What stands in one place of a table.
+
+    Attributes:
+        text: what is shown.
+        value: what is sorted by.
+        best: whether it is the best of its column.
+        spread: shown smaller, after the text.
+    """
+
+    text: str = "–"
+    value: Any = ""
+    best: bool = False
+    spread: str = ""
+
+
+@dataclass
+class Column:
+    """A column: its name, an arrow and a word for the direction that is better, and whether it holds text."""
+
+    name: str
+    cells: list[Cell]
+    arrow: str = ""
+    hint: str = ""
+    is_text: bool = False
+
+
+@dataclass
+class Table:
+    """Columns of the same length, and for each row what it is of."""
+
+    columns: list[Column]
+    rows: list[Any] = field(default_factory=list)
+
+
+def varied(given: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names whose values are not the same everywhere.
+
+    Example:
+        >>> varied([{"a": 1, "b": [2]}, {"a": 1, "b": [3]}])
+        ['b']
+    """
+    given = list(given)
+    names = dict.fromkeys(name for one in given for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in given}) > 1]
+
+
+def runs_table(entries: Sequence[Entry]) -> Table:
+    """Every run, what is different about it, and all that it recorded."""
+    columns = []
+    for name in varied([entry.run.parameters for entry in entries]):
+        columns.append(_plain_column(name, [entry.run.parameters.get(name) for entry in entries]))
+    for name in dict.fromkeys(name for entry in entries for name in entry.scalars):
+        values = [entry.scalars.get(name) for entry in entries]
+        judged = [value if entry.run.status == "ok" else None for value, entry in zip(values, entries, strict=True)]
+        columns.append(_metric_column(name, values, judged))
+    for name in varied([entry.run.environment for entry in entries if entry.run.environment]):
+        columns.append(_plain_column(name, [entry.run.environment.get(name) for entry in entries]))
+    begun = [entry.run if entry.run.status != "waiting" else None for entry in entries]
+    columns.append(_plain_column("seconds", [run and round(run.seconds, 1) for run in begun]))
+    columns.append(_plain_column("peak MiB", [run and run.peak_memory and round(run.peak_memory) for run in begun]))
+    if any(run and run.peak_device_memory for run in begun):
+        columns.append(_plain_column("GPU MiB", [run and run.peak_device_memory for run in begun]))
+    return Table(columns, list(entries))
+
+
+def summary_table(entries: Sequence[Entry]) -> Table | None:
+    """The known metrics, averaged over seeds and splits; a row for each thing they are of and each other parameter.
+
+    Returns:
+        None where that says no more than the table of all runs does.
+    """
+    given = [entry.run.parameters for entry in entries]
+    differing = varied(given)
+    kept = [name for name in differing if name not in REPEATS]
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    known: dict[tuple[str, str], list[Any]] = {}
+    for entry in entries:
+        values = [entry.run.parameters.get(name) for name in kept]
+        for name, value in entry.scalars.items():
+            if (parts := metric_of(name)) is not None and math.isfinite(value):
+                row = (repr(values), parts[0])
+                known[row] = [*values, parts[0]]
+                found.setdefault(row, {}).setdefault(parts[1], []).append(float(value))
+    several = len({of for _, of in found}) > 1
+    if len(found) < 2 or not (several or len(kept) < len(differing)):
+        return None
+    rows = list(found)
+    heads = [*kept, "of"]
+    columns = [
+        _plain_column(name, [known[row][place] for row in rows])
+        for place, name in enumerate(heads)
+        if name != "of" or several
+    ]
+    for metric in dict.fromkeys(metric for row in rows for metric in found[row]):
+        column = Column(metric, [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)])
+        means = [statistics.fmean(v) if (v := found[row].get(metric)) else None for row in rows]
+        for row, mean in zip(rows, means, strict=True):
+            several_runs = found[row].get(metric, [])
+            spread = f" ± {statistics.stdev(several_runs):.2g}" if len(several_runs) > 1 else ""
+            column.cells.append(Cell() if mean is None else Cell(_text(mean), mean, spread=spread))
+        for group in dict.fromkeys(row[0] for row in rows):  # what is of other data can't be compared
+            _mark_best(
+                metric, column.cells, [m if row[0] == group else None for row, m in zip(rows, means, strict=True)]
+            )
+        columns.append(column)
+    columns.append(_plain_column("runs", [max(map(len, found[row].values())) for row in rows]))
+    return Table(columns, rows)
+
+
+def _plain_column(name: str, values: Sequence[Any]) -> Column:
+    cells = [
+        Cell() if value is None else Cell(_text(value), _text(value) if isinstance(value, list) else value)
+        for value in values
+    ]
+    return Column(name, cells, is_text=not all(isinstance(value, int | float | None) for value in values))
+
+
+def _metric_column(name: str, values: Sequence[float | None], judged: Sequence[float | None]) -> Column:
+    cells = [Cell() if value is None else Cell(_text(value), repr(value)) for value in values]
+    _mark_best(name, cells, judged)
+    higher = higher_is_better(name)
+    return Column(name, cells, _ARROWS[higher], _WORDS[higher])
+
+
+def _mark_best(name: str, cells: Sequence[Cell], judged: Sequence[float | None]) -> None:
+    """Mark the best of several, all of them where they can't be told apart in print."""
+    higher = higher_is_better(name)
+    present = [value for value in judged if value is not None and math.isfinite(value)]
+    if higher is None or len(set(map(_text, present))) < 2:
+        return
+    best = _text(max(present) if higher else min(present))
+    for cell, value in zip(cells, judged, strict=True):
+        cell.best |= value is not None and _text(value) == best
