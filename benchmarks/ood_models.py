@@ -173,7 +173,8 @@ def trained(model: str, seed: int, epochs: int, n: int = 0, voting: bool = False
     """
     recipe = "-".join(f"{value:g}" for value in RECIPES[model].values())
     folder = Path(os.environ.get("WORKBENCH_BENCH_CACHE") or cache_folder() / "benchmarks").expanduser()
-    path = folder / f"ood-{model}{'-vote-%d-%d' % VOTERS[model] if voting else ''}-{recipe}-{epochs}-{n}-{seed}.pt"
+    kind = "-".join([model, *(["vote", *map(str, VOTERS[model])] if voting else [])])
+    path = folder / f"ood-{kind}-{recipe}-{epochs}-{n}-{seed}.pt"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = build(model)

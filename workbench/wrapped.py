@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from . import calling
 from .engine.clone import attributes, places, structural_copy
-from .inputs import opened
 from .inner import HOOKS, State, build, part, portable, restore, show
+from .inputs import opened
 from .members import predictive
 from .method import Call
 from .scaling import Scaling

@@ -88,7 +88,8 @@ class Split:
 
     def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> Split:
         """The split with these rows only: row numbers, or a bool mask such as `split.regions["gap"]`."""
-        index = torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)  # an empty list would become floats
+        # an empty list would become floats
+        index = torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)
         sigma = None if self.sigma is None else self.sigma[index]
         return Split(self.x[index], self.y[index], sigma, {name: mask[index] for name, mask in self.regions.items()})
 
