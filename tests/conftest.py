@@ -1,11 +1,10 @@
-"""Fixtures for notebook tests: each distinct run happens once; recorded values are held against baselines."""
+"""Fixtures for notebook tests: each distinct run happens once."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads than 
 import nbformat
 import pytest
 
-from workbench.notebook import Run, run_key, run_notebook
+from workbench.notebook import Run, run_notebook
 
 ROOT = Path(__file__).parent.parent
-BASELINES = Path(__file__).parent / "baselines"
 
 THROWAWAY = {
     "ok": """
@@ -78,10 +76,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-baselines", action="store_true", help="rewrite tests/baselines from this run's values")
-
-
 @pytest.fixture
 def seeded() -> Iterator[None]:
     """torch's global generator at seed 0 during the test, and as it was afterwards."""
@@ -90,47 +84,6 @@ def seeded() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
-
-
-@pytest.fixture(scope="session")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """executed("compare.ipynb", epochs=5) runs a notebook of notebooks/, once for each set of parameters."""
-    folder = tmp_path_factory.mktemp("executed")
-    runs: dict[str, Run] = {}
-
-    def run(name: str, **parameters: Any) -> Run:
-        notebook = ROOT / "notebooks" / name
-        key = run_key(notebook, parameters)
-        if key not in runs:
-            runs[key] = run_notebook(notebook, folder / f"{notebook.stem}-{key}.ipynb", parameters, timeout=300)
-        return runs[key]
-
-    return run
-
-
-@pytest.fixture
-def baseline(request: pytest.FixtureRequest) -> Callable[[str, Mapping[str, Any], Mapping[str, float]], None]:
-    """baseline(case, records, {name: relative tolerance}) holds values against tests/baselines/<case>.json."""
-
-    def check(case: str, records: Mapping[str, Any], tolerances: Mapping[str, float]) -> None:
-        path = BASELINES / f"{case}.json"
-        if request.config.getoption("--update-baselines"):
-            path.parent.mkdir(exist_ok=True)
-            values = {name: records[name] for name in sorted(tolerances)}
-            path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-            return
-        assert path.is_file(), f"there is no {path.name} yet: look at the values, then run pytest --update-baselines"
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        wrong = [
-            f"{name}: {records.get(name)!r}, baseline {stored.get(name)!r}, relative tolerance {tolerance}"
-            for name, tolerance in tolerances.items()
-            if name not in records
-            or name not in stored
-            or records[name] != pytest.approx(stored[name], rel=tolerance, nan_ok=True)
-        ]
-        assert not wrong, "\n".join([f"{case} differs from its baseline", *wrong])
-
-    return check
 
 
 def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
@@ -173,7 +126,7 @@ def throwaway(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> C
         if name not in runs:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("MPLBACKEND", "Agg")
-                timeout = 1 if name == "timeout" else 300
+                timeout = 2 if name == "timeout" else 300
                 runs[name] = run_notebook(folder / f"{name}.ipynb", folder / "out" / f"{name}.ipynb", timeout=timeout)
         return runs[name]
 

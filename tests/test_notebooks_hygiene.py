@@ -36,6 +36,14 @@ def problems(path: Path) -> list[str]:
         found.append(f"carries metadata of a run or a front end: {', '.join(extra)}")
     if not prose or nb.cells[0] is not prose[0] or not prose[0].source.startswith("# "):
         found.append("must begin with a title: a text cell that starts with '# '")
+    if not isinstance(declared_parameters(nb).get("smoke"), bool):
+        found.append("needs a parameter smoke = False, which makes a short run of it")
+    if not nb.cells[-1].source.count("## What to take away"):
+        found.append("must end with the section '## What to take away'")
+    if not any("record_check(" in cell.source for cell in code):
+        found.append("must check what it claims, by record_check(...)")
+    if not list((path.parent / "baselines" / path.stem).glob("*.json")):
+        found.append("has no baseline: pytest --notebooks --update-baselines makes one")
     if unnamed := [cell.id for cell in nb.cells if re.fullmatch(r"\d+|[0-9a-f]{8}(-[0-9a-f-]{27})?", cell.id)]:
         found.append(f"cells need ids that say what they do, such as 'train': {', '.join(unnamed)}")
     if absolute := [
@@ -61,10 +69,15 @@ def test_committed_notebook(path: Path) -> None:
 
 def test_the_check_finds_each_problem(tmp_path: Path) -> None:
     python3 = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    good = write_notebook(tmp_path / "good.ipynb", "print(n)", kernelspec=python3)
+    good = write_notebook(tmp_path / "good.ipynb", "record_check('three', n == 3)", kernelspec=python3)
+    nb = nbformat.read(good, 4)
+    nb.cells[1].source += "\nsmoke = False"
+    nb.cells[-1].source = "## What to take away\n\nThree."
+    nbformat.write(nb, good)
+    (tmp_path / "baselines" / "good").mkdir(parents=True)
+    (tmp_path / "baselines" / "good" / "smoke.json").touch()
     assert problems(good) == []
 
-    nb = nbformat.read(good, 4)
     nb.metadata = {"papermill": {}}
     nb.cells[1].source = "n = len('abc')"
     nb.cells[2].update(execution_count=1, id="1a2b3c4d", source="open('/home/me/data.csv')" + "#" * 50_000)
@@ -72,9 +85,10 @@ def test_the_check_finds_each_problem(tmp_path: Path) -> None:
     nb.cells.append(nb.cells.pop(0))
     nbformat.write(nb, tmp_path / "bad.ipynb")
     found = "\n".join(problems(tmp_path / "bad.ipynb"))
-    for word in ("outputs", "plain values", "python3", "papermill", "title", "1a2b3c4d", "one machine", "50 kB", "TeX"):
-        assert word in found, word
-    assert found.count("\n") == 8
+    words = ["outputs", "plain values", "python3", "papermill", "title", "1a2b3c4d", "one machine", "50 kB", "TeX"]
+    words += ["smoke = False", "take away", "record_check", "baseline"]
+    assert [word for word in words if word not in found] == []
+    assert found.count("\n") == len(words) - 1
 
     nb.cells[0].metadata = {}
     nbformat.write(nb, tmp_path / "bad.ipynb")
