@@ -14,26 +14,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import calibration, data, distributions, experiments, metrics, notebook, plots
+    from . import calibration, data, distributions, experiments, metrics, notebook, plots, widgets
     from .calibration import calibrate, selective, top_uncertain
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
-    from .notebook import read_records, record, record_figure, record_table, run_notebook
+    from .notebook import read_records, record, record_check, record_figure, record_table, run_notebook
     from .risk import Risk
     from .saving import load, save
     from .testing import check_wrapper
-    from .training import History, fit
+    from .training import History, Progress, fit
     from .wrapped import Wrapped, is_wrapped, unwrap
     from .wrappers import laplace, neo, sample, sculpt, snapshot, swag, vote
     from .wrapping import Wrapper, compose
 
 # name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
 _HOMES = {
-    **dict.fromkeys(("calibration", "data", "distributions", "experiments", "metrics", "notebook", "plots"), ""),
+    **dict.fromkeys(
+        ("calibration", "data", "distributions", "experiments", "metrics", "notebook", "plots", "widgets"), ""
+    ),
     **dict.fromkeys(("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"), "wrappers"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
-    **dict.fromkeys(("read_records", "record", "record_figure", "record_table", "run_notebook"), "notebook"),
-    **dict.fromkeys(("History", "fit"), "training"),
+    **dict.fromkeys(
+        ("read_records", "record", "record_check", "record_figure", "record_table", "run_notebook"), "notebook"
+    ),
+    **dict.fromkeys(("History", "Progress", "fit"), "training"),
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),
     **dict.fromkeys(("Wrapper", "compose"), "wrapping"),
     **dict.fromkeys(("calibrate", "selective", "top_uncertain"), "calibration"),

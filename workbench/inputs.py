@@ -26,9 +26,9 @@ def _called(wrapped: Any) -> Callable[..., Any]:
     """What a call is of: the user's function, or a method of the model."""
     wrapped = eager(wrapped)
     if isinstance(wrapped, Function):
-        return wrapped._held.function  # type: ignore[no-any-return]
+        return wrapped._held.function
     if not hasattr(type(wrapped), "_plain_class"):
-        return wrapped.forward  # type: ignore[no-any-return]
+        return wrapped.forward
     return functools.partial(getattr(type(wrapped)._plain_class, wrapped._workbench.method), wrapped)
 
 

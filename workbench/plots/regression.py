@@ -114,7 +114,7 @@ def bands(
     if curve is not None:
         ax.plot(*curve, color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="truth", zorder=4)
     ax.plot(inputs, centre, color=ink(ax), linewidth=1.8, label="prediction", zorder=5)
-    extra = [_strip(ax, inputs, risks["vacuitic"])] if "vacuitic" in risks else []
+    extra = [strip(ax, inputs, risks["vacuitic"])] if "vacuitic" in risks else []
     ax.set(xlabel=xlabel, ylabel=ylabel)
     legend(ax, notes, extra=extra, columns=2, headroom=True)
     return ax
@@ -140,7 +140,7 @@ def _band(ax: Axes, x: Array, centre: Array, inner: Array, outer: Array, color: 
     ax.fill_between(x, centre - outer, centre - inner, color=color, alpha=0.5, linewidth=0)
 
 
-def _strip(ax: Axes, x: Array, risk: Array) -> tuple[Any, str]:
+def strip(ax: Axes, x: Array, risk: Array) -> tuple[Any, str]:
     """A strip along the bottom, the darker the higher the risk; returns its entry in the legend."""
     from matplotlib.collections import QuadMesh
     from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
