@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .calibration import calibrate, selective, top_uncertain
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
-    from .notebook import read_records, record, record_check, record_figure, record_table, run_notebook
+    from .notebook.record import read_records, record, record_check, record_figure, record_table
+    from .notebook.run import run_notebook
     from .risk import Risk
     from .saving import load, save
     from .testing import check_wrapper

@@ -17,8 +17,8 @@ from .trials import Training
 CSS = """
 .wb-comparison{max-width:100%;color:var(--jp-ui-font-color1,currentColor)}
 .wb-comparison .widget-html-content{line-height:1.45}
-.wb-controls{flex-flow:row wrap!important;gap:6px 22px;align-items:flex-start}
-.wb-controls>*{min-width:250px;overflow:visible}
+.wb-controls{display:grid!important;grid-template-columns:repeat(auto-fit,minmax(250px,1fr));gap:6px 22px;align-items:flex-start}
+.wb-controls>*{min-width:0;overflow:visible}
 .wb-section{font-weight:600;margin:0;font-size:var(--jp-ui-font-size1,13px)}
 .wb-check{width:auto!important;margin:0 14px 0 2px}
 .wb-checks,.wb-compose,.wb-buttons{flex-flow:row wrap!important;align-items:center;overflow:visible}
@@ -29,7 +29,7 @@ CSS = """
 .wb-help{margin:0;max-width:44em;font-size:var(--jp-ui-font-size0,11px);line-height:1.35;color:var(--jp-ui-font-color2,currentColor)}
 .wb-status .widget-html-content{line-height:1.4}
 .wb-status b{font-weight:600}
-.wb-panels{display:grid!important;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:14px;overflow:visible}
+.wb-panels{display:grid!important;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr));gap:14px;overflow:visible}
 .wb-panel{min-width:0}
 .wb-comparison .wb-panel h4{margin:4px 0 0;font-size:14px;font-weight:600}
 .wb-comparison .wb-panel code{font-size:11px;padding:0;

@@ -1,0 +1,102 @@
+"""`workbench demo`: JupyterLab on a copy of a notebook, ready to click."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import socket
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+FOLDER = "workbench-demo"
+
+
+def add_demo(commands: Any) -> None:
+    """Add the command to the command line's parser."""
+    demo = commands.add_parser(
+        "demo",
+        help="open JupyterLab on the comparison notebook",
+        description=f"Open JupyterLab on a copy of a notebook, in the folder {FOLDER} here. A copy that is there already is opened as it is.",
+        epilog="example: workbench demo explorer",
+    )
+    demo.add_argument("name", nargs="?", default="comparison", help="of the notebook (default: comparison)")
+    demo.add_argument("--port", type=int, metavar="N", help="of the server (default: the first free one from 8888 on)")
+    demo.add_argument("--no-browser", action="store_true", help="open no browser, only print the address")
+    demo.set_defaults(command=lambda a: demo_lab(a.name, port=a.port, browser=not a.no_browser))
+
+
+def demo_lab(name: str = "comparison", *, port: int | None = None, browser: bool = True) -> int:
+    """Start JupyterLab on a copy of a notebook, and return when it has ended.
+
+    Args:
+        name: of the notebook, such as "comparison" or "explorer".
+        port: of the server; None: the first free one from 8888 on.
+        browser: whether to open it in the browser.
+
+    Returns:
+        0.
+
+    Raises:
+        ValueError: there is no such notebook, JupyterLab is not installed, or the port is taken.
+        OSError: the copy can't be written.
+    """
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ValueError("the demo needs JupyterLab: pip install jupyterlab")
+    if port is not None:
+        _check_port(port)
+    path = copied(name, Path.cwd() / FOLDER)
+    print(f"notebook: {path}")
+    from jupyterlab.labapp import LabApp
+
+    LabApp.launch_instance(arguments(path, port, browser))
+    return 0
+
+
+def arguments(path: Path, port: int | None, browser: bool) -> list[str]:
+    """What JupyterLab is started with."""
+    found = [f"--ServerApp.root_dir={path.parent}", f"--LabApp.default_url=/lab/tree/{path.name}"]
+    found += ["--ServerApp.log_level=WARN"]  # the address is printed all the same
+    found += [] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    found += [] if browser else ["--no-browser"]
+    # in a container everybody is root; the server listens on this machine only, and asks for a token
+    return [*found, *(["--allow-root"] if getattr(os, "geteuid", int.__call__)() == 0 else [])]
+
+
+def copied(name: str, folder: Path) -> Path:
+    """A copy of a notebook in a folder; one that is there is left as it is."""
+    source = notebooks_folder() / f"{name.removesuffix('.ipynb')}.ipynb"
+    if not source.is_file():
+        known = ", ".join(sorted(path.stem for path in source.parent.glob("*.ipynb")))
+        raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {known}")
+    path = folder / source.name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+    return path
+
+
+def notebooks_folder() -> Path:
+    """The notebooks of the repository that this package is run from, or those that were installed with it.
+
+    Raises:
+        ValueError: there are none.
+    """
+    beside = Path(__file__).parents[2] / "notebooks"
+    installed = Path(sysconfig.get_path("data")) / "share" / "workbench" / "notebooks"
+    for folder in (beside, installed):
+        if (folder / "comparison.ipynb").is_file():
+            return folder
+    raise ValueError(f"the notebooks are not installed: neither {beside} nor {installed} holds comparison.ipynb")
+
+
+def _check_port(port: int) -> None:
+    if not 0 < port < 65536:
+        raise ValueError(f"--port must be a number from 1 to 65535; found {port}")
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(f"port {port} can't be used ({error.strerror}); choose another, or leave --port out") from None
