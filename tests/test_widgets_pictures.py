@@ -57,6 +57,12 @@ def test_text_is_text_where_it_was_drawn():
     assert float(label.get("textLength")) == pytest.approx(box.width * scale, rel=0.12)
 
 
+def test_text_keeps_its_spaces():
+    figure = new_figure(3, 2)
+    paint(figure.subplots()).set_title("epistemic: AURC 3.81; n = 5")
+    assert ">epistemic: AURC 3.81; n = 5<" in svg(figure, "a: b")
+
+
 def test_formulas_stay_glyphs_with_their_definitions():
     figure = new_figure(3, 2)
     ax = paint(figure.subplots())

@@ -188,7 +188,8 @@ def _small(text: str) -> str:
     text = re.sub(r'( (?:x|y|width|height)="-?\d+\.\d\d)\d+"', r'\1"', text)
     for colour, (name, _) in THEMED.items():
         text = text.replace(colour, f"var({name})")
-    return re.sub(r"([;:]) ", r"\1", re.sub(r"\s*\n\s*", "\n", text))
+    text = re.sub(r'style="[^"]*"', lambda found: re.sub(r"([;:]) ", r"\1", found[0]), text)
+    return re.sub(r"\s*\n\s*", "\n", text)
 
 
 # what matplotlib draws glyph by glyph, after a comment that says it
