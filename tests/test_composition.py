@@ -1,4 +1,4 @@
-"""Numbers of composed wrappers against closed forms and against computations by hand."""
+"""Composed wrappers, in every order, against their parts and against computations by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from models import mlp
 from torch import Tensor, nn
 
-from workbench import Risk, compose, neo, sample, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 
 MAKERS = {
     "vote": lambda: vote.Wrapper(3),
@@ -21,108 +21,10 @@ MAKERS = {
 PAIRS: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 2))
 TRIPLES: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 3))
 
-
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def linear(slope: float = 2.0, offset: float = 1.0) -> nn.Linear:
-    model = nn.Linear(1, 1)
-    with torch.no_grad():
-        model.weight.fill_(slope)
-        model.bias.fill_(offset)
-    return model
-
-
-def set_biases(wrapped: Any, values: list[float]) -> None:
-    """Voters that all have the weight of the given model, and these biases."""
-    wrapped.set_risk_parameters({**wrapped.risk_parameters(), "bias@vote": torch.tensor(values)[:, None]})
-
-
-def softplus(raw: float) -> float:
-    return float(torch.nn.functional.softplus(torch.tensor(raw)))
-
-
-# ---- closed forms ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [None, "rank1", 1])
-def test_one_voter_equals_itself_with_no_risk(share: Any) -> None:
-    wrapped: Any = vote.Wrapper(1, share=share)(mlp()).eval()
-    x = torch.randn(5, 3)
-    y, risk = wrapped(x, return_risk=True)
-    assert torch.equal(y, wrapped.voters()[0](x))
-    assert torch.equal(risk, torch.zeros(5, 1))
-
-
-def test_one_voter_at_the_given_weights_equals_the_model() -> None:
-    model = mlp()
-    wrapped: Any = vote.Wrapper(1, finetune=True)(model).eval()
-    x = torch.randn(5, 3)
-    assert torch.equal(wrapped(x), model(x))
-
-
-def test_voters_that_differ_by_constants_give_their_mean_and_deviation() -> None:
-    wrapped: Any = vote.Wrapper(3, finetune=True)(linear()).eval()
-    set_biases(wrapped, [0.0, 3.0, 9.0])
-    x = torch.tensor([[0.0], [1.0]])
-    y, risk = wrapped(x, return_risk=True)
-    assert torch.allclose(y, torch.tensor([[4.0], [6.0]]))
-    assert torch.allclose(risk, torch.full((2, 1), 14.0**0.5))  # mean of 16, 1 and 25
-
-
-def test_dropout_on_the_weights_has_the_variance_of_a_bernoulli() -> None:
-    p, n = 0.25, 4000
-    wrapped: Any = sample.Wrapper(n, sample.Bernoulli(p), where="inputs", strategy="vmap")(linear(slope=2.0)).eval()
-    x = torch.tensor([[3.0]])
-    y, risk = wrapped(x, return_risk=True)
-    deviation = 6.0 * (p / (1 - p)) ** 0.5
-    assert y.item() == pytest.approx(7.0, abs=4 * deviation / n**0.5)
-    assert risk.item() == pytest.approx(deviation, rel=0.1)
-
-
-@pytest.mark.parametrize("where", ["activations", "weights", "inputs"])
-def test_noise_of_size_zero_leaves_the_prediction_alone(where: str) -> None:
-    model = mlp()
-    x = torch.randn(5, 3)
-    for distribution in (sample.Bernoulli(0.0), sample.Normal(0.0)):
-        wrapped: Any = sample.Wrapper(3, distribution, where=where)(model).eval()
-        y, risk = wrapped(x, return_risk=True)
-        assert torch.allclose(y, model(x), atol=1e-6)
-        assert float(risk.detach().max()) < 1e-6
-
-
-def test_the_total_of_vote_and_sculpt_follows_the_law_of_total_variance() -> None:
-    wrapped: Any = compose(vote.Wrapper(2, finetune=True), sculpt.Wrapper())(linear()).eval()
-    raw = torch.tensor([[0.5], [2.0]])
-    names = wrapped.risk_parameters()
-    heads = {name: torch.zeros_like(p) for name, p in names.items() if "sculpt" in name and "weight" in name}
-    heads |= {name: raw for name in names if "sculpt" in name and "bias" in name}
-    assert len(heads) == 2
-    wrapped.set_risk_parameters({**names, **heads, "bias@vote": torch.tensor([[0.0], [4.0]])})
-    y, risk = wrapped(torch.tensor([[1.0]]), return_risk=True)
-    aleatoric = (softplus(0.5) ** 2 + softplus(2.0) ** 2) / 2
-    assert isinstance(risk, Risk)
-    assert y.item() == pytest.approx(4.0)
-    assert risk.epistemic.item() == pytest.approx(2.0)
-    assert risk.aleatoric.item() == pytest.approx(aleatoric**0.5)
-    assert risk.total.item() == pytest.approx((aleatoric + 4.0) ** 0.5)
-
-
-@pytest.mark.parametrize("strategy", ["loop", "vmap"])
-@pytest.mark.parametrize("level", [1e6, -1e6])
-def test_large_values_give_no_negative_variance_and_no_nan(level: float, strategy: str) -> None:
-    wrapped: Any = compose(vote.Wrapper(3, finetune=True, strategy=strategy), sculpt.Wrapper())(
-        linear(slope=1e-3)
-    ).eval()
-    set_biases(wrapped, [level, level, level])
-    x = torch.randn(64, 1)
-    _, risk = wrapped(x, return_risk=True)
-    for name in risk:
-        assert bool((risk[name] >= 0).all()), name
-    assert float(risk.epistemic.detach().max()) <= 0.1  # the rounding of float32 at 1e6
-    set_biases(wrapped, [level, level + 8, level + 16])
-    _, risk = wrapped(x, return_risk=True)
-    assert torch.allclose(risk.epistemic, torch.full((64, 1), (2 * 64 / 3) ** 0.5), rtol=0.02)
+# ---- every composition -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", [p for p in PAIRS + TRIPLES if len({"vote", "sample", "sculpt"} & set(p)) > 1])
@@ -133,9 +35,6 @@ def test_total_squared_is_the_sum_of_squares(names: tuple[str, ...]) -> None:
     _, risk = wrapped(torch.randn(20, 3), return_risk=True)
     parts = [risk[name].double() for name in ("aleatoric", "epistemic") if risk[name] is not None]
     assert torch.allclose(risk.total.double().square(), sum(p.square() for p in parts), rtol=1e-5)
-
-
-# ---- every composition -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", PAIRS + TRIPLES + [tuple(MAKERS)])
@@ -245,77 +144,7 @@ def test_noise_of_size_zero_leaves_voters_and_heads_alone(where: str, share: Any
     assert all(torch.allclose(risk[name], risk_three[name], atol=1e-6) for name in risk)
 
 
-# ---- class outputs ---------------------------------------------------------------------------------------------------
-
-
-def entropy(probs: Tensor) -> Tensor:
-    return -(probs * probs.log()).sum(-1)
-
-
-@pytest.mark.parametrize("output", ["logits", "probs"])
-def test_class_risks_are_entropies_and_mutual_information(output: str) -> None:
-    model: nn.Sequential = mlp(4)
-    if output == "probs":
-        model.append(nn.Softmax(-1))
-    wrapped: Any = vote.Wrapper(3, output=output)(model).eval()
-    x = 3 * torch.randn(6, 3)
-    scores = torch.stack([voter(x) for voter in wrapped.voters()])
-    probs = scores.softmax(-1) if output == "logits" else scores
-    y, risk = wrapped(x, return_risk=True)
-    mean = probs.mean(0)
-    joint = probs / 3  # of voter and class, for each row
-    marginal = joint.sum(0, keepdim=True) * joint.sum(-1, keepdim=True)
-    information = (joint * (joint / marginal).log()).sum((0, -1))
-    assert risk.total.shape == (6,)
-    assert torch.allclose(y.softmax(-1) if output == "logits" else y, mean, atol=1e-6)
-    assert torch.allclose(risk.total, entropy(mean), atol=1e-5)
-    assert torch.allclose(risk.aleatoric, entropy(probs).mean(0), atol=1e-5)
-    assert torch.allclose(risk.epistemic, information, atol=1e-5)
-    assert torch.allclose(risk.total, risk.aleatoric + risk.epistemic, atol=1e-5)
-    assert torch.equal(wrapped(x), y)
-
-
-def test_class_risks_of_certain_scores_are_finite() -> None:
-    wrapped: Any = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0)).eval()
-    y, risk = wrapped(torch.ones(3, 1), return_risk=True)
-    assert torch.allclose(y.softmax(-1)[:, 0], torch.ones(3))
-    assert all(bool((risk[name].abs() < 1e-6).all()) for name in risk)
-
-
-def linear_classes(scale: float) -> nn.Linear:
-    model = nn.Linear(1, 3)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[scale], [0.0], [-scale]]))
-        model.bias.zero_()
-    return model
-
-
-@pytest.mark.parametrize("output", ["logits", "probs"])
-def test_class_risks_of_sample_alone_add_up(output: str) -> None:
-    model = mlp(3)
-    if output == "probs":
-        model.append(nn.Softmax(-1))
-    wrapped: Any = sample.Wrapper(6, sample.Bernoulli(0.3), output=output)(model).eval()
-    _, risk = wrapped(torch.randn(8, 3), return_risk=True)
-    assert torch.allclose(risk.total, risk.aleatoric + risk.epistemic, atol=1e-5)
-    assert float(risk.epistemic.detach().max()) > 1e-4
-
-
-def test_sculpted_logits_average_the_probabilities_under_their_noise() -> None:
-    wrapped: Any = sculpt.Wrapper(sculpt.LogitNormal, output="logits", n_layers=1)(mlp(3)).eval()
-    x = torch.randn(5, 3)
-    y, risk = wrapped(x, return_risk=True)
-    p = dict(wrapped.named_parameters())
-    hidden = torch.tanh(wrapped[0](x))
-    raw = hidden @ p["2.weight@sculpt"].T + p["2.bias@sculpt"]
-    sigma = torch.nn.functional.softplus(raw)
-    noise = torch.randn(20_000, 5, 3, generator=torch.Generator().manual_seed(2))
-    mean = (wrapped[2](hidden) + sigma * noise).softmax(-1).mean(0)
-    assert torch.allclose(risk.total, entropy(mean), atol=0.03)
-    assert torch.equal(y.argmax(-1), wrapped(x).argmax(-1))
-
-
-# ---- a Risk in the losses, and gradients -----------------------------------------------------------------------------
+# ---- outputs, units and losses ---------------------------------------------------------------------------------------
 
 
 def test_losses_and_draws_take_a_risk() -> None:
@@ -326,22 +155,6 @@ def test_losses_and_draws_take_a_risk() -> None:
         assert torch.equal(dist.loss_function(y, y_pred, risk), dist.loss_function(y, y_pred, risk.aleatoric))
         draws = [dist.sample((y_pred, r), generator=torch.Generator().manual_seed(0)) for r in (risk, risk.aleatoric)]
         assert torch.equal(*draws)
-
-
-@pytest.mark.parametrize("strategy", ["loop", "vmap"])
-def test_gradients_are_finite_where_voters_agree_exactly(strategy: str) -> None:
-    wrapped: Any = vote.Wrapper(3, finetune=True, strategy=strategy)(mlp())
-    _, risk = wrapped(torch.randn(5, 3), return_risk=True)
-    assert torch.equal(risk, torch.zeros(5, 1))
-    risk.sum().backward()
-    assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in wrapped.parameters())
-
-
-def test_gradients_of_class_risks_are_finite_where_voters_are_certain_and_agree() -> None:
-    wrapped: Any = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0))
-    _, risk = wrapped(torch.ones(3, 1), return_risk=True)
-    (risk.total + risk.epistemic + risk.aleatoric).sum().backward()
-    assert all(bool(torch.isfinite(p.grad).all()) for p in wrapped.parameters())
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])

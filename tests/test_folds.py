@@ -1,59 +1,32 @@
-"""Cross-fitting: no voter sees its fold, what is decided is decided by rows that were not seen, and the model is what was decided."""
+"""Cross-fitting: no voter sees its fold, the model is what was decided, and it goes on where it was."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fold_models import classes, net, plane, quiet, wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import workbench
-from workbench import compose, fit, neo, sculpt, snapshot, vote
+from workbench import compose, fit, neo, sculpt, vote
 from workbench.committee import committee_of
-from workbench.distributions import Laplace, Normal, StudentT
+from workbench.distributions import Normal, StudentT
 from workbench.errors import WorkbenchWarning
 from workbench.testing.models import build, inputs
 from workbench.testing.zoo import CASES
 from workbench.training import checkpoint as checkpoint_module
 from workbench.training.cutting import cut_folds
-from workbench.training.decisions import decide, decide_classes, pool
 from workbench.training.folds import CrossFit
 from workbench.training.optimizer import BETAS, EPSILON, StackedAdam
 
-quiet = functools.partial(fit, progress=False, epochs=4, batch_size=8)
+# ---- training --------------------------------------------------------------------------------------------------------
 
 
-def net(outputs: int = 1, seed: int = 0, hidden: int = 6) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-
-
-def wrapped(voters: int = 6, seed: int = 1, strategy: str = "auto", head: bool = True, **kwargs: Any) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        parts = [vote.Wrapper(voters, strategy=strategy), *([sculpt.Wrapper(n_layers=1)] if head else [])]
-        return compose(*parts)(net(**kwargs))
-
-
-def plane(n: int = 60, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 2, generator=generator)
-    return x, 5 + 3 * (x @ torch.tensor([[1.0], [-2.0]])) + noise * torch.randn(n, 1, generator=generator)
-
-
-def classes(n: int = 60) -> tuple[Tensor, Tensor]:
-    x, y = plane(n)
-    return x, (y[:, 0] > 5).long() + (y[:, 0] > 9).long()
-
-
-# ---- training
 def test_no_voter_sees_its_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[dict[str, Tensor]] = []
     settle = CrossFit.settle
@@ -125,7 +98,9 @@ def test_a_criterion_that_is_no_mean_is_asked_for_each_voter() -> None:
     assert len(rows) == 6 * (40 // 8)
 
 
-# ---- what it gives
+# ---- what it gives ---------------------------------------------------------------------------------------------------
+
+
 def test_out_of_fold_predictions_are_those_of_the_voters_that_have_not_seen_a_row() -> None:
     x, y = plane()
     model = wrapped(12)
@@ -278,7 +253,9 @@ def test_another_training_forgets_what_was_decided() -> None:
     assert committee_of(model) is None
 
 
-# ---- going on
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
     x, y = plane()
@@ -307,128 +284,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
-# ---- deciding
-def test_decisions_on_numbers_that_can_be_checked() -> None:
-    generator = torch.Generator().manual_seed(0)
-    n = 4000
-    y = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-    truth = 0.5 * y  # what is left over has a standard deviation of a half of |y|
-    loc = torch.stack([torch.zeros_like(truth), y - 0.3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)])
-    loc = loc[:, None, None]
-    risk = torch.stack([torch.full((1, 1, n, 1), 0.1), torch.rand(1, 1, n, 1, generator=generator) + 0.01])
-    found = decide(loc, risk, y, Normal(), members=1)
-    assert (found.mean_at, found.scale_at) == ((1,), (0,))  # each from its own time
-    assert found.factor[0] == pytest.approx(3, rel=0.1)
-    assert found.df in (math.inf, 20.0)
-
-
-def test_heavy_tails_are_found() -> None:
-    generator = torch.Generator().manual_seed(0)
-    zeros = torch.zeros(4000, 1, dtype=torch.float64)
-    y = StudentT(4.0).sample((zeros, zeros + 1), generator)
-    found = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Normal(), members=1)
-    assert found.df in (3.0, 4.0, 6.0)
-    assert found.factor[0] == pytest.approx(1, abs=0.2)
-    kept = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Laplace(), members=1)
-    assert kept.df == math.inf
-    torch.testing.assert_close(kept.log_prob, Laplace.log_prob(y, zeros, zeros + kept.factor[0]), atol=1e-6, rtol=1e-6)
-
-
-def test_a_snapshot_of_scattered_voters_counts_as_their_whole_ensemble() -> None:
-    """Two voters with errors +2 and -1 average to 0.5; ten of their kind are expected to do better than two that both err by 0.6."""
-    y = torch.zeros(100, 1)
-    noise = torch.randn(2, 100, 1, generator=torch.Generator().manual_seed(0))
-    scattered, alike = noise, torch.full((2, 100, 1), 0.6)
-    found = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=10)
-    assert found.mean_at == (0,)
-    few = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=2)
-    assert few.mean_at == (1,)
-
-
-def test_outputs_of_other_units_count_alike() -> None:
-    """The first snapshot is bad at the first output, the second a little worse at the second, whose unit is a thousand times as large."""
-    y = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1000.0])
-    first, second = y + torch.tensor([1.0, 0.0]), y + torch.tensor([0.0, 100.0])
-    assert decide(torch.stack([first, second])[:, None, None], None, y, Normal(), members=1).mean_at == (1,)
-
-
-def test_weights_are_those_of_the_best_pool() -> None:
-    terms = torch.randn(2, 500, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights, pooled = pool(terms)
-    grid = torch.linspace(0, 1, 2001, dtype=torch.float64)[1:-1, None]
-    scores = torch.logaddexp(grid.log() + terms[0, :, 0], (1 - grid).log() + terms[1, :, 0]).mean(1)
-    assert weights[0] == pytest.approx(float(grid[scores.argmax()]), abs=2e-3)
-    assert float(pooled.mean()) == pytest.approx(float(scores.max()), abs=1e-6)
-
-
-def test_classes_are_decided_by_their_likelihood() -> None:
-    y = torch.tensor([0, 1, 1])
-    good = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
-    scores = torch.stack([good, 1 - good]).log()[:, None, None]
-    found = decide_classes(scores, y)
-    assert found.mean_at == (0,)
-    torch.testing.assert_close(found.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6)
-
-
-# ---- bad input
-@pytest.mark.parametrize(
-    ("make", "options", "error", "words"),
-    [
-        (
-            lambda: sculpt.Wrapper()(net()),
-            {},
-            ValueError,
-            r"nothing votes in this model; wrap it with vote.Wrapper\(n_voters=6\)",
-        ),
-        (
-            lambda: vote.Wrapper(4)(net()),
-            {},
-            ValueError,
-            "4 voters can't be shared out evenly to 3 folds; take n_voters=3, 6",
-        ),
-        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2)}, ValueError, "to 3 folds x 2 settings"),
-        (
-            lambda: vote.Wrapper(3, share=1)(net()),
-            {},
-            ValueError,
-            "the voters share 0.weight, which would see all folds",
-        ),
-        (lambda: vote.Wrapper(3, share="rank1")(net()), {}, ValueError, "the voters share 0.weight"),
-        (lambda: vote.Wrapper(3, use_bias=False)(net()), {}, ValueError, "the voters share 0.bias"),
-        (
-            lambda: snapshot.Wrapper(3)(net()),
-            {},
-            ValueError,
-            "nothing votes in this model",
-        ),
-        (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
-        (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),
-        (lambda: vote.Wrapper(3)(net()), {"optimizer": torch.optim.SGD}, ValueError, "leave optimizer out"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": 31}, ValueError, "31 for 60 rows; there must be at least 2"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
-        (
-            lambda: vote.Wrapper(3)(net()),
-            {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
-            ValueError,
-            "give as many of both",
-        ),
-        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2), "folds": None}, ValueError, "several settings need folds="),
-    ],
-)
-def test_bad_input(make: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
-    model = make()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(error, match=words):
-        quiet(model, plane(), **{"folds": 3, **options})
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
-
-
-def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
-    with pytest.raises(TypeError, match="can't be cut into folds"):
-        fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)
+# ---- rows and models of other kinds ----------------------------------------------------------------------------------
 
 
 def test_folds_of_groups() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import types
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from . import calling
-from .engine.clone import attributes, places, structural_copy
-from .inner import HOOKS, State, build, part, portable, restore, show
+from .engine.clone import structural_copy
+from .inner import HOOKS, State, build, part, restore, show
 from .inputs import opened
 from .members import predictive
 from .method import Call
+from .persistence import Persistent
 from .scaling import Scaling
-from .state import SETTINGS, Loading, described, extract
+from .state import extract
 from .table import MARK, Record, engine_of, extra, extras, table_of
 
 if TYPE_CHECKING:
@@ -31,17 +31,13 @@ if TYPE_CHECKING:
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Wrapped(nn.Module):
+class Wrapped(Persistent):
     """Mixed into the class of the model that is wrapped; see `Wrapper`.
 
     Call it as the model itself for the prediction, with `return_risk=True` for the pair of prediction and risk. All attributes, methods,
     sub-modules and the `state_dict` keys of shared parameters are the model's own. Where the model has a name of its own that is also
     one of those below, the model's wins; `Wrapped.loss(model, ...)` reaches ours.
     """
-
-    _workbench: Record
-    _plain_class: type[nn.Module]
-    _theirs: frozenset[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """The user's class may ask for arguments here that only its own subclasses know."""
@@ -210,88 +206,6 @@ class Wrapped(nn.Module):
 
         return explained(self)
 
-    # ---- state
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(*args, **kwargs)
-        if "_workbench" in self.__dict__:
-            restore(self)
-        return result
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if "_workbench" in self.__dict__:
-            destination[prefix + SETTINGS] = described(self)
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the state may be that of this wrapping, or of the plain model, which every voter then takes.
-
-        Args:
-            state_dict: names and tensors; those of torch.compile and (Distributed)DataParallel are known, too.
-            args, kwargs: strict (True) and assign (False), as for any module.
-
-        Raises:
-            ValueError: if the state was saved with other wrapper settings; nothing is changed then.
-            RuntimeError: if names or shapes do not fit; nothing is changed by a state of the plain model then.
-        """
-        if "_workbench" not in self.__dict__:
-            return super().load_state_dict(state_dict, *args, **kwargs)
-        state = self.__dict__["_engine"]
-        state.strict = kwargs.get("strict", args[0] if args else True)
-        try:
-            return super().load_state_dict(state_dict, *args, **kwargs)
-        finally:
-            state.strict = None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if "_workbench" in self.__dict__:
-            state = self.__dict__["_engine"]
-            # torch's own `strict` is always True here
-            state.loading = Loading(
-                self, state.table, lambda: build(self)[0], state_dict, prefix, state.strict, *args[2:]
-            )
-            state.loading.prepare()
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def __copy__(self) -> Any:
-        return restore(portable(self), table_of(self).given)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if "_workbench" not in self.__dict__:
-            raise TypeError("a model that is still being built cannot be copied")
-        memo[id(self)] = new = portable(self)
-        stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
-        for container, key, _ in places(new):
-            tensor = container[key]
-            if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
-                container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
-        return restore(new, table_of(self).given)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if "_workbench" not in self.__dict__:
-            return super().__reduce_ex__(protocol)
-        if "_portable" not in self.__dict__:
-            return _same, (portable(self),)
-        slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
-        return (
-            _blank,
-            (type(self)._plain_class, type(self)._theirs, self._workbench.method),
-            {**self.__dict__, f"slots{MARK}": slots},
-        )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_workbench" not in state:
-            super().__setstate__(state)
-            return
-        for name, value in state.pop(f"slots{MARK}").items():
-            object.__setattr__(self, name, value)
-        self.__dict__.update(state)
-        restore(self)
-
-    def __prepare_scriptable__(self) -> Any:
-        raise TypeError(
-            "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"
-        )
-
     def _get_name(self) -> str:
         if "_workbench" not in self.__dict__:
             return super()._get_name()
@@ -300,9 +214,7 @@ class Wrapped(nn.Module):
         return f"{type(self)._plain_class.__name__}{method}[{names}]"
 
 
-PUBLIC = tuple(
-    name for name in vars(Wrapped) if not name.startswith("_") and name not in ("forward", "load_state_dict")
-)
+PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
 
 
 # ---- building
@@ -414,11 +326,8 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
     return module
 
 
-def _same(wrapped: Any) -> Any:
-    return wrapped
-
-
-def _blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
+def blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
+    """An object that a pickle fills."""
     return object.__new__(wrapped_class(cls, theirs, method))
 
 

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
-import math
 import operator
 import os
-from collections.abc import Callable, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from workbench.calling import pair_of
 from workbench.committee import seat
 from workbench.engine.private import own_random
 from workbench.training.checkpoint import Checkpoint, describe
-from workbench.training.checks import LR, Criterion, check_numbers, keeps_meaning, try_batch
+from workbench.training.checks import LR, Criterion, check_numbers, try_batch
+from workbench.training.choices import (
+    batch_size_of,
+    criterion_of,
+    cross_entropy_of_probs,
+    device_of,
+    one_cycle,
+    optimizer_of,
+    scaling_of,
+    sources,
+)
 from workbench.training.cutting import Part, folded, settings_of
 from workbench.training.ddp import ParallelLoop, agree, join
 from workbench.training.folds import CrossFit
 from workbench.training.history import History
-from workbench.training.loop import FROZEN, Loop, own
+from workbench.training.loop import Loop, own
 from workbench.training.progress import Callback
-from workbench.training.rows import Batches, Rows, Source, checksum, cut, moments, read
+from workbench.training.rows import Batches, Rows, checksum
 from workbench.wrapped import Wrapped
-
-WARM_UP = 0.05  # share of all steps
 
 
 def fit(
@@ -136,7 +140,7 @@ def fit(
         validation = 0
     if strategy is not None:
         device = join(strategy, folds, device)
-    train, valid = _sources(data, 0.1 if validation is None else validation, batch_size, seed)
+    train, valid = sources(data, 0.1 if validation is None else validation, batch_size, seed)
     cut = None if folds is None else folded(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
@@ -146,9 +150,9 @@ def fit(
         if first is None:
             raise ValueError("data: the DataLoader gives no batch")
         learns = try_batch(wrapped, first, criterion, [part for part in (train, valid) if isinstance(part, Rows)])
-    scaling = _scaling(wrapped, train, criterion, standardize, learns)
-    place, dtype = _device(device, like.device), dtype or like.dtype
-    size = batch_size or _batch_size(train)
+    scaling = scaling_of(wrapped, train, criterion, standardize, learns)
+    place, dtype = device_of(device, like.device), dtype or like.dtype
+    size = batch_size or batch_size_of(train)
     batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
 
     wrapped.to(place, dtype)
@@ -165,10 +169,10 @@ def fit(
     if checkpoint is not None:
         settings |= {"data": checksum(train), "validation": checksum(valid)}
     pair = pair_of(wrapped._workbench, own(wrapped, "methods"))
-    asked = criterion or (None if cut is not None and pair is not None else _criterion(wrapped, first.y))
+    asked = criterion or (None if cut is not None and pair is not None else criterion_of(wrapped, first.y))
     settings["criterion"] = "likelihood" if asked is None else describe(asked)
     if cut is None:
-        made, scheduler = _optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
+        made, scheduler = optimizer_of(wrapped, optimizer, rates[0], decays[0], batches, epochs)
         kind = f"{type(made).__name__}{sorted(made.defaults.items())}, schedule {scheduler is not None}"
     else:
         kind = f"StackedAdam, lr {rates}, weight decay {decays}"
@@ -221,119 +225,3 @@ def fit(
         callback=callback,
     )
     return loop.run()
-
-
-def _sources(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
-    """Rows to train on and rows to validate on."""
-    train = read(data)
-    share = validation if isinstance(validation, int | float) else None
-    if isinstance(train, DataLoader):
-        if batch_size is not None:
-            raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
-        if share:
-            raise ValueError(
-                "validation: the rows of a DataLoader can't be cut; give validation=0, or validation=another_loader"
-            )
-    elif len(cast(Sized, train)) < 2:
-        raise ValueError(f"data: found {len(cast(Sized, train))} rows; training needs at least 2")
-    if share is None:
-        valid = read(validation, "validation")
-        if isinstance(train, Rows) and isinstance(valid, Rows):
-            shapes = [[tuple(part.shape[1:]) for part in (*rows.args, rows.y)] for rows in (train, valid)]
-            if shapes[0] != shapes[1]:
-                raise ValueError(f"validation: its rows have shapes {shapes[1]}, those to train on {shapes[0]}")
-        if not isinstance(valid, DataLoader) and not len(cast(Sized, valid)):
-            raise ValueError("validation: there is no row; give validation=0 to do without")
-        return train, valid
-    if isinstance(share, bool) or not 0 <= share < 1:
-        raise ValueError(f"validation must be a share of at least 0 and below 1, or rows; found {validation!r}")
-    return cut(train, float(share), seed) if share and not isinstance(train, DataLoader) else (train, None)
-
-
-def _batch_size(train: Source) -> int:
-    if isinstance(train, DataLoader):
-        return train.batch_size or 32
-    return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
-
-
-def _scaling(
-    wrapped: Wrapped, train: Source, criterion: Criterion | None, standardize: bool | None, learns: bool
-) -> dict[str, Tensor] | None:
-    """The standardisation to set, empty to remove the present one, None to leave all as it is."""
-    if standardize is False:
-        return {}
-    if standardize is None and (own(wrapped, "scaling") is not None or not learns or not isinstance(train, Rows)):
-        return None
-    if not isinstance(train, Rows):
-        raise ValueError(
-            f"standardize: it takes tensors or arrays, not a {type(train).__name__}, whose rows can't be seen at once"
-        )
-    values: dict[str, Tensor] = {}
-    if isinstance(train.x, Tensor) and train.x.is_floating_point():
-        values["x_mean"], values["x_scale"] = moments(train.x)
-    if train.y.is_floating_point() and (standardize or (keeps_meaning(criterion) and _output(wrapped) == "values")):
-        values["y_mean"], values["y_scale"] = moments(train.y, centre=own(wrapped, "location_scale"))
-    return values
-
-
-def _output(wrapped: Any) -> str:
-    return wrapped._workbench.output
-
-
-def _criterion(wrapped: Wrapped, y: Any) -> Criterion:
-    if y.is_floating_point():
-        return F.mse_loss
-    return cross_entropy_of_probs if _output(wrapped) == "probs" else F.cross_entropy
-
-
-def cross_entropy_of_probs(probs: Tensor, y: Tensor) -> Tensor:
-    """Mean of -log p over the rows, for probabilities [n, classes] and class numbers [n]."""
-    return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), y)
-
-
-def _device(device: str | torch.device | None, present: torch.device) -> torch.device:
-    if device is None:
-        return present
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.empty(0, device=device).device  # with its index, and an error here if there is no such device
-
-
-def _optimizer(
-    wrapped: Wrapped,
-    optimizer: Callable[..., Optimizer] | None,
-    lr: float,
-    weight_decay: float,
-    batches: Batches,
-    epochs: int,
-) -> tuple[Optimizer, LambdaLR | None]:
-    parameters = [p for p in wrapped.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError(f"wrapped: no parameter requires a gradient, so there is nothing to train{FROZEN}")
-    if optimizer is not None:
-        made = optimizer(parameters)
-        if not isinstance(made, Optimizer):
-            raise TypeError(f"optimizer: the callable gave {type(made).__name__}; it must give a torch Optimizer")
-        return made, None
-    try:
-        steps = epochs * len(batches)
-    except TypeError as error:
-        raise TypeError(
-            "data: the DataLoader has no length, which the learning rate's schedule needs; give optimizer=..., "
-            "which goes without"
-        ) from error
-    adam = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay)
-    return adam, LambdaLR(adam, functools.partial(one_cycle, steps=steps))
-
-
-def one_cycle(step: int, steps: int) -> float:
-    """The share of the peak learning rate at a step, counted from 0: up in a line, down in half a cosine.
-
-    Example:
-        >>> [round(one_cycle(step, steps=40), 2) for step in (0, 1, 2, 20, 40)]
-        [0.5, 1.0, 1.0, 0.54, 0.0]
-    """
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))

@@ -1,0 +1,73 @@
+"""What cross-fitting decides by rows that were not seen: times, factors, tails and weights, on numbers that can be checked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from workbench.distributions import Laplace, Normal, StudentT
+from workbench.training.decisions import decide, decide_classes, pool
+
+
+def test_decisions_on_numbers_that_can_be_checked() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 4000
+    y = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    truth = 0.5 * y  # what is left over has a standard deviation of a half of |y|
+    loc = torch.stack([torch.zeros_like(truth), y - 0.3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)])
+    loc = loc[:, None, None]
+    risk = torch.stack([torch.full((1, 1, n, 1), 0.1), torch.rand(1, 1, n, 1, generator=generator) + 0.01])
+    found = decide(loc, risk, y, Normal(), members=1)
+    assert (found.mean_at, found.scale_at) == ((1,), (0,))  # each from its own time
+    assert found.factor[0] == pytest.approx(3, rel=0.1)
+    assert found.df in (math.inf, 20.0)
+
+
+def test_heavy_tails_are_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    zeros = torch.zeros(4000, 1, dtype=torch.float64)
+    y = StudentT(4.0).sample((zeros, zeros + 1), generator)
+    found = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Normal(), members=1)
+    assert found.df in (3.0, 4.0, 6.0)
+    assert found.factor[0] == pytest.approx(1, abs=0.2)
+    kept = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Laplace(), members=1)
+    assert kept.df == math.inf
+    torch.testing.assert_close(kept.log_prob, Laplace.log_prob(y, zeros, zeros + kept.factor[0]), atol=1e-6, rtol=1e-6)
+
+
+def test_a_snapshot_of_scattered_voters_counts_as_their_whole_ensemble() -> None:
+    """Two voters with errors +2 and -1 average to 0.5; ten of their kind are expected to do better than two that both err by 0.6."""
+    y = torch.zeros(100, 1)
+    noise = torch.randn(2, 100, 1, generator=torch.Generator().manual_seed(0))
+    scattered, alike = noise, torch.full((2, 100, 1), 0.6)
+    found = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=10)
+    assert found.mean_at == (0,)
+    few = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=2)
+    assert few.mean_at == (1,)
+
+
+def test_outputs_of_other_units_count_alike() -> None:
+    """The first snapshot is bad at the first output, the second a little worse at the second, whose unit is a thousand times as large."""
+    y = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1000.0])
+    first, second = y + torch.tensor([1.0, 0.0]), y + torch.tensor([0.0, 100.0])
+    assert decide(torch.stack([first, second])[:, None, None], None, y, Normal(), members=1).mean_at == (1,)
+
+
+def test_weights_are_those_of_the_best_pool() -> None:
+    terms = torch.randn(2, 500, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights, pooled = pool(terms)
+    grid = torch.linspace(0, 1, 2001, dtype=torch.float64)[1:-1, None]
+    scores = torch.logaddexp(grid.log() + terms[0, :, 0], (1 - grid).log() + terms[1, :, 0]).mean(1)
+    assert weights[0] == pytest.approx(float(grid[scores.argmax()]), abs=2e-3)
+    assert float(pooled.mean()) == pytest.approx(float(scores.max()), abs=1e-6)
+
+
+def test_classes_are_decided_by_their_likelihood() -> None:
+    y = torch.tensor([0, 1, 1])
+    good = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
+    scores = torch.stack([good, 1 - good]).log()[:, None, None]
+    found = decide_classes(scores, y)
+    assert found.mean_at == (0,)
+    torch.testing.assert_close(found.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6)
