@@ -13,7 +13,7 @@ report: $(READY)
 	@$(BIN)/workbench report notebooks/compare.ipynb -o $(REPORTS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadgroup --notebooks tests notebooks
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -21,7 +21,7 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 lab: $(READY)
-	@$(BIN)/jupyter lab notebooks
+	@$(BIN)/workbench demo
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

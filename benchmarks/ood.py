@@ -196,10 +196,10 @@ Clothes against corrupted clothes:
 
 ![AUROC over the severity of noise, blur and loss of contrast, a line for each method](images/ood-corruptions.png)
 
-Aimed at and missed: an NLL of 0.180 for one ResNet (three recipes were compared on validation rows; `ood_models.py` says which); neo's score in
-1.1 passes at 128 rows, where the fixed time of a call (finding the layers, five projections) counts, and with LeNet-5 at any batch size, whose
-passes are short; voters on a shared trunk that are clearly better than one network at no more than 1.3 passes: what a shared trunk leaves them to
-differ in is too little, and an ensemble of whole networks is better at as many passes as it has networks."""
+Aimed at and missed: an NLL of 0.180 for one ResNet (three recipes were compared on validation rows; `ood_models.py` says which); neo's
+score in 1.1 passes at 128 rows, where the fixed time of a call (finding the layers, five projections) counts, and with LeNet-5 at any batch
+size, whose passes are short; voters on a shared trunk that are clearly better than one network at no more than 1.3 passes: what a shared
+trunk leaves them to differ in is too little, and an ensemble of whole networks is better, at as many passes as it has networks."""
 
 
 def _table(frame: pd.DataFrame, columns: dict[str, tuple[str, int]]) -> str:

@@ -359,7 +359,8 @@ def summary(frame: Any, images: Path) -> str:
         f"{', '.join(STANDARD)} (`benchmarks/published.py`), with the splits' own rounding. All methods share network, optimizer and schedule; "
         "*recommended* is `fit(..., folds=5)` with three settings of learning rate and weight decay and two voters for each fold. The settings "
         "were chosen by out-of-fold scores on some splits of boston, concrete, energy and yacht; test scores of these runs were on the screen "
-        f"beside them. No network is trained for more than {MOST_STEPS:,} steps, which naval would have use for: its NLL there was aimed at -7.7.",
+        f"beside them. No network is trained for more than {MOST_STEPS:,} steps, which naval would have use for: "
+        "its NLL was aimed at -7.7.",
         "### Standard track: NLL",
         scores("nll", standard, STANDARD),
         "### Standard track: RMSE",

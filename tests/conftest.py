@@ -76,6 +76,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> list[str]:
+    """A line that says so if the browser tests are left out."""
+    from browser.lab import REQUIRED, missing
+
+    return [f"browser tests: left out; they need {missing()}"] if missing() and not REQUIRED else []
+
+
 @pytest.fixture
 def seeded() -> Iterator[None]:
     """torch's global generator at seed 0 during the test, and as it was afterwards."""

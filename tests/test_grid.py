@@ -6,7 +6,6 @@ import doctest
 import importlib
 import itertools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -288,16 +287,31 @@ def test_classification_measures() -> None:
 
 
 # ---- devices
-def visible(n: int) -> dict[str, Any]:
+LIGHT = """
+import os
+
+def visible(n):
     return {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "process": os.getpid()}
 
+def rows(n):
+    return {"third": n / 3, "word": "NA" if n % 2 else "x", "flag": n > 1, **({"extra": n} if n == 2 else {})}
+"""
 
-def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture
+def light(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of functions: what this one imports would take each process longer than its cells."""
+    file = tmp_path_factory.mktemp("light") / "light.py"
+    file.write_text(LIGHT)
+    return str(file)
+
+
+def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, light: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert pool.visible_gpus() == ["GPU-a", "GPU-b", "GPU-c"]
     cells = [{"n": n} for n in range(2)]
-    ended = pool.outcomes(f"{__name__}:visible", cells, jobs=2, threads=1, timeout=None, gpus=["GPU-a", "GPU-b"])
+    ended = pool.outcomes(f"{light}:visible", cells, jobs=2, threads=1, timeout=None, gpus=["GPU-a", "GPU-b"])
     found = {outcome.rows[0]["process"]: outcome.rows[0]["gpu"] for outcome in ended}
     assert len(found) == 2
     assert set(found.values()) == {"GPU-a", "GPU-b"}
@@ -308,26 +322,22 @@ def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- Parquet
-def rows(n: int) -> dict[str, Any]:
-    return {"third": n / 3, "word": "NA" if n % 2 else "x", "flag": n > 1, **({"extra": n} if n == 2 else {})}
-
-
-def test_parquet_keeps_what_csv_keeps(tmp_path: Path) -> None:
+def test_parquet_keeps_what_csv_keeps(tmp_path: Path, light: str) -> None:
     pytest.importorskip("pyarrow")
     cells = [{"n": n} for n in (2, 0, 1)]
-    plain = run_cells(rows, cells, tmp_path / "a.csv", progress=False)
-    run_cells(rows, cells[:2], tmp_path / "a.parquet", progress=False)
-    frame = run_cells(rows, cells, tmp_path / "a.parquet", progress=False)
+    plain = run_cells(f"{light}:rows", cells, tmp_path / "a.csv", progress=False)
+    run_cells(f"{light}:rows", cells[:2], tmp_path / "a.parquet", progress=False)
+    frame = run_cells(f"{light}:rows", cells, tmp_path / "a.parquet", progress=False)
     pd.testing.assert_frame_equal(frame.drop(columns="seconds"), plain.drop(columns="seconds"), check_dtype=False)
     assert frame["third"].tolist() == [2 / 3, 0.0, 1 / 3]
     assert pd.read_parquet(tmp_path / "a.parquet")["word"].tolist() == ["x", "x", "NA"]
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_parquet_without_pyarrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: str) -> None:
     monkeypatch.setitem(importlib.import_module("sys").modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match="Parquet files need pyarrow"):
-        run_cells(rows, [{"n": 1}], tmp_path / "a.parquet", progress=False)
+        run_cells(f"{light}:rows", [{"n": 1}], tmp_path / "a.parquet", progress=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -206,13 +206,15 @@ def test_differences_are_told_value_by_value() -> None:
 
 
 def test_a_wrong_baseline_is_refused(project: pytest.Pytester) -> None:
-    folder = project.path / "notebooks" / "baselines" / "study"
-    folder.mkdir(parents=True)
-    for number, content in enumerate(('{"tolerances": {"*": -1}}', "[1]", "{")):
+    for name, content in (("negative", '{"tolerances": {"*": -1}}'), ("study", "[1]"), ("cut", "{")):
+        folder = project.path / "notebooks" / "baselines" / name
+        folder.mkdir(parents=True)
         (folder / "smoke.json").write_text(content)
-        result = pytest_in(project, "--notebooks", "notebooks")
-        result.assert_outcomes(errors=1)
-        assert "smoke.json is no baseline" in result.stdout.str(), number
+        write(project.path / "notebooks" / f"{name}.ipynb", RECORDS)
+    result = pytest_in(project, "--notebooks", "--continue-on-collection-errors", "notebooks")
+    result.assert_outcomes(errors=3)
+    for name in ("negative", "study", "cut"):
+        assert f"{Path('baselines', name, 'smoke.json')} is no baseline" in result.stdout.str()
 
 
 def test_checks_are_read_back(tmp_path: Path, jupyter_home: Path) -> None:

@@ -25,7 +25,7 @@ from torchmetrics import Metric
 from workbench.cli import main
 from workbench.experiments.directions import METRICS, higher_is_better, metric_of
 from workbench.metrics import modules
-from workbench.notebook import Run, compare_reports
+from workbench.notebook import Run, compare_reports, render
 from workbench.notebook.index import Index
 from workbench.notebook.pictures import THUMBNAIL, embedded, grid_plot, thumbnail
 from workbench.notebook.record import _plain
@@ -42,8 +42,16 @@ def picture() -> bytes:
 PNG = picture()
 
 
-def executed(folder: Path, name: str, parameters: dict[str, Any], status: str = "ok", /, **records: Any) -> Run:
-    """Write a notebook as run_notebook leaves it, and its page."""
+def executed(
+    folder: Path,
+    name: str,
+    parameters: dict[str, Any],
+    status: str = "ok",
+    checks: dict[str, tuple[bool, dict[str, Any]]] | None = None,
+    /,
+    **records: Any,
+) -> Run:
+    """Write a notebook as run_notebook leaves it, and its page; checks: claim -> (holds, found)."""
     folder.mkdir(exist_ok=True)
     run = Run(
         name=name,
@@ -62,6 +70,9 @@ def executed(folder: Path, name: str, parameters: dict[str, Any], status: str = 
         "display_data", {"image/png": base64.b64encode(PNG).decode()}, metadata={"workbench": {"figure": "curve"}}
     )
     outputs = [v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"records": values}}), figure]
+    for claim, (holds, found) in (checks or {}).items():
+        check = {"claim": claim, "holds": holds, "found": found}
+        outputs.append(v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"check": check}}))
     cells = [v4.new_markdown_cell("# Many runs"), v4.new_code_cell("", outputs=outputs)]
     nbformat.write(v4.new_notebook(cells=cells, metadata={"workbench": asdict(run)}), run.output)
     (folder / f"{name}.html").write_text("")
@@ -298,10 +309,101 @@ def test_a_run_that_is_missing_or_failed_is_a_difference(folder: Path, tmp_path:
     assert found["many_a_0", "status"] == ("ok", "failed")
 
 
+CLAIM, GROWS = "risk is <higher> outside", "error falls with rows"
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders: all claims hold, and one of two does not in one run; a third run makes no claims."""
+    for name, ratio in (("a", 1.5), ("b", 0.8123456)):
+        for seed in (0, 1):
+            claims = {
+                CLAIM: (seed == 0 or ratio > 1, {"loss": {"__float__": "nan"}, "ratio": ratio}),
+                GROWS: (True, {}),
+            }
+            executed(tmp_path / name, f"run_{seed}", {"seed": seed}, "ok", claims, rmse=1.0)
+        executed(tmp_path / name, "run_2", {"seed": 2}, rmse=1.0)
+        Index(tmp_path / name).write()
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_a_check_that_does_not_hold_is_told_by_the_index(checked: tuple[Path, Path]) -> None:
+    good, bad = checked
+    _, soup = page(bad)
+    heads = [head.button.get_text() for head in soup.select("table.runs thead th") if head.button]
+    assert heads[:4] == ["run", "status", "checks", "seed"]
+    rows = soup.select("table.runs tbody tr")
+    cells = [row.select("td")[1] for row in rows]
+    assert [cell.get_text() for cell in cells] == ["2 of 2", "1 of 2", "–"]
+    assert ["bad" in cell["class"] for cell in cells] == [False, True, False]
+    assert [cell["data-value"] for cell in cells] == ["0", "-1", ""]  # sorted by how many do not hold
+    said = [line.get_text() for line in rows[1].select(".error-line")]
+    assert said == [f"✗ {CLAIM} (loss = nan, ratio = 0.8123)"]
+    assert not rows[0].select(".error-line")
+    assert [chip.get_text() for chip in soup.select(".counts li")] == ["3 ok", "1 with a check that does not hold"]
+    assert "does not hold" not in page(good)[0]
+    assert "checks" not in [head.get_text() for head in page(good)[1].select(".best")]
+
+
+def test_checks_are_in_the_data_files(checked: tuple[Path, Path]) -> None:
+    _, bad = checked
+    runs = {run["name"]: run for run in json.loads((bad / "index.json").read_text(encoding="utf-8"))["runs"]}
+    found = {"loss": {"__float__": "nan"}, "ratio": 0.8123456}
+    assert runs["run_1"]["checks"] == {
+        CLAIM: {"holds": False, "found": found},
+        GROWS: {"holds": True, "found": {}},
+    }
+    assert runs["run_2"]["checks"] == {}
+    with (bad / "index.csv").open(newline="", encoding="utf-8") as file:
+        rows = {(row["run"], row["metric"]): row["value"] for row in csv.DictReader(file)}
+    checks = {key: value for key, value in rows.items() if key[1].startswith("check: ")}
+    assert checks == {
+        ("run_0", f"check: {CLAIM}"): "1",
+        ("run_0", f"check: {GROWS}"): "1",
+        ("run_1", f"check: {CLAIM}"): "0",
+        ("run_1", f"check: {GROWS}"): "1",
+    }
+
+
+def test_a_check_that_held_before_is_a_difference(
+    checked: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = checked
+    assert main(["diff", str(good), str(good)]) == 0
+    assert main(["diff", str(good), str(bad)]) == 1
+    for pair in ((good, bad), (good / "run_1.ipynb", bad / "run_1.ipynb")):
+        found = compare_reports(*pair)
+        assert [(d.run, d.name, d.first, d.second) for d in found.differences] == [
+            ("run_1", f"check: {CLAIM}", "holds", "does not hold")
+        ]
+    assert found.compared == 3  # the rmse, and two checks
+    assert f"check: {CLAIM}  holds  does not hold" in capsys.readouterr().out
+
+
+def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_path: Path) -> None:
+    _, bad = checked
+    banners = []
+    for seed in range(3):
+        text = render(bad / f"run_{seed}.ipynb", tmp_path / "page.html").read_text(encoding="utf-8")
+        banners.append(BeautifulSoup(text, "html.parser").select_one("header.banner"))
+    holds, broken, none = banners
+    assert holds is not None
+    assert broken is not None
+    assert none is not None
+    assert "✓ all 2 checks hold" in holds.get_text()
+    assert "doubted" not in holds["class"]
+    assert {"doubted"} == set(broken["class"]) - {"banner"}
+    assert broken["role"] == "alert"
+    assert "✓ ok" in broken.get_text()  # the run itself ended well
+    assert "✗ 1 of 2 checks does not hold:" in broken.get_text()
+    assert [line.get_text() for line in broken.select("li")] == [f"{CLAIM} (loss = nan, ratio = 0.8123)"]
+    assert "check" not in none.get_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none", "out"], "there is no notebook none"),
+        (["none", "out"], "there is neither a folder of reports nor an executed notebook none"),
         (["out", "empty"], "empty holds no reports"),
         (["out", "out/many_a_0.ipynb"], "compare two folders or two notebooks"),
         (["out", "broken"], "was not written by workbench report"),

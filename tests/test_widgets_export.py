@@ -163,3 +163,19 @@ def test_the_button_writes_the_notebook(tmp_path):
     comparison.controls.path.value = "it.txt"
     comparison.controls.export.click()
     assert "ends in .ipynb" in comparison.controls.status.value
+
+
+def test_the_button_replaces_only_what_it_has_written(tmp_path):
+    comparison = Comparison(model(), "diabetes", epochs=1)
+    path = tmp_path / "mine.ipynb"
+    path.write_text("of somebody's")
+    comparison.controls.path.value = str(path)
+    comparison.controls.export.click()
+    assert path.read_text() == "of somebody's"
+    assert "is there already" in comparison.controls.status.value
+    path.unlink()
+    comparison.controls.export.click()
+    first = path.read_text()
+    comparison.controls.epochs.value = 2
+    comparison.controls.export.click()
+    assert path.read_text() != first

@@ -1,4 +1,4 @@
-"""The command ``workbench``: reports from notebooks, benchmarks, and the data sets.
+"""The command ``workbench``: reports from notebooks, benchmarks, the data sets, and a demonstration.
 
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.experiments.compare import add_parser as add_compare
 from workbench.notebook.commands import BAD_INPUT, FAILED, INTERRUPTED, OK, add_diff, add_report, axis
+from workbench.widgets.demo import add_demo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; default: those of this process.
 
     Returns:
-        Exit code: 0 if all went well, 1 if a run failed, 2 for bad input, 130 after Ctrl-C.
+        Exit code: 0 if all went well, 1 if a run failed, 2 for bad input, 3 if a check does not hold, 130 after Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add_diff(commands)
 
     add_compare(commands)
+    add_demo(commands)
 
     bench = commands.add_parser(
         "bench",

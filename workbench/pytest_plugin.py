@@ -95,6 +95,7 @@ class NotebookItem(pytest.Item):
 
     def runtest(self) -> None:
         from workbench.notebook import run_notebook
+        from workbench.notebook.record import failed_checks
 
         # a public way to pytest's folder for temporary files exists for functions only
         folder: Path = self.config._tmp_path_factory.mktemp("notebooks")  # type: ignore[attr-defined]
@@ -110,11 +111,7 @@ class NotebookItem(pytest.Item):
         if run.status != "ok":
             raise Failure(_failure(run), run)
         records = run.records
-        wrong = [
-            f"does not hold: {claim}{f' ({_listed(check.found)})' if check.found else ''}"
-            for claim, check in records.checks.items()
-            if not check.holds
-        ]
+        wrong = [f"does not hold: {claim}" for claim in failed_checks(records.checks)]
         if not self.config.getoption("update_baselines"):
             wrong += self._differences(records)
         if wrong:

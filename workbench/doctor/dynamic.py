@@ -13,6 +13,7 @@ from torch import Tensor
 from ..dealing import _alike
 from ..engine.reach import reached
 from ..engine.tree import flatten, is_float, paths, tensors, tree_map
+from ..lines import first_sentence
 from .passes import MISSING, Pass, Same, Subject, copied, printed
 from .places import NOWHERE, Place, place_of_error
 from .report import Finding, finding
@@ -66,9 +67,12 @@ def _error(one: Pass) -> Finding:
     error = one.error
     assert error is not None
     place, _ = place_of_error(error)
-    message = (str(error).strip().split("\n") or [""])[0][:200]
     return finding(
-        "error", place.path or one.subject.name, place.line, f"{type(error).__name__}: {message}", place.code
+        "error",
+        place.path or one.subject.name,
+        place.line,
+        f"{type(error).__name__}: {first_sentence(str(error))}",
+        place.code,
     )
 
 
@@ -240,7 +244,7 @@ def _mixing(subject: Subject, modes: list[bool]) -> Iterator[Finding]:
         only = " (in training mode)" if training and False in modes else ""
         if part.error is not None:
             place, _ = place_of_error(part.error)
-            what = f"it does not run on {len(rows)} of {count} rows: {str(part.error).strip().split(chr(10))[0][:120]}"
+            what = f"it does not run on {len(rows)} of {count} rows: {first_sentence(str(part.error))}"
             yield finding("batch_mixing", place.path or subject.name, place.line, what + only, place.code)
             return
         if all(_alike(a[rows.to(a.device)], b) for a, b in zip(whole.floats(), part.floats(), strict=True)):

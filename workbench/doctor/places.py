@@ -7,45 +7,26 @@ import functools
 import linecache
 import os
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from ..lines import is_users, line_name
 from ..wrapped import is_wrapped
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ZOO = os.path.join(_OURS, "testing", "")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _LAYERS = tuple(os.path.join(_TORCH, "nn", folder, "") for folder in ("modules", "utils"))
-_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-_FOREIGN = (_OURS, _TORCH, os.path.dirname(os.path.abspath(np.__file__)) + os.sep)
 
 
 @functools.cache
 def is_layer(filename: str) -> bool:
     """Whether code is that of torch's own layers, which the user can't write in another way."""
     return filename.startswith(_LAYERS) and not filename.endswith(("module.py", "container.py", "parametrize.py"))
-
-
-@functools.cache
-def is_users(filename: str) -> bool:
-    """Whether code is the user's: not of torch, numpy, Python's library or this package, but for its zoo of models."""
-    if filename.startswith("<"):
-        return filename.startswith(("<ipython", "<stdin", "<python-input"))
-    if filename.startswith(_ZOO):
-        return True
-    if filename.startswith(_LIBRARY):
-        return any(folder in filename for folder in ("site-packages", "dist-packages")) and not filename.startswith(
-            _FOREIGN
-        )
-    return not filename.startswith(_FOREIGN)
 
 
 def is_users_class(cls: type) -> bool:
@@ -70,16 +51,8 @@ class Place:
 
     @property
     def line(self) -> str:
-        """ "file.py:12", the file as seen from the working directory, of packages from theirs; "cell:12" in a notebook."""
-        if not self.file:
-            return ""
-        if "ipykernel_" in os.path.dirname(self.file) or self.file.startswith("<ipython"):
-            return f"cell:{self.number}"
-        for folder in ("site-packages", "dist-packages"):
-            if folder in self.file:
-                return f"{self.file.partition(folder)[2][1:]}:{self.number}"
-        near = os.path.relpath(self.file) if os.path.isabs(self.file) and _same_drive(self.file) else self.file
-        return f"{self.file if near.startswith(os.pardir) else near}:{self.number}"
+        """See `workbench.lines.line_name`; "" where no code of the user's runs."""
+        return line_name(self.file, self.number) if self.file else ""
 
     @property
     def code(self) -> str:
@@ -88,10 +61,6 @@ class Place:
 
 
 NOWHERE = Place("")
-
-
-def _same_drive(file: str) -> bool:
-    return os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0]
 
 
 def called(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

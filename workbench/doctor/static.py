@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..engine.clone import is_scripted
+from ..lines import is_users
 from ..unregistered import unregistered
 from ..wrapped import is_wrapped
-from .places import Place, assigned, is_users, stores
+from .places import Place, assigned, stores
 from .report import Finding, finding
 from .untouched import functions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from torch import nn
 
 from ..engine.run import STRATEGIES
 from ..engine.tree import tensors, tree_map
+from ..lines import first_sentence
 from ..wrapped import is_wrapped
 from ..wrappers import neo, sample, sculpt, vote
 from .kinds import KINDS, WRAPPERS
@@ -175,10 +175,8 @@ def _obstructs(found: Finding) -> bool:
 
 
 def _obstacle(trial: Trial, name: str) -> Finding:
-    message = str(trial.vmap).strip().split("\n")[0]
     place = trial.vmap_place
-    message = textwrap.shorten(message.split(". ")[0], 150, placeholder=" ...")
-    return finding("vmap", place.path or name, place.line, message, place.code)
+    return finding("vmap", place.path or name, place.line, first_sentence(str(trial.vmap)), place.code)
 
 
 def _meant(found: Finding, trials: dict[str, Trial]) -> dict[str, str]:

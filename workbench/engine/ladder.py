@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dis
 import logging
-import pathlib
 import time
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..lines import first_sentence, line_name, users_line
 from . import loop, replay, vmapped
 from .body import Result
 from .objects import is_object
@@ -34,7 +33,6 @@ RUNGS: dict[str, Callable[..., Sequence[Result]]] = {
 }
 STRATEGIES = ("auto", *RUNGS, "tune")
 _NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)  # plain vmap refuses them
-_PACKAGE = pathlib.Path(__file__).parent.parent
 
 
 class Kind(NamedTuple):
@@ -292,14 +290,10 @@ def _now(leaves: list[Any]) -> float:
 
 # ---- what to say
 def _where(error: Exception) -> str:
-    """The message of an error in one line, with the innermost line outside torch and this package."""
-    message = str(error).strip().split("\n")[0][:160] or type(error).__name__
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = pathlib.Path(frame.filename)
-        own = file.parent in (_PACKAGE, _PACKAGE / "engine", _PACKAGE / "wrappers")
-        if not own and "torch" not in file.parts and not frame.filename.startswith("<"):
-            return f"{message}; at {frame.filename}:{frame.lineno}"
-    return message
+    """What an error says, with the innermost line of the user's."""
+    message = first_sentence(str(error)) or type(error).__name__
+    place = users_line(error.__traceback__)
+    return f"{message}; at {place}" if place else message
 
 
 def _forced(engine: Engine, plan: Plan, strategy: str, error: Exception | None, where: str) -> Exception:
@@ -340,7 +334,7 @@ def _writes(cls: type) -> str:
         _writing[cls] = next(
             (
                 f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; "
-                f"at {function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                f"at {line_name(function.__code__.co_filename, function.__code__.co_firstlineno)}"
                 for function in functions
                 if isinstance(function, types.FunctionType)
                 if any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(function))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT, DOUBTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def add_report(commands: Any) -> None:
@@ -19,11 +19,18 @@ def add_report(commands: Any) -> None:
         "all of them. Each run has a process of its own. A run that ended well and of which nothing has changed since "
         "(notebook, parameters, this package, versions, data) is not repeated: an interrupted report goes on.",
         epilog="example: workbench report notebooks/compare.ipynb -p epochs 40 -g data=concrete,energy -g seed=0,1 -j 2. "
-        "Exit code: 0 if all runs ended well, 1 if one did not, 2 for bad input, 130 after Ctrl-C or SIGTERM.",
+        "Exit code: 0 if all runs ended well and all their checks hold, 1 if a run did not end well, 2 for bad input, "
+        "3 if all ended well but a check (record_check) does not hold, 130 after Ctrl-C or SIGTERM.",
     )
-    report.add_argument("notebook", type=Path)
+    report.add_argument("notebook", type=Path, help="the .ipynb file; it stays as it is")
     report.add_argument(
-        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="repeatable"
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="a value instead of the one in the notebook's cell of parameters; repeatable",
     )
     report.add_argument(
         "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="one run for each value; repeatable"
@@ -48,7 +55,7 @@ def add_diff(commands: Any) -> None:
     diff = commands.add_parser(
         "diff",
         help="compare what two reports recorded, value by value",
-        description="Compare two folders of reports, or two executed notebooks: every recorded number, text and table.",
+        description="Compare two folders of reports, or two executed notebooks: every recorded number, text, table and check.",
         epilog="example: workbench diff reports/before reports/after --tolerance 0.01. "
         "Exit code: 0 if all is the same within the tolerance, 1 if not, 2 for bad input.",
     )
@@ -66,6 +73,7 @@ def add_diff(commands: Any) -> None:
 def run_report(arguments: argparse.Namespace) -> int:
     """Do ``workbench report``; the exit code."""
     from .grid import run_grid
+    from .record import failed_checks
 
     parameters, grid = parse(arguments.notebook, arguments.parameter, arguments.grid)
     folder = arguments.output.resolve()
@@ -87,7 +95,9 @@ def run_report(arguments: argparse.Namespace) -> int:
         _say("report", Path(runs[0].output).with_suffix(".html"))
     else:
         _say("index", folder / "index.html")
-    return OK if all(run.status == "ok" and not run.error for run in runs) else FAILED
+    if not all(run.status == "ok" and not run.error for run in runs):
+        return FAILED
+    return DOUBTED if any(failed_checks(run.records.checks) for run in runs) else OK
 
 
 def run_diff(arguments: argparse.Namespace) -> int:

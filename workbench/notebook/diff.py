@@ -66,7 +66,7 @@ class Comparison:
 
 
 def compare_reports(first: Path | str, second: Path | str, tolerance: float = TOLERANCE) -> Comparison:
-    """Compare what two reports recorded, value by value: numbers, text, lists and tables.
+    """Compare what two reports recorded, value by value: numbers, text, lists, tables, and whether checks hold.
 
     Args:
         first: a folder of reports, or one executed notebook.
@@ -131,17 +131,22 @@ def _runs(path: Path) -> dict[str, dict[str, Any]]:
         if not found:
             raise ValueError(f"no run in {path} has begun yet: there is nothing to compare")
         return found
+    if not path.exists():
+        raise FileNotFoundError(f"there is neither a folder of reports nor an executed notebook {path}")
     run, records = read_run(path), read_records(path)
     values = {name: _plain(value, name) for name, value in records.items()}
     tables = {name: _plain(table, name) for name, table in records.tables.items()}
+    checks = {claim: check._asdict() for claim, check in records.checks.items()}
     stamp = {"status": run.status, "parameters": run.parameters, "environment": run.environment, "data": run.data}
-    return {run.name: {**stamp, "records": values, "tables": tables}}
+    return {run.name: {**stamp, "records": values, "tables": tables, "checks": checks}}
 
 
 def _values(run: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(_flat(_restore(run.get("records", {}))))
     for name, columns in run.get("tables", {}).items():
         found.update(_flat({name: _restore(columns)}))
+    for claim, check in run.get("checks", {}).items():
+        found[f"check: {claim}"] = "holds" if check["holds"] else "does not hold"
     return found
 
 

@@ -242,6 +242,8 @@ class _Grid:
             else:
                 new.append(name)
             self.index.add(run if earlier is None else replace(earlier, output=run.output))
+            if self.runs[name].cached:  # what is recorded twice is found out by the index
+                self.runs[name].error = self.index.entries[name].run.error
         self.index.first(self.runs)
         return new, again
 
@@ -299,7 +301,9 @@ class _Grid:
             run.error = f"{f'{run.error}; ' if run.error else ''}no page: {problem}"
         if self.progress:
             place = sum(other in self.ended for other in self.runs) if count else "-"
-            what = "  ".join([run.name, *([" ".join(run.error.split())] if run.error else [])])
+            failed = self.index.entries[name].failed_checks
+            said = [run.error] if run.error else [f"does not hold: {'; '.join(failed)}"] if failed else []
+            what = "  ".join([run.name, *(" ".join(text.split()) for text in said)])
             seconds = "   cached" if run.cached else f"{run.seconds:7.1f} s"
             self.bar.write(f"[{place}/{len(self.runs)}] {run.status:<11} {seconds}  {what}", file=sys.stdout)
             sys.stdout.flush()

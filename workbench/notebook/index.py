@@ -16,7 +16,7 @@ from typing import Any
 
 from .client import replace_file
 from .pictures import grid_plot, thumbnail
-from .record import _plain, _text
+from .record import Check, _plain, _text, failed_checks
 from .run import CLOCK, ENDED_BADLY, Run, read, stamp_of
 from .tables import Table, runs_table, summary_table, varied
 
@@ -34,6 +34,7 @@ class Entry:
     title: str
     scalars: dict[str, float] = field(default_factory=dict)
     records: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
     thumbnails: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -41,6 +42,11 @@ class Entry:
         """The page's file name, empty if there is none."""
         page = Path(self.run.output).with_suffix(".html")
         return page.name if page.is_file() else ""
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """The recorded claims that do not hold, with what was found."""
+        return failed_checks(self.checks)
 
 
 class Index:
@@ -95,7 +101,7 @@ class Index:
         }
 
     def _csv(self) -> str:
-        """One row for each number that a run has recorded."""
+        """One row for each number that a run has recorded, and for each check: 1 if it holds, else 0."""
         parameters = list(dict.fromkeys(name for entry in self.entries.values() for name in entry.run.parameters))
         buffer = io.StringIO(newline="")
         writer = csv.writer(buffer, lineterminator="\n")
@@ -105,7 +111,8 @@ class Index:
             given = [run.parameters.get(name, "") for name in parameters]
             cells = [json.dumps(value) if isinstance(value, list | dict) else value for value in given]
             measured = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory} if run.status == "ok" else {}
-            for metric, value in {**entry.scalars, **measured}.items():
+            checks = {f"check: {claim}": int(check.holds) for claim, check in entry.checks.items()}
+            for metric, value in {**entry.scalars, **checks, **measured}.items():
                 if value is not None:
                     writer.writerow([Path(run.notebook).stem, run.name, run.status, *cells, metric, value])
         return buffer.getvalue()
@@ -147,6 +154,7 @@ class Index:
             "counts": counts,
             "open": any(status in counts for status in ("waiting", "interrupted")),
             "bad": sum(counts.get(status, 0) for status in ENDED_BADLY),
+            "doubted": sum(bool(entry.failed_checks) for entry in entries),
             "summary": tables[0],
             "runs": tables[1],
             "plot": self._plots.get(name),
@@ -186,9 +194,10 @@ def _entry(run: Run) -> Entry:
     entry.records = {
         "records": {name: _plain(value, name) for name, value in found.items()},
         "tables": {name: _plain(table, name) for name, table in found.tables.items()},
-        "checks": {claim: check.holds for claim, check in found.checks.items()},
+        "checks": {claim: _plain(check._asdict(), claim) for claim, check in found.checks.items()},
         "figures": list(found.figures),
     }
+    entry.checks = found.checks
     entry.thumbnails = {name: thumbnail(png) for name, png in found.figures.items()}
     return entry
 

@@ -122,14 +122,9 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
             f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: compare, and take .all() of many"
         )
     plain = {name: _plain(value, name) for name, value in found.items()}
-    numbers = ", ".join(f"{name} = {_text(value)}" for name, value in plain.items())
-    mark, word = ("✓", "holds") if answer else ("✗", "does not hold")
+    said = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
     colour = "" if answer else ' style="color: #D55E00; font-weight: bold"'
-    beside = f" ({html.escape(numbers)})" if numbers else ""
-    data = {
-        "text/html": f"<div{colour}>{mark} {word}: {html.escape(claim)}{beside}</div>",
-        "text/plain": f"{mark} {word}: {claim}{f' ({numbers})' if numbers else ''}",
-    }
+    data = {"text/html": f"<div{colour}>{html.escape(said)}</div>", "text/plain": said}
     _show("record_check", [claim], data, {"check": {"claim": claim, "holds": answer, "found": plain}})
 
 
@@ -252,6 +247,21 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
                     raise ValueError(f"{name!r} is recorded twice, the second time in {where}: use another name there")
                 store[name] = value
     return found
+
+
+def failed_checks(checks: Mapping[str, Check]) -> list[str]:
+    """The claims that do not hold, each with the numbers that decided it.
+
+    Example:
+        >>> failed_checks({"one": Check(True, {}), "risk is higher outside": Check(False, {"ratio": 0.8123456})})
+        ['risk is higher outside (ratio = 0.8123)']
+    """
+    return [_claimed(claim, check.found) for claim, check in checks.items() if not check.holds]
+
+
+def _claimed(claim: str, found: Mapping[str, Any]) -> str:
+    numbers = ", ".join(f"{name} = {_text(value)}" for name, value in found.items())
+    return f"{claim} ({numbers})" if numbers else claim
 
 
 def _plain(value: Any, where: str) -> Any:

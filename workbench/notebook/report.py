@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .parameters import declared_parameters, load_notebook
+from .record import failed_checks, read_records
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -16,10 +18,10 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
     """Render an executed notebook as one self-contained HTML file.
 
-    The page opens with a banner: how the run ended, its parameters, its environment. A run that did not end well is
-    shown up to the cell that stopped it. Scripts and frames in outputs are dropped, and the page's content
-    security policy forbids it to load anything, pictures by address included. Interactive widgets need a kernel and are
-    left out; cells tagged ``no-report`` as well.
+    The page opens with a banner: how the run ended, which recorded checks do not hold, its parameters, its environment.
+    A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are dropped, and
+    the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
+    need a kernel and are left out; cells tagged ``no-report`` as well.
 
     Args:
         executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
@@ -51,6 +53,9 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
         "parameters": {name: parameters[name] for name in declared_parameters(nb) if name in parameters},
         "environment": dict(sorted(environment.items(), key=lambda item: item[0] not in ("git", "device", "torch"))),
     }
+    with contextlib.suppress(ValueError):  # a name that is there twice: the page is to be seen all the same
+        report["checks"] = read_records(nb).checks
+        report["failed_checks"] = failed_checks(report["checks"])
     hidden = {"no-report", "papermill-error-cell-tag"}  # the banner says what papermill's own error cells say
     nb.cells = [cell for cell in nb.cells if not hidden & set(cell.metadata.get("tags", []))]
     report["left_out"] = _cut_where_it_stopped(nb) if run and run["status"] != "ok" else 0

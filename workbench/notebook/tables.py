@@ -28,12 +28,14 @@ class Cell:
         value: what is sorted by.
         best: whether it is the best of its column.
         spread: shown smaller, after the text.
+        bad: whether something is wrong there.
     """
 
     text: str = "–"
     value: Any = ""
     best: bool = False
     spread: str = ""
+    bad: bool = False
 
 
 @dataclass
@@ -69,7 +71,7 @@ def varied(given: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def runs_table(entries: Sequence[Entry]) -> Table:
     """Every run, what is different about it, and all that it recorded."""
-    columns = []
+    columns = [_checks_column(entries)] if any(entry.checks for entry in entries) else []
     for name in varied([entry.run.parameters for entry in entries]):
         columns.append(_plain_column(name, [entry.run.parameters.get(name) for entry in entries]))
     for name in dict.fromkeys(name for entry in entries for name in entry.scalars):
@@ -119,7 +121,8 @@ def summary_table(entries: Sequence[Entry]) -> Table | None:
         means = [statistics.fmean(v) if (v := found[row].get(metric)) else None for row in rows]
         for row, mean in zip(rows, means, strict=True):
             several_runs = found[row].get(metric, [])
-            spread = f" ± {statistics.stdev(several_runs):.2g}" if len(several_runs) > 1 else ""
+            deviation = statistics.stdev(several_runs) if len(several_runs) > 1 else None
+            spread = "" if deviation is None else f" ± {deviation:{'.2g' if deviation < 100 else ',.0f'}}"
             column.cells.append(Cell() if mean is None else Cell(_text(mean), mean, spread=spread))
         for group in dict.fromkeys(row[0] for row in rows):  # what is of other data can't be compared
             _mark_best(
@@ -136,6 +139,15 @@ def _plain_column(name: str, values: Sequence[Any]) -> Column:
         for value in values
     ]
     return Column(name, cells, is_text=not all(isinstance(value, int | float | None) for value in values))
+
+
+def _checks_column(entries: Sequence[Entry]) -> Column:
+    """How many checks hold; sorted by the number of those that do not."""
+    column = Column("checks", [], hint="how many of the recorded checks hold")
+    for entry in entries:
+        failed, every = len(entry.failed_checks), len(entry.checks)
+        column.cells.append(Cell(f"{every - failed} of {every}", -failed, bad=failed > 0) if every else Cell())
+    return column
 
 
 def _metric_column(name: str, values: Sequence[float | None], judged: Sequence[float | None]) -> Column:

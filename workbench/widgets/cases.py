@@ -166,13 +166,13 @@ def with_spread(value: float, spread: float | None, unit: str = "") -> str:
     """A value with as many digits as its standard deviation leaves sure, and two digits of that.
 
     Example:
-        >>> with_spread(34.1234, 4.126, "MPa"), with_spread(34.1234, None)
-        ('34.1 ± 4.1 MPa', '34.12')
+        >>> with_spread(34.1234, 4.126, "MPa"), with_spread(34.1234, None), with_spread(242.1, 104.3)
+        ('34.1 ± 4.1 MPa', '34.12', '242 ± 104')
     """
     if spread is None or not 0 < spread < math.inf:
         return number(value, unit)
-    digits = 1 - math.floor(math.log10(spread))
-    if not 0 <= digits <= 8:
+    digits = max(1 - math.floor(math.log10(spread)), 0)
+    if digits > 8 or spread >= 1e7:
         return f"{number(value)} ± {spread:.2g} {unit}".rstrip()
     return f"{value:.{digits}f} ± {spread:.{digits}f} {unit}".rstrip()
 

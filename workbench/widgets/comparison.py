@@ -111,6 +111,7 @@ class Comparison:
         self._threads = threads_for(plain, self.data)
         self._batch_size, self._device = batch_size, device
         self.jobs = Jobs()
+        self._written: set[Path] = set()  # by the button, which replaces nothing else
         self._parts = functools.lru_cache(1)(self._cut)
 
         self._first = training
@@ -315,7 +316,12 @@ class Comparison:
         return clicked
 
     def _export_clicked(self) -> None:
-        path = self.export(self.controls.path.value)
+        path = Path(self.controls.path.value).resolve()
+        if path.exists() and path not in self._written:
+            raise FileExistsError(
+                f"{path} is there already: give another name, or call export() in a cell to replace it"
+            )
+        self._written.add(self.export(path).resolve())
         self.controls.say(
             f"Written: {html.escape(str(path))}. As a report: <code>{html.escape(self.command(path))}</code>"
         )

@@ -164,7 +164,7 @@ class Controls:
             description="Add", icon="plus", tooltip="Add the pressed wrappers as one model: all of them at once"
         ).add_class("wb-add")
         self.path = w.Text(
-            "comparison.ipynb",
+            "my_comparison.ipynb",  # not the name of a notebook that this may be shown in
             tooltip="File to write: a notebook that repeats this comparison",
             layout={"width": "150px"},
         ).add_class("wb-path")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shutil
@@ -62,15 +61,15 @@ def arguments(path: Path, port: int | None, browser: bool) -> list[str]:
     found += [] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     found += [] if browser else ["--no-browser"]
     # in a container everybody is root; the server listens on this machine only, and asks for a token
-    return [*found, *(["--allow-root"] if getattr(os, "geteuid", int.__call__)() == 0 else [])]
+    return [*found, *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else [])]
 
 
 def copied(name: str, folder: Path) -> Path:
     """A copy of a notebook in a folder; one that is there is left as it is."""
-    source = notebooks_folder() / f"{name.removesuffix('.ipynb')}.ipynb"
-    if not source.is_file():
-        known = ", ".join(sorted(path.stem for path in source.parent.glob("*.ipynb")))
-        raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {known}")
+    known = {path.stem: path for path in sorted(notebooks_folder().glob("*.ipynb"))}
+    source = known.get(name.removesuffix(".ipynb"))
+    if source is None:
+        raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {', '.join(known)}")
     path = folder / source.name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,4 +98,6 @@ def _check_port(port: int) -> None:
         try:
             tried.bind(("127.0.0.1", port))
         except OSError as error:
-            raise ValueError(f"port {port} can't be used ({error.strerror}); choose another, or leave --port out") from None
+            raise ValueError(
+                f"port {port} can't be used ({error.strerror}); choose another, or leave --port out"
+            ) from None

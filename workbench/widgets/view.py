@@ -50,7 +50,7 @@ class View:
         )
         self.by.tooltip = "the risk (or error) that orders the list, highest first"
         self.list = w.Select(options=[], rows=9, layout={"width": "auto", "height": "190px"}).add_class("wb-list")
-        self.list.tooltip = "test rows; arrow keys go through them"
+        self.list.tooltip = "test rows, highest first; the arrows below go through them"
         self.previous = w.Button(icon="arrow-up", tooltip="the case before in the ranking", layout={"width": "40px"})
         self.next = w.Button(icon="arrow-down", tooltip="the next case of the ranking", layout={"width": "40px"})
         self.number = w.BoundedIntText(
@@ -90,7 +90,11 @@ class View:
             layout={"width": "236px", "flex": "0 0 auto"},
         ).add_class("wb-rank")
         near = w.VBox([self.space, self.near], layout={"flex": "1 1 180px", "min_width": "180px"})
-        pair_box = w.VBox([self.pair], layout={"flex": "0 1 auto", "min_width": "200px"})
+        # cards of pictures are as wide as there is room: the neighbours go below them, in a row
+        wide = "1 1 100%" if e._editor.pictured else "0 1 auto"
+        pair_box = w.VBox([self.pair], layout={"flex": wide, "min_width": "200px"})
+        beside = _row([pair_box, near])
+        beside.layout.flex, beside.layout.min_width = "1 1 260px", "260px"
         edit = _row([_column([e._editor.widget], "300px"), _column([self.frames["edit"][0]], "360px")])
         refuse = _row(
             [_column([self.coverage, self.left, self.frames["coverage"][0]], "320px"), _column([self.refused], "360px")]
@@ -107,7 +111,7 @@ class View:
             [
                 w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
                 self.error,
-                _row([rank, pair_box, near]),
+                _row([rank, beside]),
                 self.tabs,
             ]
         ).add_class("wb-explorer")
