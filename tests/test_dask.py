@@ -31,7 +31,7 @@ WORK = """
 import os, signal, sys, time
 from pathlib import Path
 
-from beside import THIRD
+from near_by import THIRD
 
 def third(n):
     return {"value": n * THIRD, "here": __file__}
@@ -98,7 +98,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the file above, which the workers don't know: they are somewhere else."""
     (tmp_path / "work.py").write_text(WORK)
-    (tmp_path / "beside.py").write_text("THIRD = 1 / 3\n")
+    (tmp_path / "near_by.py").write_text("THIRD = 1 / 3\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -113,7 +113,7 @@ def test_code_is_sent_and_what_is_there_is_not_run_again(machines: Machines, wor
     assert frame["value"].tolist() == [n * (1 / 3) for n in (4, 1, 2)]
     assert frame["seconds"][0] == first["seconds"][0]
 
-    (work / "beside.py").write_text("THIRD = 1 / 4\n")  # the workers go on, with the new code
+    (work / "near_by.py").write_text("THIRD = 1 / 4\n")  # the workers go on, with the new code
     frame = run_cells("work.py:third", cells, "b.csv", scheduler=machines.address, progress=False)
     assert frame["value"].tolist() == [1.0, 0.25, 0.5]
 

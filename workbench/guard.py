@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from .errors import OptimizerMismatchError, WorkbenchWarning
@@ -64,7 +65,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
         return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
-        _look(optimizer, known, depth=5)
+        _look(optimizer, known, depth=7)
         return None
     first = True
 
@@ -74,7 +75,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
         loss = closure()
         if first:
             first = False
-            _look(optimizer, known, depth=7)
+            _look(optimizer, known, depth=9)
         return loss
 
     if "closure" in kwargs:
@@ -82,6 +83,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
     return (args[0], looking, *args[2:]), kwargs
 
 
+@_disable_dynamo  # a compiled step would depend on which objects were collected while it was traced
 def _look(optimizer: Optimizer, known: _Known, depth: int) -> None:
     held = {id(p): p for p in _parameters(optimizer)}
     for wrapped in [ref() for ref in list(_wrapped.values())]:

@@ -70,4 +70,4 @@ def notebook(
     page.screenshot(path=shots / f"{request.node.name}-end.png")
     page.close()
     lab.end_kernels()
-    assert not errors
+    assert not errors, "\n".join(errors)
