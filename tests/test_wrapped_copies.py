@@ -210,3 +210,13 @@ def test_a_wrapped_model_works_as_a_part_of_another(name: str) -> None:
     twin.load_state_dict(whole.state_dict())
     torch.manual_seed(7)
     assert torch.equal(twin(x), y)
+
+
+def test_a_memory_format_of_images_changes_no_number() -> None:
+    wrapped: Any = vote.Wrapper(2)(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))).eval()
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = wrapped(x, return_risk=True)
+    wrapped.to(memory_format=torch.channels_last)
+    after = wrapped(x.contiguous(memory_format=torch.channels_last), return_risk=True)
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .engine.clone import attributes, places
 from .inner import build, portable, restore
@@ -20,8 +22,16 @@ class Persistent(nn.Module):
     _plain_class: type[nn.Module]
     _theirs: frozenset[str]
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(*args, **kwargs)
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        def each(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except RuntimeError:
+                if tensor.dim() < 5:
+                    raise
+                return torch.stack([fn(part) for part in tensor])  # of voters: a memory format is one of single weights
+
+        result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
             restore(self)
         return result
