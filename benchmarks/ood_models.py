@@ -24,7 +24,7 @@ RECIPES: dict[str, dict[str, float]] = {
     "resnet8": {"lr": 0.2, "weight_decay": 5e-4},
 }
 BATCH = 128
-VOTERS = {"lenet5": (5, 2), "resnet8": (2, 3)}  # how many, and the last layers that they have of their own
+VOTERS = {"lenet5": (5, 2), "resnet8": (5, 1)}  # how many, and the last layers that they have of their own
 VALIDATION = 2500  # training rows that no weight sees: they choose the temperature
 MEAN, SCALE = 0.2860, 0.3530  # of the training pixels
 

@@ -128,6 +128,12 @@ class Notebook:
         """Press a key."""
         self.page.keyboard.press(name)
 
+    def _wear(self, theme: str) -> None:
+        """Change the theme; JupyterLab fails in its own splash screen where one change follows another before that is gone."""
+        self.command("apputils:change-theme", theme=theme)
+        self.page.wait_for_timeout(50)
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
+
     def photograph(self, name: str, selector: str) -> None:
         """Keep pictures of an element in both themes, as wide as a laptop's screen and as half of it, and as high as need be."""
         page, look = self.page, "s => document.querySelector(s).scrollIntoView()"
@@ -138,10 +144,10 @@ class Notebook:
             height = page.locator(selector).first.evaluate("e => e.getBoundingClientRect().height")
             page.set_viewport_size({"width": width, "height": max(HEIGHT, int(height) + 160)})
             for theme, full in THEMES.items():
-                self.command("apputils:change-theme", theme=full)
+                self._wear(full)
                 page.evaluate(look, selector)
                 page.wait_for_timeout(150)
                 page.screenshot(path=self._shots / f"{name}-{theme}-{size}.png")
-        self.command("apputils:change-theme", theme=THEMES["light"])
+        self._wear(THEMES["light"])
         page.set_viewport_size({"width": WIDTHS["laptop"], "height": HEIGHT})
         self.command("application:toggle-left-area")
