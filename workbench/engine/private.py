@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from ..errors import WorkbenchWarning
 
@@ -144,7 +144,7 @@ def _install() -> None:
             if (make := _kind(name)) is not None:
                 space = name.partition("::")[0]
                 if space not in libraries:
-                    libraries[space] = torch.library.Library(space, "IMPL")
+                    libraries[space] = library.Library(space, "IMPL")
                 op = _operation(name)
                 libraries[space].impl(op, make(op), KEY, with_keyset=True)
         _LIBRARIES.extend([others, *libraries.values()])
