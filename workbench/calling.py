@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .committee import VOTERS, Committee, committee_of
 from .dealing import WHOLE, deal, tell
-from .engine.plan import Bank, Plan, RankOne
+from .engine.plan import Bank, Plan
 from .engine.random import valueless
 from .engine.run import Branched, NotDealableError
 from .engine.tree import is_float, paths, tensors, tree_map
@@ -25,11 +25,6 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for method in record.methods if (axis := method.axis(call)) is not None)
     interventions = tuple(i for method in record.methods if (i := method.intervention(table, call)) is not None)
-    names = {axis.name for axis in axes}
-    moving = {slot for slot, rule in record.rules.items() if names & set(rule.axes())}
-    whole = not [n for n in table.parameters() if n not in moving] or any(
-        isinstance(record.rules[n], RankOne) for n in moving
-    )
     apart = any(axis.apart for axis in axes)
     looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
     return Plan(
@@ -37,7 +32,7 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
         record.rules,
         Bank(table.get),
         interventions,
-        shares_trunk=bool(moving) and not whole and not apart and not call.dealt,
+        shares_trunk=not apart and not call.dealt and table.has_trunk(tuple(axis.name for axis in axes)),
         loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
         dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
         rows=() if rows is None else rows,
@@ -129,8 +124,15 @@ def reduced(wrapped: Any, branched: Branched, return_risk: bool) -> tuple[Any, d
 def _values(
     record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    parts = {"y": leaf}
     by_name = {method.name: method for method in record.methods}
+    if not return_risk:
+        for dim in reversed(range(len(axes))):
+            if committee is not None and axes[dim] == VOTERS:
+                leaf = committee.weighed(leaf, dim).mean(dim)
+            else:
+                leaf = by_name[axes[dim]].average(leaf, dim)
+        return leaf, {}
+    parts = {"y": leaf}
     for dim in reversed(range(len(axes))):
         if committee is not None and axes[dim] == VOTERS:
             if "aleatoric" in parts:
@@ -139,11 +141,9 @@ def _values(
         else:
             parts = by_name[axes[dim]].reduce(parts, dim)
     y = parts.pop("y")
-    if not return_risk:
-        return y, {}
     out = {name: sqrt(variance) for name, variance in parts.items()}
     if parts:
-        out["total"] = sqrt(sum(parts.values()))  # type: ignore[arg-type]
+        out["total"] = sqrt(sum(parts.values())) if len(parts) > 1 else next(iter(out.values()))  # type: ignore[arg-type]
     return y, out
 
 

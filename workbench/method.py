@@ -79,7 +79,7 @@ class Method:
         return 0
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        """Remove the method's axis.
+        """Remove the method's axis; its branches are taken for equally likely models, see `spread`.
 
         Args:
             parts: "y" and the variances so far ("aleatoric", "epistemic"), each with the axis at `dim`.
@@ -88,7 +88,11 @@ class Method:
         Returns:
             The same without the axis, with the method's own variance added.
         """
-        return parts
+        return spread(parts, dim)
+
+    def average(self, y: Tensor, dim: int) -> Tensor:
+        """Remove the method's axis from a prediction of which no risk is wanted: what `reduce` would make of "y"."""
+        return y.mean(dim) if type(self).reduce is Method.reduce else self.reduce({"y": y}, dim)["y"]
 
     def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
         """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
-from .engine.plan import Bank, Rule, Shared
+from .engine.plan import Bank, RankOne, Rule, Shared
 from .errors import WorkbenchWarning
 from .references import used_by
 
@@ -145,6 +145,7 @@ class Table:
     ) -> None:
         self.root, self.record, self.views, self.given = root, record, views, given
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
+        self._trunks: dict[tuple[str, ...], bool] = {}
 
     # ---- looking
     def module(self, path: str) -> nn.Module:
@@ -189,6 +190,7 @@ class Table:
     def verify(self) -> None:
         """Raise if somebody has replaced a layer or a parameter that a method has taken over."""
         self._homes.clear()
+        self._trunks.clear()
         for name, rule in self.record.rules.items():
             whole = all(self._holds(other) for other in rule.registered())
             for path, attribute in self.record.slots[name].owners if name in self.record.released else ():
@@ -219,6 +221,19 @@ class Table:
             if not slot.buffer
             and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
         ]
+
+    def has_trunk(self, axes: tuple[str, ...]) -> bool:
+        """Whether branches along these axes differ in some parameters only, so that what comes before these is the same for all."""
+        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        found = None if tracing else self._trunks.get(axes)
+        if found is None:
+            rules = self.record.rules
+            moving = [slot for slot, rule in rules.items() if any(name in axes for name in rule.axes())]
+            factored = any(isinstance(rules[slot], RankOne) for slot in moving)
+            found = bool(moving) and not factored and any(slot not in moving for slot in self.parameters())
+            if not tracing:
+                self._trunks[axes] = found
+        return found
 
     def value(self, name: str) -> Tensor:
         """The present value of a slot: its own, or what stands in its place."""

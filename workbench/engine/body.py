@@ -32,6 +32,11 @@ class Clone:
         self.tree = modules(root)
         self.places = places(root, slots)
         self.buffers = buffers
+        self._parameters = [
+            (module._parameters, name, f"{path}.{name}" if path else name)
+            for path, module in self.tree.items()
+            for name in module._parameters
+        ]
         self.home: dict[str, tuple[Any, Any]] = {}
         for container, key, slot in self.places:
             self.home.setdefault(slot, (container, key))
@@ -49,12 +54,7 @@ class Clone:
 
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Every parameter in place with its name, the taken-over ones included."""
-        return [
-            (tensor, f"{path}.{name}" if path else name)
-            for path, module in self.tree.items()
-            for name, tensor in module._parameters.items()
-            if tensor is not None
-        ]
+        return [(tensor, name) for held, key, name in self._parameters if (tensor := held[key]) is not None]
 
 
 @dataclass
@@ -172,6 +172,9 @@ def call(
         args, kwargs = intervention.inputs(args, kwargs)
     clone.install(values)
     versions = {slot: version(values[slot]) for slot in clone.buffers}
+    if not plan.interventions and mode is None:
+        output = clone.called(*args, **kwargs)
+        return Result(output, _written(clone, values, versions))
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
@@ -185,6 +188,14 @@ def call(
         if mode is not None:
             stack.enter_context(mode)
         output = clone.called(*args, **kwargs)
+    taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
+    return Result(output, _written(clone, values, versions), taps)
+
+
+def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) -> dict[str, Tensor]:
+    """The buffers that a pass has changed."""
+    if not clone.buffers:
+        return {}
     # batch norm does not count its writes into running statistics, so in training every buffer is taken for written
     training = any(module.training for module in clone.tree.values())
     new: dict[str, Tensor] = {}
@@ -193,5 +204,4 @@ def call(
         value = container[key]
         if training or value is not values[slot] or version(value) != versions[slot] or is_batched(value):
             new[slot] = value
-    taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
-    return Result(output, new, taps)
+    return new

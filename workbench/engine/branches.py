@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,19 @@ from .memory import carried, put, taken, tensors_in, transfer
 from .objects import Key
 from .plan import Index, Plan
 from .random import Sources, generators
-from .state import Attribute, Tree, Values, changed, described, difference, fingerprint, modules, registered, structure
+from .state import (
+    Attribute,
+    Snapshot,
+    Tree,
+    Values,
+    changed,
+    described,
+    difference,
+    fingerprint,
+    modules,
+    registered,
+    structure,
+)
 from .tree import version
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
@@ -55,7 +66,7 @@ class Branches:
         self._facts: tuple = ()
         self._shape: tuple = ()
         self._modes: list[bool] = []
-        self._alive: list[Any] = []
+        self._seen: Snapshot | None = None
         self._generators: list[Any] = []
 
     # ---- clones
@@ -81,7 +92,7 @@ class Branches:
             plan: of the run.
             alone: only for the first branch, which stands for all.
         """
-        keys = [branch_key(plan, index) for index in itertools.islice(plan.indices(), 1 if alone else None)]
+        keys = [branch_key(plan, index) for index in plan.indices[: 1 if alone else None]]
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
@@ -140,6 +151,8 @@ class Branches:
 
     def refresh(self) -> None:
         """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
+        if self._seen is not None and self._seen.holds():
+            return
         if self._tree and structure(self._tree, self.impure) == self._facts:
             return
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
@@ -155,13 +168,7 @@ class Branches:
         """Remember what the wrapped object looks like."""
         self._facts = structure(self._tree, self.impure)
         self._shape = structure(self._tree, self.impure, modes=False)
-        self._alive = [  # so that no id is used again
-            (
-                [value for name, value in module.__dict__.items() if (path, name) not in self.impure],
-                *(list(module.__dict__[kind].values()) for kind in ("_parameters", "_buffers", "_modules")),
-            )
-            for path, module in self._tree.items()
-        ]
+        self._seen = Snapshot(self._tree, self.impure)
 
     # ---- attributes
     @contextmanager
@@ -223,7 +230,7 @@ class Branches:
         """
         if not self.impure:
             return
-        keys = [branch_key(plan, index) for index in plan.indices()]
+        keys = [branch_key(plan, index) for index in plan.indices]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         transfer(self.impure, source.tree, self._tree)
         self._kept = fingerprint(self._tree, self.impure)

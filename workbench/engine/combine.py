@@ -50,7 +50,7 @@ def combined(plan: Plan, results: Sequence[Result]) -> Branched:
         order = torch.argsort(joined(plan.rows))
     sizes = [axis.size for axis in axes]
     beside = [axis.name for axis in plan.axes if axis.own_first]
-    equals = [k for k, index in enumerate(plan.indices()) if not any(index[name] for name in beside)]
+    equals = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in beside)]
     columns: list[Any] = []
     for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
         if not isinstance(items[0], Tensor):
@@ -83,7 +83,7 @@ def _taken_over(plan: Plan, results: Together) -> Branched:
 
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
     if len(items) == 1:
-        return items[0].reshape((*sizes, *items[0].shape))
+        return items[0].reshape((*sizes, *items[0].shape)) if sizes else items[0]
     if any(item.shape != items[0].shape for item in items):
         shapes = sorted({tuple(map(int, item.shape)) for item in items})
         raise OutputShapeError(f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape")
@@ -94,7 +94,7 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
     """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
     position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
     grouped: dict[tuple, list[Tensor]] = {}
-    for index, item in zip(plan.indices(), items, strict=True):
+    for index, item in zip(plan.indices, items, strict=True):
         if not item.dim() or item.shape[0] != len(plan.rows[index[plan.dealt]]):
             raise NotDealableError
         key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)

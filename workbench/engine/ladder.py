@@ -72,7 +72,7 @@ class Decision:
 
 def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> Kind:
     """What decides about the rung of a call."""
-    leaves = tensors((args, kwargs))
+    leaves = tensors((*args, *kwargs.values()))
     device = next((leaf.device.type for leaf in leaves), "cpu")
     # torch.export would take a comparison for a promise about the number of rows
     rows = 3 if torch.compiler.is_compiling() else max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
@@ -150,7 +150,7 @@ def _attempt(
     if objects and engine.objects.changes is not False:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
     sources = engine.sources(leaves)
-    before = sources.all() if first else (sources.torch(), [])
+    before = sources.all() if first else None
     once = any(axis.randomness != "same" and axis.size > 1 for axis in plan.axes) and rung != "replay"
     elsewhere = sources.unknown_to_torch() if first and once else []
     try:
@@ -166,7 +166,7 @@ def _attempt(
         return results
     except Exception as error:
         engine.forget()  # a failed pass may have left dead tensors in its clone
-        if first:
+        if before is not None:
             sources.restore(before)
         elif loop.versions(given) != versions:
             raise _Spoiled(error) from None

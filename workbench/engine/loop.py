@@ -31,23 +31,25 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
     """All branches, one after another.
 
     Returns:
-        One result a branch, in the order of `plan.indices()`.
+        One result a branch, in the order of `plan.indices`.
     """
     results: list[Result] = []
     leaves, rebuild = flatten((args, kwargs))
     streams = Streams(plan.axes, engine.sources(leaves))
     keys = engine.begin(plan)
     objects = engine.objects.branches(leaves, keys, apart=bool(plan.dealt))
-    for k, index in enumerate(plan.indices()):
+    held = [i for i, own in enumerate(objects) if own is not None]
+    for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         given = leaves
         if plan.dealt:
             given = [_rows(leaf, plan.rows[index[plan.dealt]]) for leaf in leaves]
         elif not last and engine.writes_inputs is not False:
             given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        given = [own[keys[k]] if own is not None else leaf for leaf, own in zip(given, objects, strict=True)]
+        if held:
+            given = [own[keys[k]] if own is not None else leaf for leaf, own in zip(given, objects, strict=True)]
         before = versions(given)
-        marks = [mark(leaf, DEPTH) for leaf, own in zip(given, objects, strict=True) if own is not None]
+        marks = [mark(given[i], DEPTH) for i in held]
         clone = engine.clone(plan, index)
         # the caller's own lists and dicts as well, where nothing in them was exchanged
         inputs = (args, kwargs) if last and all(a is b for a, b in zip(given, leaves, strict=True)) else rebuild(given)
@@ -60,7 +62,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
                     "copy the input at the start of forward"
                 )
             engine.writes_inputs = True
-        if [mark(leaf, DEPTH) for leaf, own in zip(given, objects, strict=True) if own is not None] != marks:
+        if [mark(given[i], DEPTH) for i in held] != marks:
             if engine.objects.changes is False and not last:
                 raise RuntimeError(
                     "the model changed an object among its inputs, which it did not do in its first call, so the other branches would see "
@@ -68,7 +70,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
                 )
             engine.objects.changes = True
     engine.writes_inputs = bool(engine.writes_inputs)
-    if any(own is not None for own in objects):
+    if held:
         engine.objects.changes = bool(engine.objects.changes)
         if engine.objects.changes and plan.dealt:
             raise NotDealableError("the model changes an object among its inputs")

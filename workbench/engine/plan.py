@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -238,23 +237,20 @@ class Plan:
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
     purity: str = "once"  # what is made of attributes that forward changes
 
-    @property
-    def size(self) -> int:
-        """Number of branches."""
-        size = 1
-        for axis in self.axes:
-            size *= axis.size
-        return size
+    size: int = field(init=False)  # number of branches
+    indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest
 
-    def values(self, index: Index, buffers: Iterable[str]) -> dict[str, Tensor]:
+    def __post_init__(self) -> None:
+        places = [dict(self.fixed)]
+        for axis in self.axes:
+            places = [{**place, axis.name: i} for place in places for i in range(axis.size)]
+        self.size, self.indices = len(places), places
+
+    def values(self, index: Index, buffers: Collection[str]) -> dict[str, Tensor]:
         """The tensors of a branch by slot: those that the rules pick, and copies of the buffers, which it may write into."""
         values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items()}
-        with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
-            for slot in buffers:
-                values[slot] = (values[slot] if slot in values else self.bank.get(slot)).clone()
+        if buffers:
+            with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
+                for slot in buffers:
+                    values[slot] = (values[slot] if slot in values else self.bank.get(slot)).clone()
         return values
-
-    def indices(self) -> Iterator[dict[str, int]]:
-        """The position of every branch, last axis fastest."""
-        for position in itertools.product(*(range(axis.size) for axis in self.axes)):
-            yield {**self.fixed, **dict(zip((axis.name for axis in self.axes), position, strict=True))}

@@ -162,14 +162,14 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
     """All branches, one after another, on one computation of their trunk.
 
     Returns:
-        One result a branch, in the order of `plan.indices()`.
+        One result a branch, in the order of `plan.indices`.
     """
     sources = engine.sources(tensors((args, kwargs)))
     streams = Streams(plan.axes, sources)
     engine.begin(plan)
     tape: Recording | None = None
     results: list[Result] = []
-    for k, index in enumerate(plan.indices()):
+    for k, index in enumerate(plan.indices):
         clone = engine.clone(plan, index)
         values = plan.values(index, clone.buffers)
         branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}

@@ -103,28 +103,28 @@ class Engine(Branches):
                 raise
             if before is not None:
                 draws = moved([*before], [*self.sources(leaves).all()])
-                self.seen.note(self, self.clone(plan, next(plan.indices())), results[0], draws)
+                self.seen.note(self, self.clone(plan, plan.indices[0]), results[0], draws)
             self.seen.follow(self, plan)
             if plan.keep_state:
-                self._keep(plan, results)
+                self._keep(plan, results, branched)
             elif self.impure:
                 self.forget()
             if not self._checked:
                 self._check_reach(plan, results, args, kwargs)
         return branched, results
 
-    def _keep(self, plan: Plan, results: Sequence[Result]) -> None:
+    def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         _keep_buffers(plan, results)
         alone = self.decisions[self.kind].rung in ("vmap", "rescue")
         self.keep(plan, alone)
-        if not alone and not plan.dealt:
+        if not alone and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
-            self.objects.kept([branch_key(plan, index) for index in plan.indices()], columns)
+            self.objects.kept([branch_key(plan, index) for index in plan.indices], columns)
 
     def _check_reach(self, plan: Plan, results: Sequence[Result], args: tuple, kwargs: dict[str, Any]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
         rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
-        index = list(plan.indices())[-1]
+        index = plan.indices[-1]
         if not rules or not any(index.values()):
             return
         if valueless():
@@ -177,10 +177,10 @@ class Engine(Branches):
 
 
 def _keep_buffers(plan: Plan, results: Sequence[Result]) -> None:
-    if isinstance(results, Together) and not results.buffers:
+    if not (results.buffers if isinstance(results, Together) else any(result.buffers for result in results)):
         return
     buffers = Buffers()
-    for index, result in zip(plan.indices(), results, strict=True):
+    for index, result in zip(plan.indices, results, strict=True):
         for slot, value in result.buffers.items():
             name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
             buffers.add(name, row, value.detach())

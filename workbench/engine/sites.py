@@ -109,18 +109,17 @@ class Known:
     """What is known about single tensors, whatever they hold."""
 
     def __init__(self, items: Iterable[tuple[Tensor, Any]] = ()) -> None:
-        self._held: list[tuple[Tensor, Any]] = []  # ids stay unique for as long as their tensors live
-        self._by_id: dict[int, Any] = {}
-        for tensor, value in items:
-            self.set(tensor, value)
+        self._held = list(items)  # ids stay unique for as long as their tensors live
+        self._tracing = torch.compiler.is_dynamo_compiling()
+        self._by_id = {} if self._tracing else {id(tensor): value for tensor, value in self._held}
 
     def set(self, tensor: Tensor, value: Any) -> None:
         self._held.append((tensor, value))
-        if not torch.compiler.is_dynamo_compiling():
+        if not self._tracing:
             self._by_id[id(tensor)] = value
 
     def get(self, tensor: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
+        if not self._tracing:
             found = self._by_id.get(id(tensor))
             while found is None and isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
                 tensor = _functorch.get_unwrapped(tensor)  # the model differentiates what it was given
@@ -175,9 +174,9 @@ class Sites(TorchFunctionMode):
         contractions: bool = True,
     ) -> None:
         super().__init__()
-        self._names = Known([(tensor, frozenset([name])) for tensor, name in parameters])
-        self._state = Known([(tensor, True) for tensor in state])
-        self._raw = Known([(tensor, True) for tensor in inputs or ()])
+        self._names = Known((tensor, frozenset((name,))) for tensor, name in parameters)
+        self._state = Known((tensor, True) for tensor in state)
+        self._raw = Known((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
         self._at_site = at_site
         self._contractions = contractions
@@ -192,10 +191,10 @@ class Sites(TorchFunctionMode):
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
         tensors = _among((*args, *kwargs.values()))
-        known = [leaf for leaf in tensors if self._names.get(leaf) is not None]
+        known = [names for names in map(self._names.get, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
-            self._mark(out, names=frozenset().union(*(self._names.get(leaf) for leaf in known)))
+            self._mark(out, names=frozenset().union(*known))
             return out
         if not known:
             if not self._traces:
@@ -213,7 +212,7 @@ class Sites(TorchFunctionMode):
                 for i, leaf in enumerate(leaves)
                 if is_float(leaf) and self._names.get(leaf) is None and not self._state.get(leaf)
             ]
-            names = frozenset().union(*(self._names.get(leaf) for leaf in known))
+            names = frozenset().union(*known)
             live = [i for i in data if not self._raw.get(leaves[i])]
             leaves = self._at_site(names, leaves, live, [i for i in data if self._raw.get(leaves[i])])
             args, kwargs = rebuild(leaves)

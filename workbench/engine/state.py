@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -102,6 +104,30 @@ def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
         for path, module in tree.items()
         for kind in ("_parameters", "_buffers", "_modules")
     }
+
+
+class Snapshot:
+    """Which objects modules hold, for one question at every call: are they the same still?
+
+    Args:
+        tree: the modules.
+        ignore: attributes that may change; what they hold is not kept alive.
+    """
+
+    def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
+        kinds = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        self._holders: list[dict[str, Any]] = []
+        self._items: list[Any] = []  # held here, so that no other object gets the place in memory of one of them
+        for path, module in tree.items():
+            held = module.__dict__
+            self._holders += (held, *(held[kind] for kind in kinds))
+            self._items += [value for name, value in held.items() if (path, name) not in ignore]
+            self._items += itertools.chain.from_iterable(held[kind].values() for kind in kinds)
+
+    def holds(self) -> bool:
+        """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
+        now = itertools.chain.from_iterable(held.values() for held in self._holders)
+        return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
 
 
 def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:

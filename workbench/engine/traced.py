@@ -67,13 +67,13 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Iter
     as a whole or not at all.
 
     Yields:
-        One result a branch, in the order of `plan.indices()`.
+        One result a branch, in the order of `plan.indices`.
     """
     if not torch.compiler.is_dynamo_compiling():
         return
     homes: Homes = engine.seen.homes()
     moving = engine.seen.moving[engine.root.training]
-    for index in plan.indices():
+    for index in plan.indices:
         values = {slot: rule.pick(plan.bank, index) for slot, rule in plan.rules.items()}
         for slot in moving:
             values[slot] = (values[slot] if slot in values else plan.bank.get(slot)).clone()

@@ -16,7 +16,7 @@ _LEAVES = frozenset([Tensor, torch.nn.Parameter, int, float, bool, str, type(Non
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
     """The named parts of a container, None for a leaf."""
-    if type(node) in _LEAVES:  # nearly every node: the questions below take their time, and an engine asks them often
+    if type(node) in _LEAVES:
         return None
     if isinstance(node, Mapping):
         return [(f"[{key!r}]", value) for key, value in node.items()]
@@ -29,8 +29,23 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def parts_of(node: Any) -> Sequence[Any] | None:
+    """The parts of a container without their names, None for a leaf; most nodes are of few types, and an engine asks often."""
+    kind = type(node)
+    if kind in _LEAVES:
+        return None
+    if kind is tuple or kind is list:
+        return node
+    if kind is dict:
+        return list(node.values())
+    named = children(node)
+    return None if named is None else [value for _, value in named]
+
+
 def _like(node: Any, values: list[Any]) -> Any:
     """A container of the same type as `node`, holding `values`."""
+    if type(node) is tuple:
+        return tuple(values)
     if isinstance(node, Mapping):
         if type(node) is dict:
             return dict(zip(node, values, strict=True))
@@ -61,11 +76,11 @@ def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 def _take(node: Any, leaves: list[Any]) -> Rebuild:
     # not inside `flatten`: a closure that calls itself is a cycle, which would keep tensors alive until the collector comes
-    parts = children(node)
+    parts = parts_of(node)
     if parts is None:
         leaves.append(node)
         return next
-    rebuilds = [_take(value, leaves) for _, value in parts]
+    rebuilds = [_take(value, leaves) for value in parts]
     return lambda values: _like(node, [rebuild(values) for rebuild in rebuilds])
 
 
@@ -111,10 +126,10 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among the leaves."""
-    parts = children(tree)
+    parts = parts_of(tree)
     if parts is None:
         return [tree] if isinstance(tree, Tensor) else []
-    return [leaf for _, value in parts for leaf in tensors(value)]
+    return [leaf for value in parts for leaf in tensors(value)]
 
 
 def version(leaf: Any) -> int:

@@ -39,10 +39,10 @@ def run(
         rescue: whether operations that vmap knows no rule for are put in other words.
 
     Returns:
-        One result a branch, in the order of `plan.indices()`; stacked.
+        One result a branch, in the order of `plan.indices`; stacked.
     """
     engine.begin(plan, alone=True)
-    clone = engine.clone(plan, next(plan.indices()))
+    clone = engine.clone(plan, plan.indices[0])
     outer = plan.axes[0].size
     # numbers that are to be the same for all branches are drawn once
     step = outer if plan.axes[0].randomness == "same" else plan.chunk or outer

@@ -70,7 +70,7 @@ class Reference:
         """All branches of a plan, with what its interventions do to tensors, inputs and activations."""
         branches: list[Branch] = []
         starts: dict[tuple[int, ...], Tensor] = {}
-        for place in plan.indices():
+        for place in plan.indices:
             apart = tuple(place[axis.name] for axis in plan.axes if axis.randomness == "different")
             torch.set_rng_state(starts.setdefault(apart, torch.get_rng_state()))
             branches.append(self.branch(place, plan, training))

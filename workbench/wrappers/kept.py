@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..engine.plan import Axis, Index, Intervention, Shared, Split, Stacked
 from ..errors import NotFittedError
-from ..method import Call, Method, spread
+from ..method import Call, Method
 from ..table import table_of
 
 if TYPE_CHECKING:
@@ -100,9 +100,6 @@ class Kept(Method):
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
         return None if self.axis(call) is None else Swap(self, table, buffers=not call.training)
-
-    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        return spread(parts, dim)
 
     # ---- gathering
     def forget(self, table: Table) -> None:

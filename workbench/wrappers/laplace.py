@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
 from ..engine.tree import tree_map
 from ..errors import NotFittedError
-from ..method import Call, Method, evaluating, spread, sqrt
+from ..method import Call, Method, evaluating, sqrt
 from ..table import engine_of, extra, table_of
 from ..wrapping import Wrapper as _Wrapper
 from .kept import method_of
@@ -184,9 +184,6 @@ class Laplace(Method):
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
         return None if self.axis(call) is None else _Shift(self, table)
-
-    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        return spread(parts, dim)
 
     def forget(self, table: Table) -> None:
         table.get(self.part("variance")).zero_()

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
-from ..method import Call, Method, spread
+from ..method import Call, Method
 from ..wrapping import Wrapper as _Wrapper
 from .noise import Bernoulli, Noise, Normal
 
@@ -101,9 +101,6 @@ class Sample(Method):
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
         return Axis(self.name, self.n_samples, self.randomness, apart=True) if several else None
-
-    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        return spread(parts, dim)
 
     def attach(self, table: Table) -> None:
         self._weights = [name for name in table.parameters() if table.value(name).dim() >= 2]

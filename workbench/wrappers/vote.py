@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
 from ..initial import Draws
-from ..method import Call, Method, spread
+from ..method import Call, Method
 from ..wrapping import Wrapper as _Wrapper
 
 if TYPE_CHECKING:
@@ -94,9 +94,6 @@ class Vote(Method):
 
     def deals(self, training: bool, asked: bool = False) -> int:
         return self.n_voters if asked or (training and self.independent) else 0
-
-    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        return spread(parts, dim)
 
     def attach(self, table: Table) -> None:
         if isinstance(self.share, int):
