@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -214,9 +215,8 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
     if "nan" in wrapped._workbench.told or valueless():
         return
     leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
-    if any(
-        leaf.device.type == "cpu" and bool(leaf.isnan().any()) for leaf in leaves
-    ):  # elsewhere it would make every call wait
+    # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet
+    if any(leaf.device.type == "cpu" and math.isnan(leaf.sum()) and bool(leaf.isnan().any()) for leaf in leaves):
         rows = [int(x.flatten(1).isnan().any(1).sum()) for x in tensors(args) if is_float(x) and x.dim() > 1]
         tell(
             wrapped,

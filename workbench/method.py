@@ -175,6 +175,8 @@ def evaluating(model: Any, whole: bool = False) -> Iterator[None]:
 
 def sqrt(variance: Tensor) -> Tensor:
     """The square root with a gradient of zero, not NaN, where the variance is zero."""
+    if not (torch.is_grad_enabled() and variance.requires_grad):
+        return variance.clamp_min(0).sqrt()
     positive = variance > 0
     return torch.where(
         positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0)

@@ -32,6 +32,9 @@ class Clone:
         self.tree = modules(root)
         self.places = places(root, slots)
         self.buffers = buffers
+        self.own = buffers  # those among them that the next pass may write into, so that it has copies of them
+        # torch's own layers write into theirs in training mode only
+        self.unsteady = {slot for slot in buffers if not _is_torchs(self.tree.get(slot.rpartition(".")[0]))}
         self._parameters = [
             (module._parameters, name, f"{path}.{name}" if path else name)
             for path, module in self.tree.items()
@@ -55,6 +58,10 @@ class Clone:
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Every parameter in place with its name, the taken-over ones included."""
         return [(tensor, name) for held, key, name in self._parameters if (tensor := held[key]) is not None]
+
+
+def _is_torchs(module: nn.Module | None) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 @dataclass
@@ -202,6 +209,7 @@ def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) 
     for slot in clone.buffers:
         container, key = clone.home[slot]
         value = container[key]
-        if training or value is not values[slot] or version(value) != versions[slot] or is_batched(value):
+        changed = training or value is not values[slot] or version(value) != versions[slot]
+        if changed or (is_batched(value) and slot in clone.own):  # vmap's tensors do not count, either
             new[slot] = value
     return new

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import PurityError, WorkbenchWarning
@@ -65,9 +66,13 @@ class Branches:
         self._tree: Tree = {}
         self._facts: tuple = ()
         self._shape: tuple = ()
-        self._modes: list[bool] = []
+        self.modes: list[bool] = []
         self._seen: Snapshot | None = None
         self._generators: list[Any] = []
+        self.moving: dict[
+            bool, frozenset[str]
+        ] = {}  # by mode (training or not): the buffers that forward changed in its first call
+        self.weights = 0  # how many there are, if each meets a row once: in networks of linear layers only
 
     # ---- clones
     def clones(self) -> list[Clone]:
@@ -97,8 +102,14 @@ class Branches:
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
             self._clones[key] = Clone(*self._build())
+        moving = self.moving.get(self.root.training)
+        # with gradients a backward pass may need buffers as they are now, whatever is written into them before it comes
+        if moving is not None and (torch.is_grad_enabled() or any(self.modes)):
+            moving = None
         for key in keys:
-            for module, mode in zip(self._clones[key].tree.values(), self._modes, strict=True):
+            clone = self._clones[key]
+            clone.own = clone.buffers if moving is None else clone.unsteady | moving
+            for module, mode in zip(clone.tree.values(), self.modes, strict=True):
                 if module.training is not mode:
                     module.training = mode
         if self.impure:
@@ -156,12 +167,13 @@ class Branches:
         if self._tree and structure(self._tree, self.impure) == self._facts:
             return
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
-        self._modes = [module.training for module in self._tree.values()]
+        self.modes = [module.training for module in self._tree.values()]
         if structure(self._tree, self.impure, modes=False) != self._shape:
             self._memory = self.remembered()
             self._current = set(self._memory)
             self._clones.clear()
             self._generators = generators(self._tree)
+            self.weights = _weights(self._tree)
         self._note()
 
     def _note(self) -> None:
@@ -236,6 +248,14 @@ class Branches:
         self._kept = fingerprint(self._tree, self.impure)
         self._memory, self._current = {}, set(keys[: 1 if alone else None])
         self._note()
+
+
+def _weights(tree: Tree) -> int:
+    """The number of weights of a network whose layers are linear, 0 for others."""
+    layers = [module for module in tree.values() if module._parameters]
+    if any(not isinstance(layer, nn.Linear) for layer in layers):
+        return 0
+    return sum(layer.in_features * layer.out_features for layer in layers if isinstance(layer, nn.Linear))
 
 
 def _versions(tree: Tree) -> dict[int, tuple[str, int]]:

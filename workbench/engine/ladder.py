@@ -31,6 +31,7 @@ RUNGS: dict[str, Callable[..., Sequence[Result]]] = {
     "replay": replay.run,
     "loop": loop.run,
 }
+LITTLE = 2**23  # multiplications in a pass of a branch below which what surrounds them takes longer
 STRATEGIES = ("auto", *RUNGS, "tune")
 _NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)  # plain vmap refuses them
 
@@ -46,7 +47,7 @@ class Kind(NamedTuple):
     autocast: bool
     dealt: bool
     looped: str  # why the branches must run one after another
-    rows: int  # 0 for few; "tune" tells sizes apart by powers of two
+    rows: int  # 0 for so few that a pass is little work; "tune" tells sizes apart by powers of two
 
 
 @dataclass
@@ -74,8 +75,12 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
     """What decides about the rung of a call."""
     leaves = tensors((*args, *kwargs.values()))
     device = next((leaf.device.type for leaf in leaves), "cpu")
-    # torch.export would take a comparison for a promise about the number of rows
-    rows = 3 if torch.compiler.is_compiling() else max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
+    if torch.compiler.is_compiling():  # torch.export would take a comparison for a promise about the number of rows
+        rows, little = 3, False
+    else:
+        rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
+        flat = engine.weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
+        little = rows <= 2 or (flat and rows * engine.weights <= LITTLE)
     return Kind(
         strategy,
         engine.root.training,
@@ -85,7 +90,7 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
         torch.is_autocast_enabled(device),
         bool(plan.dealt),
         plan.loop_only,
-        int(rows).bit_length() if strategy == "tune" else int(rows > 2),
+        int(rows).bit_length() if strategy == "tune" else int(not little),
     )
 
 
@@ -228,8 +233,8 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
         return ("loop",), "under autocast vmap computes in other dtypes"
     if kind.device != "cpu":
         return those(*start, "loop"), "one launch for all branches"
-    if not kind.rows and plan.size >= 16:
-        return those(*start, "loop"), "few rows and many branches"
+    if not kind.rows and plan.size >= 4:
+        return those(*start, "loop"), "each of the branches is little work"
     return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
 

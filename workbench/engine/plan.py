@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .body import Clone
 
 Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
 
@@ -246,11 +249,11 @@ class Plan:
             places = [{**place, axis.name: i} for place in places for i in range(axis.size)]
         self.size, self.indices = len(places), places
 
-    def values(self, index: Index, buffers: Collection[str]) -> dict[str, Tensor]:
-        """The tensors of a branch by slot: those that the rules pick, and copies of the buffers, which it may write into."""
+    def values(self, index: Index, clone: Clone) -> dict[str, Tensor]:
+        """The tensors of a branch by slot: those that the rules pick, and the buffers; of those that it may write into, copies."""
         values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items()}
-        if buffers:
+        values.update({slot: self.bank.get(slot) for slot in clone.buffers if slot not in values})
+        if clone.own:
             with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
-                for slot in buffers:
-                    values[slot] = (values[slot] if slot in values else self.bank.get(slot)).clone()
+                values.update({slot: values[slot].clone() for slot in clone.own})
         return values

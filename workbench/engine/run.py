@@ -103,6 +103,7 @@ class Engine(Branches):
                 raise
             if before is not None:
                 draws = moved([*before], [*self.sources(leaves).all()])
+                self.moving[self.root.training] = frozenset(results[0].buffers)
                 self.seen.note(self, self.clone(plan, plan.indices[0]), results[0], draws)
             self.seen.follow(self, plan)
             if plan.keep_state:

@@ -31,14 +31,13 @@ class Seen:
         self.homes, self.forward = homes, forward
         self.inside = False  # whether a branch is being traced
         self.trails: dict[tuple[bool, type], tuple] = {}  # by intervention: the call sites it met
-        self.moving: dict[bool, frozenset[str]] = {}  # the buffers that forward changes
         self._draws: dict[bool, bool] = {}  # whether forward draws random numbers
         self._contained: dict[bool, bool] = {}  # whether all tensors that branches replace stand in modules only
 
     def note(self, engine: Engine, clone: Clone, result: Result, draws: bool) -> None:
         """After the first call in a mode."""
         mode = engine.root.training
-        self._draws[mode], self.moving[mode] = draws, frozenset(result.buffers)
+        self._draws[mode] = draws
         own = clone.root._forward_hooks or clone.root._forward_pre_hooks or clone.method in clone.root.__dict__
         homes = self.homes()
         count = sum(len(homes[slot]) for slot in {slot for _, _, slot in clone.places})
@@ -72,7 +71,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Iter
     if not torch.compiler.is_dynamo_compiling():
         return
     homes: Homes = engine.seen.homes()
-    moving = engine.seen.moving[engine.root.training]
+    moving = engine.moving[engine.root.training]
     for index in plan.indices:
         values = {slot: rule.pick(plan.bank, index) for slot, rule in plan.rules.items()}
         for slot in moving:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +23,9 @@ from .tree import flatten
 
 if TYPE_CHECKING:
     from .run import Engine
+
+_functorch = torch._C._functorch
+Given = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # what a pass gave: outputs, buffers, taps
 
 
 def run(
@@ -87,17 +91,21 @@ def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tupl
         own = [name for name in axes if name in active]
         # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
         order = sorted(range(len(own)), key=lambda i: active[own[i]])
-        tensor = tensor.permute(*order, *range(len(own), tensor.dim()))
-        if outermost in own:
+        if order != list(range(len(own))):
+            tensor = tensor.permute(*order, *range(len(own), tensor.dim()))
+        if outermost in own and count < tensor.shape[0]:
             tensor = tensor.narrow(0, start, count)
         stacked[slot] = tensor, tuple(own[i] for i in order)
+    if not clone.buffers:
+        return stacked
     ruled = {name for slot, rule in plan.rules.items() if slot in clone.home for name in rule.axes()}
     training = any(module.training for module in clone.tree.values())
     # noise reaches the statistics in training, so each branch needs its own
     apart = [axis for axis in plan.axes if axis.name not in ruled] if training else []
     sizes = [count if axis.name == outermost else axis.size for axis in apart]
+    stacked.update({slot: (plan.bank.get(slot), ()) for slot in clone.buffers - clone.own - stacked.keys()})
     with torch.inference_mode(False):
-        for slot in clone.buffers:
+        for slot in clone.own:
             if slot in stacked:
                 tensor, own_names = stacked[slot]
                 stacked[slot] = tensor.clone(memory_format=torch.contiguous_format), own_names
@@ -120,7 +128,8 @@ def _pass(
 ) -> Together:
     """One pass for `count` branches of the outermost axis and all of the others."""
     outermost = plan.axes[0].name
-    plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
+    if count < plan.axes[0].size:
+        plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
     stacked = _stacked(plan, clone, start, count)
     given, regroup = flatten((args, kwargs))
     dealt: dict[int, Tensor] = {}
@@ -131,21 +140,29 @@ def _pass(
             if isinstance(leaf, Tensor) and leaf.dim():
                 dealt[i] = leaf.index_select(0, rows.to(leaf.device)).unflatten(0, (len(parts), -1))
     shape: dict[str, Any] = {}
+    sizes = tuple(axis.size for axis in plan.axes)
+    # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
+    one = (
+        len(sizes) > 1 and plan.shares_trunk and not (rescue or engine.root.training or clone.own or plan.interventions)
+    )
+    axes = (Axis("", plan.size, "error"),) if one else plan.axes
 
-    def once(values: list[Tensor], token: Tensor) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    def once(values: list[Tensor], token: Tensor | None) -> Given:
         modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
-        if rescue:
+        if token is not None:
             modes.append(Rescue(token))
-        elif len(plan.axes) > 1:
+        elif len(axes) > 1:
             modes.append(_Nested())
         with engine.watching(clone, plan, first=True):
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
             own = dict(zip(dealt, values[len(stacked) :], strict=True))
             inputs = regroup([own.get(i, leaf) for i, leaf in enumerate(given)]) if own else (args, kwargs)
-            result = call(clone, plan, installed, _Everywhere(plan), inputs[0], inputs[1], _together(modes))
+            result = call(
+                clone, plan, installed, _Everywhere(plan), inputs[0], inputs[1], _together(modes) if modes else None
+            )
         _refuse_held(clone, engine.impure)
         if made is not None:
-            clone.install(plan.values(plan.fixed, clone.buffers))  # what is still in place is not kept by the model
+            clone.install(plan.values(plan.fixed, clone))  # what is still in place is not kept by the model
         leaves, shape["rebuild"] = flatten(result.output)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) and _holds_batched(leaf):
@@ -155,9 +172,13 @@ def _pass(
         return outputs, result.buffers, result.taps
 
     with refuse_recomputing():
-        tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
-        tensors, names = (*tensors, *dealt.values()), (*names, *((plan.dealt,) for _ in dealt))
-        outputs, buffers, taps = _nested(once, plan.axes, list(tensors), list(names), torch.zeros(()))
+        values = [*stacked.values(), *((tensor, (plan.dealt,)) for tensor in dealt.values())]
+        if one:
+            values = [(_joint(tensor, own, plan.axes), ("",)) if own else (tensor, own) for tensor, own in values]
+        outputs, buffers, taps = _nested(once, axes, values, torch.zeros(()) if rescue else None)
+        if one:
+            outputs = [output.unflatten(0, sizes) for output in outputs]
+            buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
 
     items = iter(outputs)
     leaves = [next(items) if static is None else static[0] for static in shape["static"]]
@@ -165,30 +186,52 @@ def _pass(
         1
     ]  # the other one holds the model's own containers, with dead tensors in them
     shape.clear()
-    return Together(tuple(axis.size for axis in plan.axes), leaves, rebuild, buffers, taps)
+    return Together(sizes, leaves, rebuild, buffers, taps)
 
 
 def _nested(
-    once: Callable[..., Any], axes: tuple[Axis, ...], values: list[Tensor], names: list[tuple[str, ...]], token: Tensor
-) -> Any:
+    once: Callable[..., Given], axes: Sequence[Axis], values: list[tuple[Tensor, tuple[str, ...]]], token: Tensor | None
+) -> Given:
     """A pass under one vmap for each axis; not a closure that calls itself, which would keep the inputs alive.
+
+    What `torch.vmap` does, without its search through trees of inputs and outputs, which takes longer than a small network.
 
     Args:
         once: the pass, given values and token without their branch axes.
         axes: those that are left, outermost first.
-        values: tensors with those of the axes in front along which they differ; `names` says which.
-        token: a tensor that is batched along every axis.
+        values: tensors with those of the axes in front along which they differ, and the names of these.
+        token: a tensor that is batched along every axis, if one is wanted.
     """
     if not axes:
-        return once(values, token)
+        return once([value for value, _ in values], token)
     axis, *inner = axes
-    dims = [own.index(axis.name) if axis.name in own else None for own in names]
-    rest = [tuple(name for name in own if name != axis.name) for own in names]
-    return torch.vmap(
-        lambda tensors, seed: _nested(once, tuple(inner), tensors, rest, seed),
-        in_dims=(dims, 0),
-        randomness=axis.randomness,
-    )(values, token.new_zeros(axis.size))
+    lazy_load_decompositions()
+    with vmap_increment_nesting(axis.size, axis.randomness) as level:
+        inside = [
+            (_functorch._add_batch_dim(value, own.index(axis.name), level), tuple(n for n in own if n != axis.name))
+            if axis.name in own
+            else (value, own)
+            for value, own in values
+        ]
+        seed = None if token is None else _functorch._add_batch_dim(token.new_zeros(axis.size), 0, level)
+        outputs, buffers, taps = _nested(once, inner, inside, seed)
+
+        def outside(tensor: Tensor) -> Tensor:
+            return _functorch._remove_batch_dim(tensor, level, axis.size, 0)
+
+        return (
+            [outside(tensor) for tensor in outputs],
+            {slot: outside(tensor) for slot, tensor in buffers.items()},
+            {name: outside(tensor) for name, tensor in taps.items()},
+        )
+
+
+def _joint(tensor: Tensor, own: tuple[str, ...], axes: Sequence[Axis]) -> Tensor:
+    """A tensor [branches, ...] of one that has some of the axes in front, in their order."""
+    for i, axis in enumerate(axes):
+        if axis.name not in own:
+            tensor = tensor.unsqueeze(i).expand(*tensor.shape[:i], axis.size, *tensor.shape[i:])
+    return tensor.flatten(0, len(axes) - 1)
 
 
 class _Everywhere(dict):
@@ -228,22 +271,21 @@ def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
     vmap itself would copy the input once for each head.
     """
-    functorch = torch._C._functorch
-    level = functorch.maybe_get_level(weight) if is_batched(weight) else -1
+    level = _functorch.maybe_get_level(weight) if is_batched(weight) else -1
     if (
-        level < 0 or weight.dim() != 2 or level != functorch.maybe_current_level()
+        level < 0 or weight.dim() != 2 or level != _functorch.maybe_current_level()
     ):  # inside a transform of the model's own
         return None
-    if is_batched(input) and functorch.maybe_get_level(input) >= level:
+    if is_batched(input) and _functorch.maybe_get_level(input) >= level:
         return None
-    if bias is not None and (not is_batched(bias) or functorch.maybe_get_level(bias) != level):
+    if bias is not None and (not is_batched(bias) or _functorch.maybe_get_level(bias) != level):
         return None
     stacked, *rest = (
-        functorch.get_unwrapped(tensor).movedim(functorch.maybe_get_bdim(tensor), 0)
+        _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
         for tensor in (weight, *([] if bias is None else [bias]))
     )
     wide = F.linear(input, stacked.flatten(0, 1), rest[0].flatten() if rest else None)
-    return functorch._add_batch_dim(wide.unflatten(-1, stacked.shape[:2]), wide.dim() - 1, level)
+    return _functorch._add_batch_dim(wide.unflatten(-1, stacked.shape[:2]), wide.dim() - 1, level)
 
 
 @contextmanager
