@@ -178,7 +178,7 @@ class Table:
                 module = self.module(path)
                 held = (
                     module.__dict__
-                    if name in self.record.released
+                    if name in self.views
                     else module._buffers
                     if slot.buffer
                     else module._parameters
@@ -191,7 +191,7 @@ class Table:
         self._homes.clear()
         for name, rule in self.record.rules.items():
             whole = all(self._holds(other) for other in rule.registered())
-            for path, attribute in self.record.slots[name].owners if name in self.record.released else ():
+            for path, attribute in self.record.slots[name].owners if name in self.views else ():
                 module = self._find(path)
                 whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
             if not whole:
@@ -217,7 +217,7 @@ class Table:
             name
             for name, slot in self.record.slots.items()
             if not slot.buffer
-            and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
+            and (name in self.views or self.get(name).is_floating_point() or self.get(name).is_complex())
         ]
 
     def value(self, name: str) -> Tensor:
@@ -230,7 +230,7 @@ class Table:
             given = ref()
             if given is None or self.record.slots[name].buffer:
                 continue
-            if name in self.record.released:
+            if name in self.views:
                 yield name, given, self.record.rules[name].registered()
             elif self._holds(name) and self.get(name) is not given:  # of a deep copy
                 yield name, given, [name]

@@ -82,7 +82,7 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
         torch.is_grad_enabled(),
         plan.axes,
         device,
-        torch.is_autocast_enabled(device),
+        torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device),
         bool(plan.dealt),
         plan.loop_only,
         int(rows).bit_length() if strategy == "tune" else int(rows > 2),
