@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, Rule, Shared
+from .engine.tree import version
 from .errors import WorkbenchWarning
 from .references import used_by
 
@@ -145,6 +146,7 @@ class Table:
     ) -> None:
         self.root, self.record, self.views, self.given = root, record, views, given
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
+        self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # those that were seen to hold numbers, and when
 
     # ---- looking
     def module(self, path: str) -> nn.Module:
@@ -168,6 +170,16 @@ class Table:
             if not tracing:
                 self._homes[name] = home
         return home[0][home[1]]  # type: ignore[return-value]
+
+    def holds(self, name: str) -> bool:
+        """Whether a registered tensor holds anything but zeros; looked at once until it is written into, for a GPU makes each look wait."""
+        tensor = self.get(name)
+        seen = self._held.get(name)
+        if seen is None or seen[0]() is not tensor or seen[1] != version(tensor):
+            if not tensor.is_meta and not bool(tensor.any()):
+                return False
+            self._held[name] = weakref.ref(tensor), version(tensor)
+        return True
 
     def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
         """The dict entries that hold each slot."""

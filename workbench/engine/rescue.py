@@ -47,7 +47,7 @@ class Rescue(TorchFunctionMode):
             fresh = function(*args, **kwargs)
             if isinstance(args[0] if args else None, Tensor) and fresh.requires_grad:
                 return fresh
-            zero = self._token.to(fresh.device, fresh.dtype)
+            zero = self._token.to(fresh.device, fresh.dtype, non_blocking=True)
             return fresh ^ zero if fresh.dtype is torch.bool else fresh + zero
         if name == "multi_head_attention_forward":
             with self:

@@ -129,7 +129,7 @@ def _pass(
         rows = joined(parts)
         for i, leaf in enumerate(given):
             if isinstance(leaf, Tensor) and leaf.dim():
-                dealt[i] = leaf.index_select(0, rows.to(leaf.device)).unflatten(0, (len(parts), -1))
+                dealt[i] = leaf.index_select(0, rows.to(leaf.device, non_blocking=True)).unflatten(0, (len(parts), -1))
     shape: dict[str, Any] = {}
 
     def once(values: list[Tensor], token: Tensor) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -157,7 +157,7 @@ def _pass(
     with refuse_recomputing():
         tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
         tensors, names = (*tensors, *dealt.values()), (*names, *((plan.dealt,) for _ in dealt))
-        outputs, buffers, taps = _nested(once, plan.axes, list(tensors), list(names), torch.zeros(()))
+        outputs, buffers, taps = _nested(once, plan.axes, list(tensors), list(names), torch.zeros((), device=tensors[0].device if tensors else None))
 
     items = iter(outputs)
     leaves = [next(items) if static is None else static[0] for static in shape["static"]]

@@ -102,7 +102,7 @@ def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
 
 
 def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD).
+    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD); NaN does not count.
 
     Args:
         values: Float tensor [n], n >= 1.
@@ -110,9 +110,10 @@ def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two scalars; the standard deviation is 1 where all values are (numerically) equal.
     """
-    median = values.median()
-    mad = (values - median).abs().median()
+    median = values.nanmedian()
+    mad = (values - median).abs().nanmedian()
     reach = torch.where(mad > 0, 14.826 * mad, torch.inf)
-    variance, mean = torch.var_mean(values.clamp(median - reach, median + reach), correction=0)
-    sd = variance.sqrt()
+    clipped = values.clamp(median - reach, median + reach)
+    mean = clipped.nanmean()
+    sd = (clipped - mean).square().nanmean().sqrt()
     return mean, torch.where(sd > 1e-6 * (1 + mean.abs()), sd, torch.ones_like(sd))
