@@ -188,13 +188,7 @@ class Table:
             out[name] = []
             for path, attribute in slot.owners:
                 module = self.module(path)
-                held = (
-                    module.__dict__
-                    if name in self.views
-                    else module._buffers
-                    if slot.buffer
-                    else module._parameters
-                )
+                held = module.__dict__ if name in self.views else module._buffers if slot.buffer else module._parameters
                 out[name].append((held, attribute))
         return out
 

@@ -210,7 +210,8 @@ class StudentT(_LocationScale):
 
     def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
         # in float64 where the device has it, because the two lgamma are large and nearly cancel for large df
-        df, constant = self.df, 0.0
+        df: Any = self.df
+        constant: Any
         if isinstance(df, Tensor):
             df = df if df.device.type == "mps" else df.double()
             constant = (torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(math.pi * df)).to(z)

@@ -101,7 +101,9 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
         grouped.setdefault(key, []).append(item)
     if any(item.shape[1:] != items[0].shape[1:] for item in items):
         raise NotDealableError
-    stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device, non_blocking=True)) for parts in grouped.values()])
+    stacked = torch.stack(
+        [torch.cat(parts).index_select(0, order.to(parts[0].device, non_blocking=True)) for parts in grouped.values()]
+    )
     return stacked.reshape((*sizes, *stacked.shape[1:]))
 
 

@@ -157,7 +157,9 @@ def _pass(
     with refuse_recomputing():
         tensors, names = zip(*stacked.values(), strict=True) if stacked else ((), ())
         tensors, names = (*tensors, *dealt.values()), (*names, *((plan.dealt,) for _ in dealt))
-        outputs, buffers, taps = _nested(once, plan.axes, list(tensors), list(names), torch.zeros((), device=tensors[0].device if tensors else None))
+        outputs, buffers, taps = _nested(
+            once, plan.axes, list(tensors), list(names), torch.zeros((), device=tensors[0].device if tensors else None)
+        )
 
     items = iter(outputs)
     leaves = [next(items) if static is None else static[0] for static in shape["static"]]

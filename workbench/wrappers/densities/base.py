@@ -205,8 +205,14 @@ class Density(Growing, ABC):
         step = 1 / weight
         shift = mean - self.centre
         variance = (1 - step) * (self.scale.square() + step * shift.square()) + step * sd.square()
-        counts = finite.any() & self.weight.isfinite()  # decided where the numbers are: on a GPU a branch would wait for them
-        for own, new in ((self.weight, weight), (self.centre, self.centre + step * shift), (self.scale, variance.sqrt())):
+        counts = (
+            finite.any() & self.weight.isfinite()
+        )  # decided where the numbers are: on a GPU a branch would wait for them
+        for own, new in (
+            (self.weight, weight),
+            (self.centre, self.centre + step * shift),
+            (self.scale, variance.sqrt()),
+        ):
             own.copy_(torch.where(counts, new, own))
 
     def _standardise(self, centre: Tensor, scale: Tensor) -> None:

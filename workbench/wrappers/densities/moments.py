@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +13,10 @@ _FLOOR = 1e-3  # smallest unit of a column, as a share of the layer's largest: n
 _MIN_SHRINKAGE = 1e-4  # keeps features that are copies of one another from having infinite density
 
 
-def full_precision(like: Tensor) -> torch.autocast:
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def double(tensor: Tensor) -> Tensor:
