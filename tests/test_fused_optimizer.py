@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from training_models import Interrupt, net, options, plain, plane, quiet, same, weights
+from training_models import Interrupt, net, plain, plane, quiet, same, weights
 
 from workbench import compose
 from workbench.errors import WorkbenchWarning
@@ -16,7 +17,7 @@ from workbench.training import choices
 from workbench.training.rows import Batches, Rows
 
 
-def one_by_one(parameters: list[torch.Tensor], **settings: float) -> torch.optim.Optimizer:
+def one_by_one(parameters: list[torch.Tensor], **settings: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, **settings)
 
 
@@ -52,7 +53,7 @@ def test_training_goes_on_from_a_checkpoint_of_an_optimizer_that_was_not_fused(
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
     data = plane(60)
-    settings = {"epochs": 5, "batch_size": 16, "validation": 0.2, "standardize": True}
+    settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "standardize": True}
     criterion = Interrupt(12)
     with monkeypatch.context() as before:
         before.setattr(choices, "_adam", one_by_one)

@@ -167,6 +167,7 @@ def call(
         args, kwargs: the inputs.
         mode: what is to be active while the model itself runs, inside the interventions.
     """
+    picked = values
     for intervention in plan.interventions:
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
@@ -193,5 +194,9 @@ def call(
         value = container[key]
         if training or value is not values[slot] or version(value) != versions[slot] or is_batched(value):
             new[slot] = value
+    if (
+        values is not picked and not torch.is_grad_enabled()
+    ):  # no backward pass will ask for the tensors of this one again
+        clone.install({slot: value for slot, value in picked.items() if slot not in clone.buffers})
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
     return Result(output, new, taps)
