@@ -157,8 +157,11 @@ def _classes(
         raise ValueError(
             f'output="{record.output}" wants class scores [rows, classes], not shape {tuple(leaf.shape[len(axes) :])}'
         )
-    if not logits and bool(((leaf < 0) | (leaf > 1)).any()):
-        raise ValueError('output="probs", but the model gives numbers outside [0, 1]; use output="logits"')
+    if not logits and (leaf.device.type == "cpu" or "probs" not in record.told) and not leaf.is_meta:
+        if bool(((leaf < 0) | (leaf > 1)).any()):
+            raise ValueError('output="probs", but the model gives numbers outside [0, 1]; use output="logits"')
+        if leaf.device.type != "cpu":
+            record.told.add("probs")  # once: a look makes the program wait for the device
     if (pair := pair_of(record, axes)) is not None:
         own, beside = apart(leaf, axes.index(pair.name))
         axes = tuple(axis for axis in axes if axis != pair.name)

@@ -34,27 +34,30 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
         own: whether all its tensors are its own; else those that no method took over are shared.
     """
     record, bank = table.record, Bank(table.get)
+    new: dict[str, Tensor] = {}
     for slot in record.slots.values():
         kept = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)  # what swag and snapshot hold beside it
         rule = next((found for found in kept if found is not None), record.rules.get(slot.name))
-        shared = slot.name not in record.released
-        if not own and shared and (rule is None or rule.pick(bank, index) is table.get(slot.name)):
+        shared = slot.name not in table.views
+        present = None if rule is None else rule.pick(bank, index)
+        if not own and shared and (present is None or present is table.get(slot.name)):
             continue  # the clone holds the shared tensor already
-        value = (table.get(slot.name) if rule is None else rule.pick(bank, index)).detach().clone()
+        value = (table.get(slot.name) if present is None else present).detach().clone()
         if not slot.buffer:
             names = [slot.name] if rule is None or shared else rule.registered()
             learns = any(table.get(name).requires_grad for name in names)
             value = nn.Parameter(value, requires_grad=learns)
-        _place(model, slot, value)
+        new[slot.name] = value
+    held = {id(_held(model, record.slots[name])): name for name in new}
+    for container, key, name in places(model, held):  # one walk for all
+        container[key] = new[name]
     return model
 
 
-def _place(model: nn.Module, slot: Slot, value: Tensor) -> None:
+def _held(model: nn.Module, slot: Slot) -> Tensor | None:
     path, attribute = slot.owners[0]
     owner = model.get_submodule(path) if path else model
-    old = (owner._buffers if slot.buffer else owner._parameters)[attribute]
-    for container, key, _ in places(model, {id(old): slot.name}):
-        container[key] = value
+    return (owner._buffers if slot.buffer else owner._parameters)[attribute]
 
 
 def settings_of(wrapped: Any) -> dict[str, Any]:
@@ -167,7 +170,7 @@ class Loading:
     def _tie(self) -> None:
         """What is one tensor stays one: a load with assign=True gives each of its names another."""
         for slot in self.table.record.slots.values():
-            for path, attribute in slot.owners[1:] if slot.name not in self.table.record.released else ():
+            for path, attribute in slot.owners[1:] if slot.name not in self.table.views else ():
                 module, one = self.table.module(path), self.table.get(slot.name)
                 held: dict[str, Any] = module._buffers if slot.buffer else module._parameters
                 if held.get(attribute) is not one:
@@ -242,7 +245,7 @@ class Loading:
         aliases = _aliases(self.wrapped)
         new: dict[str, Any] = {}
         for key, value in values.items():
-            if slots.get(key) not in record.released:
+            if slots.get(key) not in self.table.views:
                 new[key] = value
                 continue
             current = self.table.get(f"{slots[key]}{MARK}vote")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .engine.clone import is_scripted, places, structural_copy
 from .engine.plan import Bank, RankOne, Rule, Shared
+from .engine.tree import version
 from .errors import WorkbenchWarning
 from .references import used_by
 
@@ -146,6 +147,7 @@ class Table:
         self.root, self.record, self.views, self.given = root, record, views, given
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
         self._trunks: dict[tuple[str, ...], bool] = {}
+        self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # those that were seen to hold numbers, and when
 
     # ---- looking
     def module(self, path: str) -> nn.Module:
@@ -170,6 +172,16 @@ class Table:
                 self._homes[name] = home
         return home[0][home[1]]  # type: ignore[return-value]
 
+    def holds(self, name: str) -> bool:
+        """Whether a registered tensor holds anything but zeros; looked at once until it is written into, for a GPU makes each look wait."""
+        tensor = self.get(name)
+        seen = self._held.get(name)
+        if seen is None or seen[0]() is not tensor or seen[1] != version(tensor):
+            if not tensor.is_meta and not bool(tensor.any()):
+                return False
+            self._held[name] = weakref.ref(tensor), version(tensor)
+        return True
+
     def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
         """The dict entries that hold each slot."""
         out: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -177,13 +189,7 @@ class Table:
             out[name] = []
             for path, attribute in slot.owners:
                 module = self.module(path)
-                held = (
-                    module.__dict__
-                    if name in self.record.released
-                    else module._buffers
-                    if slot.buffer
-                    else module._parameters
-                )
+                held = module.__dict__ if name in self.views else module._buffers if slot.buffer else module._parameters
                 out[name].append((held, attribute))
         return out
 
@@ -193,7 +199,7 @@ class Table:
         self._trunks.clear()
         for name, rule in self.record.rules.items():
             whole = all(self._holds(other) for other in rule.registered())
-            for path, attribute in self.record.slots[name].owners if name in self.record.released else ():
+            for path, attribute in self.record.slots[name].owners if name in self.views else ():
                 module = self._find(path)
                 whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
             if not whole:
@@ -219,7 +225,7 @@ class Table:
             name
             for name, slot in self.record.slots.items()
             if not slot.buffer
-            and (name in self.record.released or self.get(name).is_floating_point() or self.get(name).is_complex())
+            and (name in self.views or self.get(name).is_floating_point() or self.get(name).is_complex())
         ]
 
     def has_trunk(self, axes: tuple[str, ...]) -> bool:
@@ -245,7 +251,7 @@ class Table:
             given = ref()
             if given is None or self.record.slots[name].buffer:
                 continue
-            if name in self.record.released:
+            if name in self.views:
                 yield name, given, self.record.rules[name].registered()
             elif self._holds(name) and self.get(name) is not given:  # of a deep copy
                 yield name, given, [name]

@@ -276,8 +276,11 @@ def _at_least_float32(*tensors: Tensor) -> torch.dtype:
 
 
 def _holds(condition: Tensor) -> bool:
-    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell."""
-    if torch.compiler.is_compiling():
+    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell.
+
+    And on other devices than the CPU, where every look would make the program wait for the device; there NaN comes out instead.
+    """
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
         return True
     try:
         return bool(condition.all())

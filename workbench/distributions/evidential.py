@@ -61,8 +61,10 @@ class NormalInverseGamma(ManyHeads):
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Map unconstrained outputs of three heads [3, ...] to the evidence [3, ...]: nu, alpha and beta by softplus, alpha above 1."""
-        floors = torch.tensor([NU_FLOOR, ALPHA_FLOOR, RISK_FLOOR], dtype=_at_least_float32(raw), device=raw.device)
-        return F.softplus(raw.to(floors.dtype)) + floors.reshape(-1, *[1] * (raw.dim() - 1))
+        parts = F.softplus(raw.to(_at_least_float32(raw)))
+        return torch.stack(
+            [part + floor for part, floor in zip(parts, (NU_FLOOR, ALPHA_FLOOR, RISK_FLOOR), strict=True)]
+        )
 
     def _checked(self, where: str, *values: Any, zero_risk: bool = False) -> list[Tensor]:
         loc, evidence, *y = super()._checked(where, *values)

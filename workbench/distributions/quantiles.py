@@ -80,13 +80,13 @@ class Quantiles(ManyHeads):
         beyond, levels = y - loc - offsets, self._column(offsets, self.levels)
         return torch.maximum(levels * beyond, (levels - 1) * beyond).mean(0)
 
-    def _column(self, like: Tensor, values: Any) -> Tensor:
-        """One number for each level, in front of the dimensions of the prediction."""
-        return torch.as_tensor(values, dtype=like.dtype, device=like.device).reshape(-1, *[1] * (like.dim() - 1))
+    def _column(self, like: Tensor, values: Sequence[float]) -> Tensor:
+        """One number for each level, in front of the dimensions of the prediction; filled in where they are, for a copy would wait."""
+        return torch.stack([like.new_full((), value) for value in values]).reshape(-1, *[1] * (like.dim() - 1))
 
     def _z(self, like: Tensor) -> Tensor:
         """Standard normal quantiles of the levels, as a column."""
-        return self._column(like, torch.special.ndtri(torch.tensor(self.levels, dtype=torch.float64)))
+        return self._column(like, torch.special.ndtri(torch.tensor(self.levels, dtype=torch.float64)).tolist())
 
     def _piece(self, offsets: Tensor, knots: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Offset, z and slope d offset / d z of the line that holds: the knots between the first and the last part the pieces."""

@@ -210,10 +210,14 @@ class StudentT(_LocationScale):
 
     def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
         # in float64 where the device has it, because the two lgamma are large and nearly cancel for large df
-        df = self.df if isinstance(self.df, Tensor) else torch.tensor(self.df, dtype=torch.float64)
-        df = df if df.device.type == "mps" else df.double()
-        constant = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(math.pi * df)
-        df, constant = df.to(z), constant.to(z)
+        df: Any = self.df
+        constant: Any
+        if isinstance(df, Tensor):
+            df = df if df.device.type == "mps" else df.double()
+            constant = (torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(math.pi * df)).to(z)
+            df = df.to(z)
+        else:
+            constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi * df)
         return constant - (df + shift) / 2 * torch.log1p(z**2 / df)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:

@@ -174,6 +174,7 @@ def call(
         args, kwargs: the inputs.
         mode: what is to be active while the model itself runs, inside the interventions.
     """
+    picked = values
     for intervention in plan.interventions:
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
@@ -195,8 +196,11 @@ def call(
         if mode is not None:
             stack.enter_context(mode)
         output = clone.called(*args, **kwargs)
+    new = _written(clone, values, versions)
+    if values is not picked and not torch.is_grad_enabled():  # no backward pass will ask for the tensors of this one
+        clone.install({slot: value for slot, value in picked.items() if slot not in clone.buffers})
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
-    return Result(output, _written(clone, values, versions), taps)
+    return Result(output, new, taps)
 
 
 def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) -> dict[str, Tensor]:

@@ -42,7 +42,9 @@ class Buffers:
             return values[0]
         if target.is_floating_point() or target.is_complex():
             return torch.stack(values).mean(0)
-        if not torch.compiler.is_dynamo_compiling() and any(not torch.equal(values[0], value) for value in values[1:]):
+        # elsewhere than on the CPU every look would make the program wait for the device
+        looks = target.device.type == "cpu" and not torch.compiler.is_dynamo_compiling()
+        if looks and any(not torch.equal(values[0], value) for value in values[1:]):
             warnings.warn(
                 f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
                 WorkbenchWarning,

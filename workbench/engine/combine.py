@@ -77,7 +77,7 @@ def _taken_over(plan: Plan, results: Together) -> Branched:
             if leaf.dim() <= len(plan.axes) or leaf.shape[len(plan.axes)] != len(plan.rows[0]):
                 raise NotDealableError
             leaf = leaf.movedim(position, len(plan.axes) - 1).flatten(len(names), len(names) + 1)
-            leaves[i] = leaf if in_order else leaf.index_select(len(names), order.to(leaf.device))
+            leaves[i] = leaf if in_order else leaf.index_select(len(names), order.to(leaf.device, non_blocking=True))
     return Branched(tuple(names), leaves, results.rebuild)
 
 
@@ -101,7 +101,9 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
         grouped.setdefault(key, []).append(item)
     if any(item.shape[1:] != items[0].shape[1:] for item in items):
         raise NotDealableError
-    stacked = torch.stack([torch.cat(parts).index_select(0, order.to(parts[0].device)) for parts in grouped.values()])
+    stacked = torch.stack(
+        [torch.cat(parts).index_select(0, order.to(parts[0].device, non_blocking=True)) for parts in grouped.values()]
+    )
     return stacked.reshape((*sizes, *stacked.shape[1:]))
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -61,6 +61,7 @@ class Decision:
         refused: those that have refused, and their words.
         branches: how many there are.
         shared: whether they share a trunk.
+        chunk: how many run at once, where memory was too small for all; None as the wrapper says.
     """
 
     rung: str
@@ -69,6 +70,7 @@ class Decision:
     branches: int
     shared: bool
     refused: dict[str, str] = field(default_factory=dict)
+    chunk: int | None = None
 
 
 def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str) -> Kind:
@@ -87,7 +89,7 @@ def kind_of(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
         torch.is_grad_enabled(),
         plan.axes,
         device,
-        torch.is_autocast_enabled(device),
+        torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device),
         bool(plan.dealt),
         plan.loop_only,
         int(rows).bit_length() if strategy == "tune" else int(not little),
@@ -100,13 +102,20 @@ def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
     known = engine.decisions.get(kind)
     decision = known or _decide(engine, plan, kind, args, kwargs)
     first = known is None
+    refusal: Exception
     while decision.rung != "loop":
         try:
-            results = _attempt(engine, plan, decision.rung, args, kwargs, first)
+            part = plan if decision.chunk is None else replace(plan, chunk=decision.chunk)
+            results = _attempt(engine, part, decision.rung, args, kwargs, first)
             _settle(engine, kind, decision)
             return results
         except _Spoiled as spoiled:
             raise spoiled.error from None
+        except torch.OutOfMemoryError as error:
+            if (fewer := _fewer(plan, decision)) is not None:
+                decision = replace(decision, reason=f"memory was too small for more than {fewer} at once", chunk=fewer)
+                continue  # the error is gone, and with it the tensors of the pass that failed
+            refusal, where = error, _where(error)
         except Exception as error:
             refusal, where = error, _where(error)
         if not decision.below:
@@ -115,15 +124,31 @@ def execute(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], str
         rung, *below = decision.below
         refused = {**decision.refused, decision.rung: where}
         reason = f"{decision.rung} refused the model ({where})"
-        decision = Decision(rung, reason, tuple(below), decision.branches, decision.shared, refused)
+        decision = Decision(rung, reason, tuple(below), decision.branches, decision.shared, refused, decision.chunk)
         first = True
     results = loop.run(engine, plan, args, kwargs)
     _settle(engine, kind, decision)
     return results
 
 
+def _fewer(plan: Plan, decision: Decision) -> int | None:
+    """How many branches of the outermost axis to run at once after memory was too small; None where there is no less."""
+    if decision.rung == "replay" or plan.axes[0].randomness == "same":
+        return None
+    present = min(decision.chunk or plan.chunk or plan.axes[0].size, plan.axes[0].size)
+    return present // 2 or None
+
+
 def _settle(engine: Engine, kind: Kind, decision: Decision) -> None:
     """Keep a decision, and tell once what was refused: only now, since what the last rung refuses as well was the user's own mistake."""
+    if decision.chunk is not None and decision.rung != "loop" and engine.decisions.get(kind) is not decision:
+        log.warning(
+            "%s: memory was too small for all %d branches in one pass, so %d run at once. chunk=%d silences this",
+            engine.root._get_name(),
+            decision.branches,
+            decision.chunk,
+            decision.chunk,
+        )
     if decision.refused and engine.decisions.get(kind) is not decision:
         log.info(
             '%s: %s; %d branches run on "%s" instead. strategy="%s" silences this',

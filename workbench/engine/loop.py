@@ -87,4 +87,8 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
 
 
 def _rows(leaf: Any, rows: Tensor) -> Any:
-    return leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+    return (
+        leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
+        if isinstance(leaf, Tensor) and leaf.dim()
+        else leaf
+    )

@@ -47,7 +47,7 @@ class Rescue(TorchFunctionMode):
             fresh = function(*args, **kwargs)
             if isinstance(args[0] if args else None, Tensor) and fresh.requires_grad:
                 return fresh
-            zero = self._token.to(fresh.device, fresh.dtype)
+            zero = self._token.to(fresh.device, fresh.dtype, non_blocking=True)
             return fresh ^ zero if fresh.dtype is torch.bool else fresh + zero
         if name == "multi_head_attention_forward":
             with self:
@@ -76,7 +76,12 @@ def _attention(
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
     form = torch.ops.aten._scaled_dot_product_attention_math
-    return form(query, key, value, attn_mask, dropout_p, is_causal, None, **more)[0]
+    out, weights = form(query, key, value, attn_mask, 0.0, is_causal, None, **more)
+    if not dropout_p:
+        return out
+    # by itself: inside that operation it crashes the interpreter under several vmaps (torch 2.13)
+    groups = weights.shape[-3] // value.shape[-3] if more.get("enable_gqa") else 1
+    return F.dropout(weights, dropout_p) @ (value if groups == 1 else value.repeat_interleave(groups, -3))
 
 
 def _gru_cell(

@@ -138,7 +138,7 @@ def _pass(
         rows = joined(parts)
         for i, leaf in enumerate(given):
             if isinstance(leaf, Tensor) and leaf.dim():
-                dealt[i] = leaf.index_select(0, rows.to(leaf.device)).unflatten(0, (len(parts), -1))
+                dealt[i] = leaf.index_select(0, rows.to(leaf.device, non_blocking=True)).unflatten(0, (len(parts), -1))
     shape: dict[str, Any] = {}
     sizes = tuple(axis.size for axis in plan.axes)
     # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
@@ -175,7 +175,8 @@ def _pass(
         values = [*stacked.values(), *((tensor, (plan.dealt,)) for tensor in dealt.values())]
         if one:
             values = [(_joint(tensor, own, plan.axes), ("",)) if own else (tensor, own) for tensor, own in values]
-        outputs, buffers, taps = _nested(once, axes, values, torch.zeros(()) if rescue else None)
+        device = values[0][0].device if values else None
+        outputs, buffers, taps = _nested(once, axes, values, torch.zeros((), device=device) if rescue else None)
         if one:
             outputs = [output.unflatten(0, sizes) for output in outputs]
             buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}

@@ -173,7 +173,9 @@ def fit(
     settings["criterion"] = "likelihood" if asked is None else describe(asked)
     if cut is None:
         made, scheduler = optimizer_of(wrapped, optimizer, rates[0], decays[0], batches, epochs)
-        kind = f"{type(made).__name__}{sorted(made.defaults.items())}, schedule {scheduler is not None}"
+        # however its steps are computed, it is the same training: checkpoints of another way go on
+        same = made.defaults if scheduler is None else {**made.defaults, "fused": None}
+        kind = f"{type(made).__name__}{sorted(same.items())}, schedule {scheduler is not None}"
     else:
         kind = f"StackedAdam, lr {rates}, weight decay {decays}"
         settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()

@@ -110,7 +110,7 @@ class Kept(Method):
         if (
             not wrapped.training
             and not torch.compiler.is_compiling()
-            and not bool(self.flag(table_of(wrapped), "ready"))
+            and not table_of(wrapped).holds(self._flag("ready"))
         ):
             raise NotFittedError(self.missing(int(self.flag(table_of(wrapped), "count"))))
 

@@ -191,7 +191,7 @@ class Laplace(Method):
     def check_ready(self, wrapped: Any) -> None:
         if wrapped.training or torch.compiler.is_compiling():
             return
-        if not bool(table_of(wrapped).get(self.part("variance")).any()):
+        if not table_of(wrapped).holds(self.part("variance")):
             raise NotFittedError(
                 "laplace has seen no training data yet: train the model, then call wrapped.fit(loader) with pairs (input, target)"
             )

@@ -100,7 +100,8 @@ class Vote(Method):
             slots = table.tail(self.share, "share")
         else:
             slots = [*table.parameters(), *(name for name, slot in table.record.slots.items() if slot.buffer)]
-        parameters = [name for name in slots if not table.record.slots[name].buffer and name in set(table.parameters())]
+        floating = set(table.parameters())
+        parameters = [name for name in slots if name in floating]
         if any(table.value(name).requires_grad for name in parameters):
             parameters = [name for name in parameters if table.value(name).requires_grad]
         if not self.use_bias:

@@ -197,16 +197,23 @@ class Density(Growing, ABC):
     @torch.no_grad()
     def _follow(self, score: Tensor) -> None:
         """Move centre and scale to the score of a training batch, as a bias-corrected moving average of its moments."""
-        score = score[score.isfinite()]
-        if not len(score) or not self.weight.isfinite():
+        if not len(score):
             return
-        mean, sd = robust_moments(score)
-        self.weight.mul_(_DECAY).add_(1)
-        step = 1 / self.weight
+        finite = score.isfinite()
+        mean, sd = robust_moments(score.where(finite, torch.nan))
+        weight = _DECAY * self.weight + 1
+        step = 1 / weight
         shift = mean - self.centre
         variance = (1 - step) * (self.scale.square() + step * shift.square()) + step * sd.square()
-        self.centre.add_(step * shift)
-        self.scale.copy_(variance.sqrt())
+        counts = (
+            finite.any() & self.weight.isfinite()
+        )  # decided where the numbers are: on a GPU a branch would wait for them
+        for own, new in (
+            (self.weight, weight),
+            (self.centre, self.centre + step * shift),
+            (self.scale, variance.sqrt()),
+        ):
+            own.copy_(torch.where(counts, new, own))
 
     def _standardise(self, centre: Tensor, scale: Tensor) -> None:
         self.centre.copy_(centre)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +13,10 @@ _FLOOR = 1e-3  # smallest unit of a column, as a share of the layer's largest: n
 _MIN_SHRINKAGE = 1e-4  # keeps features that are copies of one another from having infinite density
 
 
-def full_precision(like: Tensor) -> torch.autocast:
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def double(tensor: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
 
 
 def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD).
+    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD); NaN does not count.
 
     Args:
         values: Float tensor [n], n >= 1.
@@ -110,9 +113,10 @@ def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two scalars; the standard deviation is 1 where all values are (numerically) equal.
     """
-    median = values.median()
-    mad = (values - median).abs().median()
+    median = values.nanmedian()
+    mad = (values - median).abs().nanmedian()
     reach = torch.where(mad > 0, 14.826 * mad, torch.inf)
-    variance, mean = torch.var_mean(values.clamp(median - reach, median + reach), correction=0)
-    sd = variance.sqrt()
+    clipped = values.clamp(median - reach, median + reach)
+    mean = clipped.nanmean()
+    sd = (clipped - mean).square().nanmean().sqrt()
     return mean, torch.where(sd > 1e-6 * (1 + mean.abs()), sd, torch.ones_like(sd))

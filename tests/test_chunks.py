@@ -1,0 +1,117 @@
+"""How many branches run at once bounds memory: by `chunk=`, and by itself where memory was too small for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import sample, vote
+
+
+def most_bytes(function: Callable[[], Any]) -> int:
+    """The most memory in bytes that was taken at one time while a function ran, beside what there was before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        function()
+    changes = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = most = 0
+    for change in sorted(changes, key=lambda e: e.start_ns()):
+        live += change.nbytes()
+        most = max(most, live)
+    return most
+
+
+def test_the_count_of_bytes() -> None:
+    assert 4e6 <= most_bytes(lambda: torch.zeros(1_000_000) + torch.zeros(1)) < 9e6
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
+
+
+@pytest.mark.parametrize("wrapper", [vote.Wrapper, sample.Wrapper], ids=["vote", "sample"])
+def test_a_prediction_of_a_quarter_at_once_takes_a_quarter_of_the_memory(wrapper: Any) -> None:
+    model, x = net(), torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+    taken = {}
+    for chunk in (None, 4):
+        wrapped = wrapper(16, strategy="vmap", chunk=chunk)(model).eval()
+        with torch.no_grad():
+            wrapped(x, return_risk=True)
+            taken[chunk] = most_bytes(lambda wrapped=wrapped: wrapped(x, return_risk=True))  # type: ignore[misc]
+    assert taken[4] < 0.3 * taken[None]
+
+
+def test_a_step_in_chunks_keeps_what_its_backward_pass_needs() -> None:
+    """All activations of all voters, but what else a pass takes only for some at once."""
+    x, y = torch.randn(512, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(512, 1)
+    taken = {}
+    for chunk in (None, 4):
+        wrapped = vote.Wrapper(16, strategy="vmap", chunk=chunk)(net())
+
+        def step(wrapped: Any = wrapped) -> None:
+            wrapped.zero_grad()
+            wrapped.loss(nn.MSELoss(), x, y).backward()
+
+        step()
+        taken[chunk] = most_bytes(step)
+    assert taken[4] < 0.8 * taken[None]
+
+
+class Small(nn.Module):
+    """A model on a device that has no memory for more than so many branches at once."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.fc, self.room = nn.Linear(3, 2), room
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.fc.weight
+        functorch = torch._C._functorch
+        count = functorch.get_unwrapped(weight).shape[0] if functorch.is_batchedtensor(weight) else 1
+        if count > self.room:
+            raise torch.OutOfMemoryError(f"no memory for {count}")
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("room", [1, 4, 7])
+def test_fewer_run_at_once_where_memory_is_too_small(room: int, gradients: bool, caplog: Any) -> None:
+    model, x = Small(room), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    wrapped = vote.Wrapper(10, strategy="vmap")(model).eval()
+    state = torch.random.get_rng_state()
+    with caplog.at_level(logging.WARNING, "workbench"), torch.set_grad_enabled(gradients):
+        for _ in range(2):
+            y, risk = wrapped(x, return_risk=True)
+    answers = torch.stack([voter.fc(x) for voter in wrapped.voters()])
+    torch.testing.assert_close(y, answers.mean(0))
+    torch.testing.assert_close(risk, answers.std(0, correction=0))
+    assert torch.equal(state, torch.random.get_rng_state())
+    at_once = {1: 1, 4: 2, 7: 5}[room]  # 10, 5, 2, 1
+    assert [record.message for record in caplog.records] == [
+        f"{wrapped._get_name()}: memory was too small for all 10 branches in one pass, so {at_once} run at once. "
+        f"chunk={at_once} silences this"
+    ]
+    assert f"more than {at_once} at once" in str(wrapped.explain())
+
+
+def test_where_memory_is_too_small_for_one_the_error_is_the_users() -> None:
+    wrapped = vote.Wrapper(4)(Small(0)).eval()
+    with pytest.raises(torch.OutOfMemoryError, match="no memory for 1"):
+        wrapped(torch.zeros(5, 3))
+
+
+def test_it_also_leads_from_one_rung_to_the_next() -> None:
+    class Refused(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y * float(y.detach().sum() * 0 + 1)  # no number under vmap
+
+    model = Refused(2)
+    wrapped = vote.Wrapper(16)(model).eval()
+    with torch.no_grad():
+        y = wrapped(torch.ones(2, 3))
+    torch.testing.assert_close(y, torch.stack([voter(torch.ones(2, 3)) for voter in wrapped.voters()]).mean(0))
