@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .clone import places
-from .plan import Index, Plan
+from .factored import LAYERS, PLAIN, Factored, Opener, Whole
+from .plan import Index, Intervention, Plan, Rule
 from .state import modules
 from .tree import tensors, version
 
@@ -25,9 +27,19 @@ class Clone:
         slots: id of a tensor that the tree holds -> slot name, for every taken-over parameter and for every buffer.
         buffers: the slot names that are buffers.
         method: name of the method that a branch calls.
+        rules: of the plans that it will run.
+        whole: slots that must hold whole tensors, no factors.
     """
 
-    def __init__(self, root: nn.Module, slots: dict[int, str], buffers: set[str], method: str = "forward") -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        slots: dict[int, str],
+        buffers: set[str],
+        method: str,
+        rules: dict[str, Rule],
+        whole: Whole,
+    ) -> None:
         self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
@@ -35,6 +47,43 @@ class Clone:
         self.home: dict[str, tuple[Any, Any]] = {}
         for container, key, slot in self.places:
             self.home.setdefault(slot, (container, key))
+        self.whole = whole
+        self.layers = self._layers({slot for slot, rule in rules.items() if rule.factors and slot not in whole})
+        for layer in self.layers.values():
+            layer.__dict__["forward"] = Opener(layer)
+
+    def _layers(self, factored: set[str]) -> dict[str, nn.Module]:
+        """The layers that can work with a factored weight, by its slot: those whose own weight it is, and nobody else's."""
+        uses = Counter(slot for _, _, slot in self.places)
+        owners = {
+            id(module._parameters): module
+            for module in self.tree.values()
+            if type(module) in LAYERS and "forward" not in module.__dict__
+        }
+        return {
+            slot: owners[id(container)]
+            for slot, (container, key) in self.home.items()
+            if slot in factored and id(container) in owners and key == "weight" and uses[slot] == 1
+        }
+
+    def rules(self, plan: Plan) -> dict[str, Rule]:
+        """Those of the plan by slot; where a layer works with factors, those of its factors, by slot and number."""
+        exchanged = any(type(i).tensors is not Intervention.tensors for i in plan.interventions)
+        if not self.layers or exchanged or torch.compiler.is_compiling():
+            return plan.rules
+        rules = dict(plan.rules)
+        for slot in self.layers:
+            if all(type(plan.bank.get(name)) in PLAIN for name in rules[slot].registered()):
+                rules.update({f"{slot}@{i}": rule for i, rule in enumerate(rules.pop(slot).factors)})
+        return rules
+
+    def joined(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What `rules` stand for by slot, the factors put together."""
+        for slot in self.layers:
+            if f"{slot}@0" in values:
+                weight, left, right = (values.pop(f"{slot}@{i}") for i in range(3))
+                values[slot] = Factored(slot, weight, left, right, self.whole)
+        return values
 
     def install(self, values: dict[str, Tensor]) -> None:
         for container, key, slot in self.places:

@@ -52,7 +52,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
         # the caller's own lists and dicts as well, where nothing in them was exchanged
         inputs = (args, kwargs) if last and all(a is b for a, b in zip(given, leaves, strict=True)) else rebuild(given)
         with streams.branch(index), engine.watching(clone, plan, k == 0):
-            results.append(call(clone, plan, plan.values(index, clone.buffers), index, *inputs))
+            results.append(call(clone, plan, plan.values(index, clone), index, *inputs))
         if versions(given) != before:
             if engine.writes_inputs is False and not last:
                 raise RuntimeError(

@@ -171,7 +171,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
     results: list[Result] = []
     for k, index in enumerate(plan.indices()):
         clone = engine.clone(plan, index)
-        values = plan.values(index, clone.buffers)
+        values = plan.values(index, clone)
         branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}
         shared = {slot: values[slot] for slot in clone.buffers if id(values[slot]) not in branched}
         with streams.branch(index), engine.watching(clone, plan, k == 0), refuse_recomputing():

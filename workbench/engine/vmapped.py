@@ -79,7 +79,7 @@ def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tupl
     active = {axis.name: i for i, axis in enumerate(plan.axes)}
     outermost = plan.axes[0].name
     stacked: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
-    for slot, rule in plan.rules.items():
+    for slot, rule in clone.rules(plan).items():
         tensor, axes = rule.dense(plan.bank)
         for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
             if axes[position] not in active:
@@ -139,13 +139,13 @@ def _pass(
         elif len(plan.axes) > 1:
             modes.append(_Nested())
         with engine.watching(clone, plan, first=True):
-            installed = dict(zip(stacked, values[: len(stacked)], strict=True))
+            installed = clone.joined(dict(zip(stacked, values[: len(stacked)], strict=True)))
             own = dict(zip(dealt, values[len(stacked) :], strict=True))
             inputs = regroup([own.get(i, leaf) for i, leaf in enumerate(given)]) if own else (args, kwargs)
             result = call(clone, plan, installed, _Everywhere(plan), inputs[0], inputs[1], _together(modes))
         _refuse_held(clone, engine.impure)
         if made is not None:
-            clone.install(plan.values(plan.fixed, clone.buffers))  # what is still in place is not kept by the model
+            clone.install(plan.values(plan.fixed, clone))  # what is still in place is not kept by the model
         leaves, shape["rebuild"] = flatten(result.output)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) and _holds_batched(leaf):
