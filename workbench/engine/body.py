@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .clone import places
-from .factored import LAYERS, PLAIN, Factored, Opener, Whole
+from .factored import LAYERS, PLAIN, SMALL, Factored, Opener, Whole, product
 from .plan import Index, Intervention, Plan, Rule
 from .state import modules
 from .tree import tensors, version
@@ -66,24 +66,19 @@ class Clone:
             if slot in factored and id(container) in owners and key == "weight" and uses[slot] == 1
         }
 
-    def rules(self, plan: Plan) -> dict[str, Rule]:
-        """Those of the plan by slot; where a layer works with factors, those of its factors, by slot and number."""
+    def factored(self, plan: Plan) -> Collection[str]:
+        """The slots whose weights the layers of the clone take in factors, unless somebody else is to have a look at them before."""
         exchanged = any(type(i).tensors is not Intervention.tensors for i in plan.interventions)
-        if not self.layers or exchanged or torch.compiler.is_compiling():
-            return plan.rules
-        rules = dict(plan.rules)
-        for slot in self.layers:
-            if all(type(plan.bank.get(name)) in PLAIN for name in rules[slot].registered()):
-                rules.update({f"{slot}@{i}": rule for i, rule in enumerate(rules.pop(slot).factors)})
-        return rules
+        return () if exchanged or torch.compiler.is_compiling() else self.layers.keys()
 
-    def joined(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What `rules` stand for by slot, the factors put together."""
-        for slot in self.layers:
-            if f"{slot}@0" in values:
-                weight, left, right = (values.pop(f"{slot}@{i}") for i in range(3))
-                values[slot] = Factored(slot, weight, left, right, self.whole)
-        return values
+    def weight(self, slot: str, factors: Iterable[Tensor]) -> Tensor:
+        """What stands for the product of the factors W, s and r in a layer."""
+        weight, left, right = factors
+        alone = torch._C._functorch.peek_interpreter_stack() is None
+        # sharded, or without values: it has its own ways; or multiplied sooner than its layer is told of factors
+        if type(weight) not in PLAIN or (alone and weight.numel() < SMALL):
+            return product(weight, left, right)
+        return Factored(slot, weight, left, right, self.whole)
 
     def install(self, values: dict[str, Tensor]) -> None:
         for container, key, slot in self.places:

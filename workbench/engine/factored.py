@@ -39,6 +39,7 @@ _FACTS = frozenset(  # the same for the product that is not there
     ]
 )
 PLAIN = (Tensor, nn.Parameter)
+SMALL = 1 << 15  # numbers that one branch multiplies in less time than Python takes to go another way
 
 
 def product(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -132,26 +133,31 @@ class Factored(Tensor):
         inner, outer = (left, right) if function in _TRANSPOSED else (right, left)
         if not (self._fits(x, inner) and self._pays(x, inner, outer)):
             return function(x, product(*self.factors), bias, *rest, **more)
-        ones = (1,) * (weight.dim() - 2)
-        y = function(x * inner.reshape(-1, *ones).to(x.dtype), weight, None, *rest, **more)
-        outer = outer.reshape(-1, *ones).to(y.dtype)
-        return y * outer if bias is None else torch.addcmul(bias.reshape(-1, *ones).to(y.dtype), y, outer)
+        if weight.dim() > 2:  # channels come before the places
+            ones = (1,) * (weight.dim() - 2)
+            inner, outer = inner.reshape(-1, *ones), outer.reshape(-1, *ones)
+            bias = None if bias is None else bias.reshape(-1, *ones)
+        y = function(x * inner.to(x.dtype), weight, None, *rest, **more)
+        outer = outer.to(y.dtype)
+        return y * outer if bias is None else torch.addcmul(bias.to(y.dtype), y, outer)
 
     def _fits(self, x: Any, inner: Tensor) -> bool:
-        """Whether x is such that scaling is the same as another weight; else the operation itself says what is wrong with it."""
-        weight = self.factors[0]
-        if type(x) not in PLAIN or x.layout is not torch.strided or x.device != weight.device:
+        """Whether x is such that to scale it is as good as another weight; else the operation itself says what is wrong with it."""
+        if type(x) not in PLAIN or x.layout is not torch.strided:
             return False
-        cast = x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        weight = self.factors[0]
         channels = x.dim() - weight.dim() + 1
-        return (x.dtype is weight.dtype or cast) and channels >= 0 and x.shape[channels] == len(inner)
+        if channels < 0 or x.shape[channels] != inner.shape[0]:
+            return False
+        return x.dtype is weight.dtype or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type))
 
     def _pays(self, x: Tensor, inner: Tensor, outer: Tensor) -> bool:
-        """Whether there are fewer numbers in x and y than in the two products that make the weight. Under vmap: one large product of
-        matrices for all branches always does."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        """Whether there are fewer numbers in x and y than in the two products that make the weight; on a GPU, what all branches do at once
+        always pays, since each number more is cheap beside a kernel that reads a weight of every branch."""
+        if x.is_cuda and torch._C._functorch.peek_interpreter_stack() is not None:
             return True
-        return x.numel() * (len(inner) + len(outer)) <= 2 * len(inner) * self.factors[0].numel()
+        enters, leaves = inner.shape[0], outer.shape[0]
+        return x.numel() * (enters + leaves) <= 2 * enters * self.factors[0].numel()
 
 
 class Opener:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..lines import first_sentence, line_name, users_line
 from . import loop, replay, vmapped
 from .body import Result
+from .factored import LAYERS
 from .objects import is_object
 from .plan import Axis, Plan, uneven
 from .random import moved
@@ -230,6 +231,8 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
         return those(*start, "loop"), "one launch for all branches"
     if not kind.rows and plan.size >= 16:
         return those(*start, "loop"), "few rows and many branches"
+    if (kind.dealt or not kind.rows) and plan.size >= 4 and _factored(engine, plan):
+        return those(*start, "loop"), "few rows for each branch, and all read the same weights"
     return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
 
@@ -239,6 +242,15 @@ def _lacks_rule(engine: Engine, plan: Plan) -> bool:
     return any(
         isinstance(module, _NO_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
         for path, module in engine.root.named_modules()
+    )
+
+
+def _factored(engine: Engine, plan: Plan) -> bool:
+    """Whether all weights of rank-one voters are such that their layers need no products of them."""
+    slots = [slot for slot, rule in plan.rules.items() if rule.factors]
+    return bool(slots) and all(
+        type(engine.root.get_submodule(slot.rpartition(".")[0])) in LAYERS and slot not in engine.whole
+        for slot in slots
     )
 
 

@@ -264,7 +264,10 @@ class Plan:
 
     def values(self, index: Index, clone: Clone) -> dict[str, Tensor]:
         """The tensors of a branch by slot: those that the rules pick, and copies of the buffers, which it may write into."""
-        values = clone.joined({slot: rule.pick(self.bank, index) for slot, rule in clone.rules(self).items()})
+        factored = clone.factored(self)
+        values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items() if slot not in factored}
+        for slot in factored:
+            values[slot] = clone.weight(slot, [part.pick(self.bank, index) for part in self.rules[slot].factors])
         with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
             for slot in clone.buffers:
                 values[slot] = (values[slot] if slot in values else self.bank.get(slot)).clone()
