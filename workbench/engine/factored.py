@@ -137,9 +137,9 @@ class Factored(Tensor):
             ones = (1,) * (weight.dim() - 2)
             inner, outer = inner.reshape(-1, *ones), outer.reshape(-1, *ones)
             bias = None if bias is None else bias.reshape(-1, *ones)
-        y = function(x * inner.to(x.dtype), weight, None, *rest, **more)
-        outer = outer.to(y.dtype)
-        return y * outer if bias is None else torch.addcmul(bias.to(y.dtype), y, outer)
+        y = function(x * inner, weight, None, *rest, **more)
+        # under autocast y has fewer bits than the factors
+        return (y * outer if bias is None else torch.addcmul(bias, y, outer)).to(y.dtype)
 
     def _fits(self, x: Any, inner: Tensor) -> bool:
         """Whether x is such that to scale it is as good as another weight; else the operation itself says what is wrong with it."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..lines import first_sentence, line_name, users_line
 from . import loop, replay, vmapped
 from .body import Result
-from .factored import LAYERS
+from .factored import LAYERS, SMALL
 from .objects import is_object
 from .plan import Axis, Plan, uneven
 from .random import moved
@@ -246,12 +246,12 @@ def _lacks_rule(engine: Engine, plan: Plan) -> bool:
 
 
 def _factored(engine: Engine, plan: Plan) -> bool:
-    """Whether all weights of rank-one voters are such that their layers need no products of them."""
-    slots = [slot for slot, rule in plan.rules.items() if rule.factors]
-    return bool(slots) and all(
-        type(engine.root.get_submodule(slot.rpartition(".")[0])) in LAYERS and slot not in engine.whole
-        for slot in slots
-    )
+    """Whether all weights of rank-one voters are such that their layers need no products of them, and some of them large."""
+    slots = [slot for slot, rule in plan.rules.items() if rule.factors and slot not in engine.whole]
+    owners = [engine.root.get_submodule(slot.rpartition(".")[0]) for slot in slots]
+    large = any(plan.bank.get(slot).numel() >= SMALL for slot in slots)
+    # the class of the wrapped object itself is one of ours
+    return large and all(getattr(type(owner), "_plain_class", type(owner)) in LAYERS for owner in owners)
 
 
 def _tuned(engine: Engine, plan: Plan, decision: Decision, args: tuple, kwargs: dict[str, Any]) -> Decision:
