@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -142,9 +142,8 @@ def _pass(
         modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
         if rescue:
             modes.append(Rescue(token))
-        elif len(plan.axes) > 1:
-            modes.append(_Nested())
-        with engine.watching(clone, plan, first=True):
+        nested = _Nested() if len(plan.axes) > 1 and not rescue else nullcontext()
+        with nested, engine.watching(clone, plan, first=True):  # outside of noise and taps, which are to see the layers
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
             for slot in clone.factored(plan):
                 installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])
