@@ -281,3 +281,15 @@ def test_neo_beside_voters_leaves_recomputed_layers_in_training_mode() -> None:
         gradients.append({name: p.grad for name, p in wrapped.named_parameters() if "@vote" in name})
     for name, grad in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], grad)
+
+
+def test_noise_reaches_heads_that_are_computed_together() -> None:
+    def epistemic(strategy: str) -> Tensor:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+            noisy = sample.Wrapper(400, sample.Bernoulli(0.3))
+            wrapped: Any = compose(vote.Wrapper(1, strategy=strategy), sculpt.Wrapper(n_layers=1), noisy)(model).eval()
+            return wrapped(torch.ones(1, 2), return_risk=True)[1]["epistemic"]
+
+    torch.testing.assert_close(epistemic("vmap"), epistemic("loop"), rtol=0.2, atol=0)

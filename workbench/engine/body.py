@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .clone import places
-from .plan import Index, Plan
+from .factored import LAYERS, PLAIN, SMALL, Factored, Opener, Whole, product
+from .plan import Index, Intervention, Plan, Rule
 from .state import modules
 from .tree import tensors, version
 
@@ -25,9 +27,19 @@ class Clone:
         slots: id of a tensor that the tree holds -> slot name, for every taken-over parameter and for every buffer.
         buffers: the slot names that are buffers.
         method: name of the method that a branch calls.
+        rules: of the plans that it will run.
+        whole: slots that must hold whole tensors, no factors.
     """
 
-    def __init__(self, root: nn.Module, slots: dict[int, str], buffers: set[str], method: str = "forward") -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        slots: dict[int, str],
+        buffers: set[str],
+        method: str,
+        rules: dict[str, Rule],
+        whole: Whole,
+    ) -> None:
         self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
@@ -43,6 +55,40 @@ class Clone:
         self.home: dict[str, tuple[Any, Any]] = {}
         for container, key, slot in self.places:
             self.home.setdefault(slot, (container, key))
+        self.whole = whole
+        self.layers = self._layers({slot for slot, rule in rules.items() if rule.factors and slot not in whole})
+        for layer in self.layers.values():
+            layer.__dict__["forward"] = Opener(layer)
+
+    def _layers(self, factored: set[str]) -> dict[str, nn.Module]:
+        """The layers that can work with a factored weight, by its slot: those whose own weight it is, and nobody else's."""
+        uses = Counter(slot for _, _, slot in self.places)
+        owners = {
+            id(module._parameters): module
+            for module in self.tree.values()
+            if type(module) in LAYERS and "forward" not in module.__dict__
+        }
+        return {
+            slot: owners[id(container)]
+            for slot, (container, key) in self.home.items()
+            if slot in factored and id(container) in owners and key == "weight" and uses[slot] == 1
+        }
+
+    def factored(self, plan: Plan) -> Collection[str]:
+        """The slots whose weights the layers of the clone take in factors, unless somebody else is to have a look at them before."""
+        if not self.layers:
+            return ()
+        exchanged = any(type(i).tensors is not Intervention.tensors for i in plan.interventions)
+        return () if exchanged or torch.compiler.is_compiling() else self.layers.keys()
+
+    def weight(self, slot: str, factors: Iterable[Tensor]) -> Tensor:
+        """What stands for the product of the factors W, s and r in a layer."""
+        weight, left, right = factors
+        alone = torch._C._functorch.peek_interpreter_stack() is None
+        # sharded, or without values: it has its own ways; or multiplied sooner than its layer is told of factors
+        if type(weight) not in PLAIN or (alone and weight.numel() < SMALL):
+            return product(weight, left, right)
+        return Factored(slot, weight, left, right, self.whole)
 
     def install(self, values: dict[str, Tensor]) -> None:
         for container, key, slot in self.places:

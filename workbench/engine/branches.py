@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import PurityError, WorkbenchWarning
 from .body import Clone
+from .factored import Whole
 from .memory import carried, put, taken, tensors_in, transfer
 from .objects import Key
 from .plan import Index, Plan
@@ -56,6 +57,7 @@ class Branches:
     def __init__(self, root: nn.Module, build: Build) -> None:
         self.root, self._build = root, build
         self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
+        self.whole = Whole()  # slots that must hold whole tensors
         self.watched: set[bool] = set()  # the modes (training or not) that forward has run in
         self._memory: dict[Key, Values] = {}  # what those attributes are in branches that have no clone at present
         self._clones: dict[Key, Clone] = {}
@@ -101,7 +103,7 @@ class Branches:
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
-            self._clones[key] = Clone(*self._build())
+            self._clones[key] = Clone(*self._build(), plan.rules, self.whole)
         moving = self.moving.get(self.root.training)
         # with gradients a backward pass may need buffers as they are now, whatever is written into them before it comes
         if moving is not None and (torch.is_grad_enabled() or any(self.modes)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..lines import first_sentence, line_name, users_line
 from . import loop, replay, vmapped
 from .body import Result
+from .factored import LAYERS, SMALL
 from .objects import is_object
 from .plan import Axis, Plan, uneven
 from .random import moved
@@ -260,6 +261,8 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
         return those(*start, "loop"), "one launch for all branches"
     if not kind.rows and plan.size >= 4:
         return those(*start, "loop"), "each of the branches is little work"
+    if kind.dealt and plan.size >= 4 and _factored(engine, plan):
+        return those(*start, "loop"), "few rows for each branch, and all read the same weights"
     return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
 
@@ -270,6 +273,15 @@ def _lacks_rule(engine: Engine, plan: Plan) -> bool:
         isinstance(module, _NO_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
         for path, module in engine.root.named_modules()
     )
+
+
+def _factored(engine: Engine, plan: Plan) -> bool:
+    """Whether all weights of rank-one voters are such that their layers need no products of them, and some of them large."""
+    slots = [slot for slot, rule in plan.rules.items() if rule.factors and slot not in engine.whole]
+    owners = [engine.root.get_submodule(slot.rpartition(".")[0]) for slot in slots]
+    large = any(plan.bank.get(slot).numel() >= SMALL for slot in slots)
+    # the class of the wrapped object itself is one of ours
+    return large and all(getattr(type(owner), "_plain_class", type(owner)) in LAYERS for owner in owners)
 
 
 def _tuned(engine: Engine, plan: Plan, decision: Decision, args: tuple, kwargs: dict[str, Any]) -> Decision:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from .factored import product
 
 if TYPE_CHECKING:
     from .body import Clone
@@ -59,6 +62,7 @@ class Shared:
     """One tensor for all branches."""
 
     name: str
+    factors: ClassVar[tuple[Rule, ...]] = ()
 
     def axes(self) -> tuple[str, ...]:
         return ()
@@ -88,6 +92,7 @@ class Stacked:
 
     axis: str
     name: str
+    factors: ClassVar[tuple[Rule, ...]] = ()
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis,)
@@ -129,13 +134,16 @@ class RankOne:
     def registered(self) -> list[str]:
         return [self.name, self.left, *([self.right] if self.right else [])]
 
+    @functools.cached_property
+    def factors(self) -> tuple[Rule, ...]:
+        """The rules of W, s and r, for a layer that needs no product of them; none if there is no r."""
+        if self.right is None:
+            return ()
+        return Shared(self.name), Stacked(self.axis, self.left), Stacked(self.axis, self.right)
+
     def _scaled(self, bank: Bank, left: Tensor, right: Tensor | None) -> Tensor:
         weight = bank.get(self.name)
-        lead = left.shape[: left.dim() - 1]
-        tail = (1,) * max(weight.dim() - 2, 0)
-        if right is None:
-            return weight * left
-        return weight * left.reshape(*lead, -1, 1, *tail) * right.reshape(*lead, 1, -1, *tail)
+        return weight * left if right is None else product(weight, left, right)
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
         i = index.get(self.axis, 0)
@@ -154,6 +162,11 @@ class Split:
 
     axis: str
     options: tuple[Rule, ...]
+
+    @functools.cached_property
+    def factors(self) -> tuple[Rule, ...]:
+        """As those of `RankOne`, if all options have them."""
+        return tuple(Split(self.axis, rules) for rules in zip(*(o.factors for o in self.options), strict=False))
 
     def names(self, index: Index) -> list[str]:
         at = index.get(self.axis, 0)
@@ -251,7 +264,10 @@ class Plan:
 
     def values(self, index: Index, clone: Clone) -> dict[str, Tensor]:
         """The tensors of a branch by slot: those that the rules pick, and the buffers; of those that it may write into, copies."""
-        values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items()}
+        factored = clone.factored(self)
+        values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items() if slot not in factored}
+        for slot in factored:
+            values[slot] = clone.weight(slot, [part.pick(self.bank, index) for part in self.rules[slot].factors])
         values.update({slot: self.bank.get(slot) for slot in clone.buffers if slot not in values})
         if clone.own:
             with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well

@@ -16,6 +16,7 @@ from .body import Result, Together
 from .branches import Branches, Build, branch_key
 from .buffers import Buffers
 from .combine import Branched, combined
+from .factored import Unfactored
 from .ladder import RUNGS, STRATEGIES, Decision, Kind, execute
 from .memory import duplicate
 from .objects import Objects, refuse_iterators
@@ -94,13 +95,7 @@ class Engine(Branches):
             self.save()
             new = self.root.training not in self.watched and not valueless()
             before = self.sources(leaves).all() if new else None
-            try:
-                results = execute(self, plan, args, kwargs, strategy)
-                # before anything is kept, since it may find that the branches do not fit together
-                branched = combined(plan, results)
-            except BaseException:
-                self.forget()
-                raise
+            results, branched = self._executed(plan, args, kwargs, strategy, before)
             if before is not None:
                 draws = moved([*before], [*self.sources(leaves).all()])
                 self.moving[self.root.training] = frozenset(results[0].buffers)
@@ -113,6 +108,43 @@ class Engine(Branches):
             if not self._checked:
                 self._check_reach(plan, results, args, kwargs)
         return branched, results
+
+    def _executed(
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str, before: Any
+    ) -> tuple[Sequence[Result], Branched]:
+        """The results of the branches; once more with whole tensors where the model itself uses a factored weight.
+
+        Args:
+            plan, args, kwargs, strategy: as for `run`.
+            before: the states of what the model draws random numbers from, if it is new.
+        """
+        leaves = flatten((args, kwargs))[0]
+        versions, restarted = loop.versions(leaves), False
+        while True:
+            known = len(self.whole)
+            try:
+                with self.whole.during():
+                    results = execute(self, plan, args, kwargs, strategy)
+                    # before anything is kept, since it may find that the branches do not fit together
+                    branched = combined(plan, results)
+                if len(self.whole) == known:
+                    return results, branched
+            except BaseException as error:
+                self.forget()
+                if len(self.whole) == known and not isinstance(error, Unfactored):
+                    raise
+            if loop.versions(leaves) != versions:
+                raise RuntimeError(
+                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(self.whole)}) by itself, "
+                    "so that the call cannot be started again; call once more with new inputs"
+                )
+            self.forget()
+            self.decisions.clear()
+            if before is not None:
+                self.sources(leaves).restore(before)
+            if restarted or len(self.whole) == known:  # a model that goes through all its parameters
+                self.whole.update(plan.rules)
+            restarted = True
 
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         _keep_buffers(plan, results)

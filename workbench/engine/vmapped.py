@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +79,17 @@ def rescued(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], fir
 
 
 def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-    """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on."""
+    """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on.
+
+    Where a layer takes its weight in factors, those of each, by slot and number.
+    """
     active = {axis.name: i for i, axis in enumerate(plan.axes)}
     outermost = plan.axes[0].name
     stacked: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
-    for slot, rule in plan.rules.items():
+    factored = clone.factored(plan)
+    rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
+    rules.update({f"{slot}@{i}": part for slot in factored for i, part in enumerate(plan.rules[slot].factors)})
+    for slot, rule in rules.items():
         tensor, axes = rule.dense(plan.bank)
         for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
             if axes[position] not in active:
@@ -151,10 +157,11 @@ def _pass(
         modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
         if token is not None:
             modes.append(Rescue(token))
-        elif len(axes) > 1:
-            modes.append(_Nested())
-        with engine.watching(clone, plan, first=True):
+        nested = _Nested() if len(axes) > 1 and not rescue else nullcontext()
+        with nested, engine.watching(clone, plan, first=True):  # outside of noise and taps, which are to see the layers
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
+            for slot in clone.factored(plan):
+                installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])
             own = dict(zip(dealt, values[len(stacked) :], strict=True))
             inputs = regroup([own.get(i, leaf) for i, leaf in enumerate(given)]) if own else (args, kwargs)
             result = call(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..engine.tree import flatten, is_float
 from ..errors import WorkbenchWarning
+from ..table import engine_of
 from .models import build, close, inputs, parts, total
 from .reference import Branch, Reference, assert_branches, plan_for, run_engine
 from .trial import Trial, ask, referred, runs_in_bfloat16, runs_under_autocast
@@ -34,7 +35,11 @@ def check_branches(
 def _wrapped(trial: Trial, dtype: torch.dtype, training: bool) -> Any:
     """The wrapped model; to less than float32 it is cast after wrapping, as users do."""
     wrapped = trial.wrap(build(trial.case, torch.float32 if dtype is torch.bfloat16 else dtype, training))
-    return wrapped.bfloat16() if dtype is torch.bfloat16 else wrapped
+    if dtype is torch.bfloat16:
+        wrapped = wrapped.bfloat16()
+    if dtype is not torch.float64:  # where every rounding shows, factors give other numbers than their product
+        engine_of(wrapped).whole.update(wrapped._workbench.rules)
+    return wrapped
 
 
 def check_training(

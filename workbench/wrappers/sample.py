@@ -123,7 +123,7 @@ class Sample(Method):
         return table.get(f"{name}@sample") if self.trainable else None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
-        return _Noisy(self, table)
+        return _NoisyWeights(self, table) if self.where == "weights" else _Noisy(self, table)
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
         if not self.trainable or not rows or self.where == "inputs":
@@ -161,12 +161,6 @@ class _Noisy(Intervention):
     def _noisy(self, value: Tensor, raw: Tensor | None, additive: bool = False) -> Tensor:
         return self.method.noise.apply(value, raw, self._generator(value.device), additive)
 
-    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        if self.method.where != "weights":
-            return installed
-        noisy = {name: self._noisy(installed[name], self.method.raw(self.table, name)) for name in self.method._weights}
-        return {**installed, **noisy}
-
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.method.where != "inputs":
             return args, kwargs
@@ -193,6 +187,12 @@ class _Noisy(Intervention):
             return leaves
 
         return _Counted(Sites(parameters, state, inputs, at_site, contractions=bool(self.method._weights)), self)
+
+
+class _NoisyWeights(_Noisy):
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        noisy = {name: self._noisy(installed[name], self.method.raw(self.table, name)) for name in self.method._weights}
+        return {**installed, **noisy}
 
 
 class _Counted:
