@@ -168,13 +168,17 @@ def possible(cell: dict[str, Any]) -> str:
 
 def run(**cell: Any) -> dict[str, Any]:
     """One row."""
+    hardware = torch.cuda.get_device_name() if cell["on"] == "cuda" else processor()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {"hardware": hardware, **(against(**cell) if "peer" in cell else _row(cell))}
+
+
+def _row(cell: dict[str, Any]) -> dict[str, Any]:
     device = cell["on"]
-    hardware = torch.cuda.get_device_name() if device == "cuda" else processor()
-    if "peer" in cell:
-        return {"hardware": hardware, **against(cell["peer"], cell["task"], device)}
-    case = case_of(**{name: value for name, value in cell.items() if name != "on"}, device=device, loop=with_loop(cell))
+    case = case_of(**cell, loop=with_loop(cell))
     times = timed(case.passes, device)
-    row: dict[str, Any] = {"hardware": hardware, "rung": case.rung(), "rounds": len(times["wrapped"])}
+    row: dict[str, Any] = {"rung": case.rung(), "rounds": len(times["wrapped"])}
     for name in ("wrapped", "plain", "loop", "hand"):
         if name in times:
             row[f"{name}_ms"] = 1e3 * middle(times[name])[0]

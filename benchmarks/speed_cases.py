@@ -57,20 +57,20 @@ class Case:
 
 
 def case_of(
-    model: str, wrapper: str, n: int, batch: int, phase: str, device: str, dtype: str, how: str, loop: bool
+    model: str, wrapper: str, n: int, batch: int, phase: str, on: str, dtype: str, how: str, loop: bool
 ) -> Case:
     """Everything that a cell measures; see `speed.cells` for the arguments.
 
     Args:
         loop: whether the loop over copies is worth its time.
     """
-    large = device == "cuda"
-    x, y = (tensor.to(device) for tensor in batch_of(model, batch, large))
-    plain = build(model, large).to(device)
-    low = contextlib.nullcontext if dtype == "float32" else _autocast(device)
+    large = on == "cuda"
+    x, y = (tensor.to(on) for tensor in batch_of(model, batch, large))
+    plain = build(model, large).to(on)
+    low = contextlib.nullcontext if dtype == "float32" else _autocast(on)
     training = phase == "step"
     plain.train(training)
-    compiled = _compiler(device) if how == "compiled" else lambda function: function
+    compiled = _compiler(on) if how == "compiled" else lambda function: function
 
     case = Case()
     wrapped = wrap(plain, wrapper, n, model, large, "auto" if how == "compiled" else how)
@@ -92,7 +92,7 @@ def case_of(
             with contextlib.suppress(RuntimeError, ValueError):  # not possible for this model
                 run()
                 case.passes[f"strategy {rung}"] = run
-    case.floor, case.bound = floor(plain, wrapper, n, x, phase, device, dtype)
+    case.floor, case.bound = floor(plain, wrapper, n, x, phase, on, dtype)
     return case
 
 
@@ -108,12 +108,10 @@ def _compiler(device: str) -> Callable[[Any], Any]:
 
 def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strategy: str) -> Any:
     """The wrapped model, fitted where it must be, in the mode of the plain one."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
-        wrapped = WRAPPERS[wrapper](n, strategy=strategy)(plain, at="head" if wrapper == "sample last" else None)
-        if wrapper == "neo":
-            device = next(plain.parameters()).device
-            wrapped.eval().fit([part.to(device) for part in batch_of(model, FITTED, large)[0].split(64)])
+    wrapped = WRAPPERS[wrapper](n, strategy=strategy)(plain, at="head" if wrapper == "sample last" else None)
+    if wrapper == "neo":
+        device = next(plain.parameters()).device
+        wrapped.eval().fit([part.to(device) for part in batch_of(model, FITTED, large)[0].split(64)])
     return wrapped.train(plain.training)
 
 
@@ -241,7 +239,7 @@ def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) ->
 
 # ---- floor
 def floor(plain: nn.Module, wrapper: str, n: int, x: Tensor, phase: str, device: str, dtype: str) -> tuple[float, str]:
-    """Seconds that the operations need at the rate of matrix products, or the parameters at that of copies; and which is more.
+    """Seconds that the operations need at the best rate there is, or the parameters at that of copies; and which is more.
 
     What branches can share is counted once: the layers before those that vote or have risk heads, and the first layer, which noise does not
     reach. A forward pass reads every parameter once; a step of Adam reads and writes it and both of its moments.

@@ -133,18 +133,25 @@ def operations(model: nn.Module, x: torch.Tensor, backward: bool) -> dict[str, i
         y = functional_call(model, shadows, (x.to("meta"),))
         if backward:
             y.sum().backward()
-    root = type(model).__name__
+    root = f"{type(model).__name__}."
     counts = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    return {"": counts["Global"], **{n.removeprefix(f"{root}."): c for n, c in counts.items() if n.startswith(root)}}
+    return {"": counts["Global"], **{n.removeprefix(root): c for n, c in counts.items() if n.startswith(root)}}
 
 
 @functools.cache
 def operations_a_second(device: str, dtype: torch.dtype) -> float:
-    """Of the best of some products of square matrices, of three sizes."""
+    """Of the best of some matrix products and convolutions, which on a CPU come from different libraries."""
     rates = []
-    for n in (2048, 4096, 8192) if device == "cuda" else (256, 512, 1024):
-        a = torch.ones(n, n, device=device, dtype=dtype)
-        rates.append(2 * n**3 / min(timed({"mm": lambda a=a: a @ a}, device)["mm"]))
+    with torch.no_grad():
+        for n in (2048, 4096, 8192) if device == "cuda" else (256, 512, 1024):
+            a = torch.ones(n, n, device=device, dtype=dtype)
+            rates.append(2 * n**3 / min(timed({"mm": lambda a=a: a @ a}, device)["mm"]))
+        for channels, size in ((64, 32), (256, 16)):
+            x = torch.ones(256 if device == "cuda" else 4, channels, size, size, device=device, dtype=dtype)
+            w = torch.ones(channels, channels, 3, 3, device=device, dtype=dtype)
+            seconds = min(timed({"conv": lambda x=x, w=w: torch.conv2d(x, w, padding=1)}, device)["conv"])
+            # without what would be multiplied with the padding
+            rates.append(2 * len(x) * channels**2 * (3 * size - 2) ** 2 / seconds)
     return max(rates)
 
 

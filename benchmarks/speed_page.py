@@ -14,6 +14,7 @@ from workbench.experiments.bench import table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 NAMES = {
     "sculpt 1": "sculpt, last layer",
@@ -30,10 +31,10 @@ MARKS = "osD^vPX"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#444444", "#56B4E9", "#E69F00")
 INTRODUCTION = """*Plain pass*: the given model alone. *Loop*: as many deep copies as there are voters, one after another, their mean and
 standard deviation; for `sample`, as many passes of one copy with dropout by hooks. *By hand*: stacked weights and `torch.baddbmm`, for the
-two MLPs. *Floor*: the operations that cannot be shared at the rate of matrix products, or the parameters at that of copies, whichever takes
-longer. *Step*: loss, backward pass and Adam; each voter on every row, but for dealt rows. *Memory*: the most that tensors take in a pass
-above what was alive before. A ratio is the median of at least 9 rounds of the ratio within a round; all else is a median, too. The file of
-results has the quartiles.
+two MLPs. *Floor*: the operations that cannot be shared at the best rate of matrix products and convolutions, or the parameters at that of
+copies, whichever takes longer. *Step*: loss, backward pass and Adam; each voter on every row, but for dealt rows. *Memory*: the most that
+tensors take in a pass above what was alive before. A ratio is the median of at least 9 rounds of the ratio within a round; all else is a
+median, too. The file of results has the quartiles.
 
 Models: MLP 1-16-1 (tiny), MLP 8-256-256-1, CNN of three convolutions with batch norm, ResNet-18 (width 16; 64 on GPUs), transformer encoder
 (width 64, 3 layers, 32 steps), LSTM (64-128, 32 steps), GPT-2's shape (width 128, 4 blocks, 32 tokens; on GPUs the smallest GPT-2 with 128
@@ -60,6 +61,7 @@ def page(frame: pd.DataFrame, images: Path) -> str:
 
 def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
     own = frame[frame["wrapper"].notna()] if "wrapper" in frame else frame.iloc[:0]
+    own = own.astype({"n": int, "batch": int}) if len(own) else own  # peers have none, so that they came as floats
     found = []
     if not own.empty:
         usual = own[(own["how"] == "auto") & (own["dtype"] == "float32")]
@@ -247,7 +249,7 @@ def _draw_ratios(usual: pd.DataFrame, path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", linewidth=0.6, alpha=0.35)
     figure.axes[0].set_ylabel("ratio to a plain pass (bar: target)")
-    figure.axes[0].legend(frameon=False, fontsize="x-small")
+    _finish(figure)
     figure.savefig(path, dpi=80, metadata={"Software": None})
 
 
@@ -278,5 +280,13 @@ def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
         ax.set_xlabel("voters")
     for line in grid:
         line[0].set_ylabel("vote / loop over copies")
-    grid[0][-1].legend(frameon=False, fontsize="x-small", ncols=2)
+    _finish(figure)
     figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def _finish(figure: Figure) -> None:
+    """One legend beside all axes, and numbers instead of powers of ten."""
+    named = {text: handle for ax in figure.axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize="small")
+    for ax in figure.axes:
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -21,20 +21,20 @@ TASKS = {
 FEATURES, ROWS, DRAWS = 512, 2048, 32
 
 
-def against(peer: str, task: str, device: str) -> dict[str, Any]:
+def against(peer: str, task: str, on: str) -> dict[str, Any]:
     """Our time and the peer's, in turn.
 
     Args:
         peer: name of the package.
         task: one of its `TASKS`.
-        device: "cpu" or "cuda".
+        on: "cpu" or "cuda".
 
     Returns:
         wrapped_ms, peer_ms, and the ratio of the first to the second with its quartiles; and the peak memory of both.
     """
     makers = {"laplace-torch": _laplace, "torch-uncertainty": _torch_uncertainty}
-    ours, theirs = makers[peer](task, device)
-    times = timed({"ours": ours, **theirs}, device)
+    ours, theirs = makers[peer](task, on)
+    times = timed({"ours": ours, **theirs}, on)
     best = min(theirs, key=lambda name: middle(times[name])[0])
     ratios = [own / other for own, other in zip(times["ours"], times[best], strict=True)]
     return {
@@ -43,8 +43,8 @@ def against(peer: str, task: str, device: str) -> dict[str, Any]:
         "peer_ms": 1e3 * middle(times[best])[0],
         "peer_way": best,
         **dict(zip(("peer_ratio", "peer_ratio_low", "peer_ratio_high"), middle(ratios), strict=True)),
-        "memory_wrapped": peak(ours, device),
-        "memory_peer": peak(theirs[best], device),
+        "memory_wrapped": peak(ours, on),
+        "memory_peer": peak(theirs[best], on),
     }
 
 
