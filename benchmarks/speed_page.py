@@ -42,9 +42,9 @@ tokens). The last block, which `at=` names for `sample`, is the last layer.
 
 Left out of n = 1, 5, 16, 64 and batches of 1, 64, 1024: one sample, and one voter on the last layer, at batches above 1; steps of 64
 voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and samples in the last block; steps of `sample` with several samples,
-since it draws once in training mode; and whatever a guess from operations lets take longer than 2.5 s (10 s where a target is about it),
-which is most of ResNet-18 and GPT-2 with all layers of several voters. The loop is left out beside wrappers of the last layer where it
-would take that long."""
+since it draws once in training mode; and whatever a guess from operations lets take longer than 2.5 s (10 s where a target is about it, 30
+s on GPUs), which is most of ResNet-18 and GPT-2 with all layers of several voters. The loop is left out beside wrappers of the last layer
+where it would take that long."""
 Rows = list[dict[str, str]]
 
 
@@ -65,7 +65,7 @@ def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
     found = []
     if not own.empty:
         usual = own[(own["how"] == "auto") & (own["dtype"] == "float32")]
-        found = [_targets(own), _ratios(usual), _costs(usual), _loops(usual), _special(own)]
+        found = [_targets(own), _ratios(usual, 64), _ratios(usual, 1), _costs(usual), _loops(usual), _special(own)]
         if (usual["batch"] == 64).any():
             _draw_ratios(usual, images / f"{stem}-ratios.png")
             found.insert(2, f"![Ratio to a plain pass, a mark for each model and wrapper](images/{stem}-ratios.png)")
@@ -119,19 +119,25 @@ def _targets(own: pd.DataFrame) -> str:
     return _table("What was aimed at, in every cell that it concerns:", rows) + reasons
 
 
-def _ratios(usual: pd.DataFrame) -> str:
-    """Forward and step by wrapper and model, at batch 64."""
-    some = usual[usual["batch"] == 64]
+def _ratios(usual: pd.DataFrame, batch: int) -> str:
+    """Forward and step by wrapper and model."""
+    some = usual[usual["batch"] == batch]
     rows = []
     for wrapper in WRAPPERS:
         of = some[some["wrapper"] == wrapper]
         for n in sorted(of["n"].unique()):
-            row = {"wrapper": NAMES.get(wrapper, wrapper) + (f", n = {n}" if of["n"].max() > 1 else "")}
+            row = {"wrapper": _named(wrapper, n)}
             for model in MODELS:
                 pair = [_one(of, model, n, phase, "plain") for phase in ("forward", "step")]
                 row[model] = " / ".join(pair) if any(pair) else ""
             rows.append(row)
-    return _table("Ratio to a plain pass at batch 64, forward / training step:", rows)
+    spread = ((some["plain_high"] - some["plain_low"]) / some["plain"] / 2).quantile(0.9)
+    told = f"in nine of ten cells half of the rounds lie within ± {spread:.0%}"
+    return _table(f"Ratio to a plain pass at batch {batch}, forward / training step; {told}:", rows)
+
+
+def _named(wrapper: str, n: int) -> str:
+    return NAMES.get(wrapper, wrapper) + (f", n = {n}" if wrapper not in ("sculpt", "sculpt 1", "neo") else "")
 
 
 def _one(of: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
@@ -140,9 +146,10 @@ def _one(of: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
 
 
 def _costs(usual: pd.DataFrame) -> str:
-    """By wrapper: what the time is beside the floor, and the memory beside that of a plain pass; over models and batches."""
+    """By wrapper: time beside the floor of the same work, and memory beside that of a plain pass; over models and batches."""
     rows = []
-    for (wrapper, phase), of in usual[usual["batch"] > 1].groupby(["wrapper", "phase"], sort=False):
+    some = usual[(usual["batch"] > 1) & (usual["model"] != "tiny")]
+    for (wrapper, phase), of in some.groupby(["wrapper", "phase"], sort=False):
         memory = of["memory_wrapped"] / of["memory_plain"]
         rows.append(
             {
@@ -154,7 +161,7 @@ def _costs(usual: pd.DataFrame) -> str:
                 "runs on": ", ".join(sorted(of["rung"].unique())),
             }
         )
-    title = "Beside the floor of the same work, and memory beside that of a plain pass; medians over models and batches of 64 and 1024:"
+    title = "Time beside the floor, and memory beside that of a plain pass; medians over all models but the tiny one and batches of 64 and 1024:"
     return _table(title, rows)
 
 
@@ -185,8 +192,7 @@ def _special(own: pd.DataFrame) -> str:
         way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile"}[cell["how"]]
         rows.append(
             {
-                "case": f"{cell['model']}, {NAMES.get(cell['wrapper'], cell['wrapper'])}, n = {cell['n']}, batch {cell['batch']}, "
-                f"{PHASES[cell['phase']]}",
+                "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
                 "how": way,
                 "to a plain pass": _number(cell["plain"]),
                 "to the loop": _number(cell.get("loop", float("nan"))),
@@ -195,7 +201,7 @@ def _special(own: pd.DataFrame) -> str:
             }
         )
     return _table(
-        "Under autocast to bfloat16, with measured rungs, and compiled; each beside a plain pass of the same kind:",
+        "Under autocast to bfloat16, with measured rungs, and compiled; each beside a plain pass of the same kind (no loop is compiled):",
         rows,
     )
 
