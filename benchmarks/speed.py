@@ -7,7 +7,6 @@ rounds of the ratio within a round.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from speed_cases import WRAPPERS, case_of
 from speed_clock import middle, peak, timed
 from speed_models import MODELS
-from speed_peers import PACKAGES, TASKS, against
+from speed_peers import TASKS, against, lacking
 from speed_targets import TARGETS
 
 from workbench.experiments.environment import processor
@@ -60,8 +59,8 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
     peers = [
         {"peer": peer, "task": task, "on": device}
         for device in ("cpu", "cuda")
-        for peer in PACKAGES
-        for task in TASKS[peer]
+        for peer, tasks in TASKS.items()
+        for task in tasks
     ]
     return aimed + others + peers
 
@@ -159,8 +158,8 @@ def possible(cell: dict[str, Any]) -> str:
     """Why a cell can't run here, "" if it can."""
     if cell["on"] == "cuda" and not torch.cuda.is_available():
         return "there is no CUDA device"
-    if "peer" in cell and importlib.util.find_spec(PACKAGES[cell["peer"]]) is None:
-        return f"{cell['peer']} is not installed"
+    if "peer" in cell:
+        return lacking(cell["peer"])
     if cell.get("how") == "compiled" and cell["on"] == "cpu" and not (shutil.which("g++") or shutil.which("clang")):
         return "there is no C++ compiler"
     return ""

@@ -220,7 +220,7 @@ def _peers(frame: pd.DataFrame) -> str:
         for cell in frame[frame["peer"].notna()].to_dict("records")
     ]
     title = """Other packages on the same work: the posterior of the last of two layers, 512 features, fitted to 2048 rows, Kronecker-factored
-with the prior of the largest marginal likelihood, and asked about 32 rows by 32 draws of the logits; mean and spread of the CNN's answers to 64
+with the prior of the largest marginal likelihood, and asked about 16 rows by 32 draws of the logits; mean and spread of the CNN's answers to 64
 images. Ratio with quartiles."""
     return _table(title, rows)
 

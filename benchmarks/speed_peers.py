@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -19,6 +21,18 @@ TASKS = {
     "torch-uncertainty": ("MC dropout, n = 16", "deep ensemble, n = 5"),
 }
 FEATURES, ROWS, DRAWS = 512, 2048, 32
+
+
+@functools.cache
+def lacking(peer: str) -> str:
+    """Why a package can't be measured here, "" if it can."""
+    if importlib.util.find_spec(PACKAGES[peer]) is None:
+        return f"{peer} is not installed"
+    try:
+        importlib.import_module(PACKAGES[peer])
+    except Exception as error:  # whatever it is in it that does not work on this machine
+        return f"{peer} can't be imported ({error})"
+    return ""
 
 
 def against(peer: str, task: str, on: str) -> dict[str, Any]:
@@ -75,7 +89,7 @@ def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
     if what == "fit":
         return fit_ours, {"kron": fit_theirs}
     fit_ours()
-    theirs, some = fit_theirs(), x[:32]  # its Jacobians are [rows, classes, parameters]
+    theirs, some = fit_theirs(), x[:16]  # its Jacobians are [rows, classes, parameters]
 
     def ask_ours() -> Any:
         with torch.no_grad():
@@ -131,4 +145,4 @@ def dropped(plain: nn.Module) -> nn.Sequential:
     return nn.Sequential(*found)
 
 
-__all__ = ["PACKAGES", "TASKS", "against", "dropped"]
+__all__ = ["PACKAGES", "TASKS", "against", "dropped", "lacking"]

@@ -76,13 +76,11 @@ def test_the_loop_is_measured_wherever_a_target_is_about_it(speed: ModuleType, t
 
 def test_a_cell_that_cannot_run_is_known_by_its_reason(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(speed.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(speed.shutil, "which", lambda name: None)
     cell = speed.cells(smoke=True)[0]
     assert speed.possible(cell) == ""
     assert speed.possible({**cell, "on": "cuda"}) == "there is no CUDA device"
     assert speed.possible({**cell, "how": "compiled"}) == "there is no C++ compiler"
-    assert speed.possible({"peer": "laplace-torch", "task": "", "on": "cpu"}) == "laplace-torch is not installed"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert speed.possible({**cell, "on": "cuda"}) == ""
 
@@ -311,6 +309,23 @@ def test_the_page_of_some_cells(
 
 
 # ---- peers
+def test_a_peer_that_is_not_there_or_broken_is_told(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = sys.modules["speed_peers"]
+
+    def fails(name: str) -> None:
+        raise RuntimeError("it was built for CUDA")
+
+    monkeypatch.setattr(speed, "lacking", peers.lacking.__wrapped__)
+    cell = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cpu"}
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert speed.possible(cell) == "laplace-torch is not installed"
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(peers.importlib, "import_module", fails)
+    assert speed.possible(cell) == "laplace-torch can't be imported (it was built for CUDA)"
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: None)
+    assert speed.possible(cell) == ""
+
+
 def test_dropout_stands_where_noise_enters(speed: ModuleType, models: ModuleType) -> None:
     peers = sys.modules["speed_peers"]
     plain, x = models.build("cnn").eval(), models.batch_of("cnn", 2)[0]
