@@ -88,6 +88,21 @@ def test_a_run_goes_on_and_tells_what_failed(small: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.count("] ok") == 2
 
 
+def test_cells_that_cannot_run_here_are_left_out_with_a_word(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    possible = 'def possible(cell):\n    return f"there is no {cell[\'n\']}" if cell["how"] == "slow" or cell["n"] == 1 else ""\n'
+    small.write_text(f"{SMALL}\n\n{possible}")
+    assert main(["bench", str(small)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["2 cells left out: there is no 1", "1 cell left out: there is no 2"]
+    assert printed[2].startswith("[1/1] ok")
+    results = small.parent / "results" / "small.csv"
+    assert printed[3:] == [f"1 of 1 cells: {results}"]
+    assert read(results)["half"].tolist() == [1.0]
+    assert main(["bench", str(small), "-g", "n=1"]) == 0
+    assert capsys.readouterr().out == "2 cells left out: there is no 1\n"
+    assert read(results)["half"].tolist() == [1.0]
+
+
 def test_a_smoke_run_is_kept_apart(small: Path) -> None:
     assert main(["bench", str(small), "--smoke"]) == 0
     assert len(read(small.parent / "results" / "smoke" / "small.csv")) == 2

@@ -89,32 +89,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    import warnings
-
-    from workbench.experiments import bench, run_cells
+    from workbench.experiments import bench
 
     code = OK
     if arguments.name is not None:
-        path = bench.find(arguments.name)
-        cells = bench.cells_of(path, arguments.smoke, _axes(arguments.grid))
-        output = arguments.output or path.parent / "results" / ("smoke" if arguments.smoke else "")
-        results = output / f"{path.stem}.csv"
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
-            frame = run_cells(
-                f"{path}:run",
-                cells,
-                results,
-                jobs=arguments.jobs,
-                threads=arguments.threads,
-                timeout=arguments.timeout,
-                resume=not arguments.fresh,
-                command=_command(arguments, path.stem),
-            )
-        print(f"{frame['cell'].nunique()} of {len(cells)} cells: {results}")
-        if frame.attrs["failed"]:
-            print(f"{len(frame.attrs['failed'])} without results: {results.with_suffix('.failed.txt')}")
-            code = FAILED
+        code = _bench_cells(arguments)
     elif not arguments.page:
         for name, path in bench.names(bench.benchmarks_folder()).items():
             print(f"{name:<8} {bench.description(path)}")
@@ -122,6 +101,38 @@ def _bench(arguments: argparse.Namespace) -> int:
         folder = bench.benchmarks_folder()
         print(f"page: {bench.page(folder, folder.parent / 'docs')}")
     return code
+
+
+def _bench_cells(arguments: argparse.Namespace) -> int:
+    import warnings
+
+    from workbench.experiments import bench, run_cells
+
+    path = bench.find(arguments.name)
+    cells, reasons = bench.possible(path, bench.cells_of(path, arguments.smoke, _axes(arguments.grid)))
+    for reason, number in reasons.items():
+        print(f"{number} cell{'s' if number > 1 else ''} left out: {reason}")
+    if not cells:
+        return OK
+    output = arguments.output or path.parent / "results" / ("smoke" if arguments.smoke else "")
+    results = output / f"{path.stem}.csv"
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+        frame = run_cells(
+            f"{path}:run",
+            cells,
+            results,
+            jobs=arguments.jobs,
+            threads=arguments.threads,
+            timeout=arguments.timeout,
+            resume=not arguments.fresh,
+            command=_command(arguments, path.stem),
+        )
+    print(f"{frame['cell'].nunique()} of {len(cells)} cells: {results}")
+    if frame.attrs["failed"]:
+        print(f"{len(frame.attrs['failed'])} without results: {results.with_suffix('.failed.txt')}")
+        return FAILED
+    return OK
 
 
 def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:

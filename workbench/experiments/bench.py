@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,30 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
             f"no cell of {path.stem} has all of {' '.join(f'{n}={chr(44).join(w)}' for n, w in axes)} at once"
         )
     return chosen
+
+
+def possible(path: Path, cells: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The cells that can run here, and why the others can't, by the benchmark's own word.
+
+    Args:
+        path: its module; if it has a function `possible(cell)`, that gives the reason why a cell can't run, "" if it can.
+        cells: keyword arguments of its `run`.
+
+    Returns:
+        The cells that can run, and for each reason the number of those that can't.
+
+    Example:
+        >>> possible(benchmarks_folder() / "toy.py", [{"seed": 0}])
+        ([{'seed': 0}], {})
+    """
+    why_not = getattr(load_file(path), "possible", lambda cell: "")
+    here, reasons = [], Counter[str]()
+    for cell in cells:
+        if reason := why_not(cell):
+            reasons[reason] += 1
+        else:
+            here.append(cell)
+    return here, dict(reasons)
 
 
 def hint(word: str, known: Iterable[str]) -> str:

@@ -45,6 +45,11 @@ def device() -> str:
         return torch.cuda.get_device_name()
     if torch.backends.mps.is_available():
         return "Apple GPU (mps)"
+    return processor()
+
+
+def processor() -> str:
+    """Name of the processor, and its number of cores."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux

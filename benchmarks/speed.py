@@ -1,0 +1,203 @@
+"""What a wrapper costs: time and memory of a forward pass and of a training step, beside one plain pass, a loop over copies of the model, a
+batched version by hand, and the floor that operations and bytes set.
+
+Times are of one process and taken in turn: processor time on a CPU, time between two events on a GPU. A ratio is the median over at least 9
+rounds of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import speed_page
+import torch
+from speed_cases import WRAPPERS, case_of
+from speed_clock import middle, peak, timed
+from speed_models import MODELS
+from speed_peers import TASKS, against, lacking
+from speed_targets import TARGETS
+
+from workbench.experiments.environment import processor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+N, BATCHES = (1, 5, 16, 64), (1, 64, 1024)
+ONE = ("sculpt", "sculpt 1", "neo")  # which know no number of models
+WHOLE = ("vote", "vote rank1", "sample")  # of which the loop over copies is the measure
+LOW = ("sculpt 1", "vote last", "vote", "sample")  # measured under autocast, too
+# millions of operations of one row, and milliseconds of a pass of one row: what a cell takes is guessed from them
+COST = {
+    "tiny": (0.0001, 0.015),
+    "mlp": (0.136, 0.03),
+    "cnn": (5.61, 0.4),
+    "resnet18": (70.1, 2.0),
+    "transformer": (10.3, 0.4),
+    "lstm": (6.29, 0.25),
+    "gpt2": (52.7, 1.3),
+}
+COST_LARGE = {"resnet18": (1111.0, 2.0), "gpt2": (22_420.0, 4.0)}
+RATE = {"cpu": 50e3, "cuda": 30e6}  # millions of operations a second, about
+BUDGET = 2.5  # seconds that a cell may take, by that guess
+BUDGET_TARGET = {"cpu": 10.0, "cuda": 30.0}  # and one of a target
+
+
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """All of them, those of the targets first; a cell that would take too long is left out."""
+    if smoke:
+        return [
+            _cell("mlp", "vote", 5, 1, "forward"),
+            _cell("tiny", "sculpt 1", 1, 8, "step"),
+            _cell("tiny", "vote last", 5, 8, "forward", how="tune"),
+        ]
+    every = [cell for device in ("cpu", "cuda") for cell in _grid(device)]
+    aimed = [cell for cell in every if _aimed(cell) and seconds(cell) <= BUDGET_TARGET[cell["on"]]]
+    others = [cell for cell in every if not _aimed(cell) and seconds(cell) <= BUDGET]
+    peers = [
+        {"peer": peer, "task": task, "on": device}
+        for device in ("cpu", "cuda")
+        for peer, tasks in TASKS.items()
+        for task in tasks
+    ]
+    return aimed + others + peers
+
+
+def _cell(model: str, wrapper: str, n: int, batch: int, phase: str, **how: str) -> dict[str, Any]:
+    same = {"model": model, "wrapper": wrapper, "n": n, "batch": batch, "phase": phase}
+    return {**same, "on": "cpu", "dtype": "float32", "how": "auto", **how}
+
+
+def _grid(device: str) -> Iterator[dict[str, Any]]:
+    for model in MODELS:
+        for wrapper in WRAPPERS:
+            for n in _numbers(wrapper):
+                for batch in BATCHES:
+                    for phase in _phases(wrapper, n, batch):
+                        yield _cell(model, wrapper, n, batch, phase, on=device)
+    for wrapper in ("sculpt", "sample", "neo"):
+        yield _cell("tiny", wrapper, 1, 1, "predict", on=device)
+    some = tuple(MODELS)[1:] if device == "cuda" else ("cnn", "transformer", "gpt2")
+    for model in some:
+        for wrapper in LOW:
+            n = 1 if wrapper in ONE else 16
+            for phase in ("forward", "step") if wrapper != "sample" else ("forward",):
+                yield _cell(model, wrapper, n, 64, phase, on=device, dtype="bfloat16")
+    for model in ("mlp", "cnn", "transformer", "lstm"):
+        for wrapper in ("vote", "vote last"):
+            for batch in (1, 64):
+                yield _cell(model, wrapper, 16, batch, "forward", on=device, how="tune")
+        yield _cell(model, "vote", 5, 64, "step", on=device, how="tune")
+    yield from _compiled(device)
+
+
+def _compiled(device: str) -> Iterator[dict[str, Any]]:
+    if device == "cpu":  # a minute goes into two of them
+        yield _cell("mlp", "vote", 16, 1, "forward", on=device, how="compiled")
+        yield _cell("cnn", "vote last", 16, 64, "forward", on=device, how="compiled")
+        return
+    for model in ("tiny", "mlp", "cnn", "transformer"):
+        for wrapper in ("vote", "vote last", "sculpt 1"):
+            for phase in ("forward", "step"):
+                n = 1 if wrapper in ONE else 16
+                yield _cell(model, wrapper, n, 64, phase, on=device, how="compiled")
+
+
+def _numbers(wrapper: str) -> tuple[int, ...]:
+    if wrapper in ONE:
+        return (1,)
+    if wrapper == "vote dealt":
+        return (5, 16)
+    return N if wrapper in ("vote", "sample", "vote last") else N[1:3]
+
+
+def _phases(wrapper: str, n: int, batch: int) -> tuple[str, ...]:
+    """Forward and step, but for what would be the same as another cell, and for what one of two tells."""
+    if wrapper == "vote dealt":
+        return ("step",) if batch > 1 else ()
+    if n == 1 and wrapper not in (*ONE, "vote") and batch > 1:  # nothing but the overhead
+        return ()
+    if wrapper == "sample last" or (wrapper == "sample" and n > 1):  # one draw a call in training mode
+        return ("forward",)
+    return ("forward",) if n == 64 else ("forward", "step")
+
+
+def _aimed(cell: dict[str, Any]) -> bool:
+    return any(target.holds(cell) for target in TARGETS)
+
+
+def seconds(cell: dict[str, Any], loop: bool | None = None) -> float:
+    """What a cell takes, about.
+
+    Args:
+        cell: its arguments.
+        loop: whether the loop over copies is measured; None: as `run` decides.
+    """
+    on_gpu = cell["on"] == "cuda"
+    operations, least = (COST | COST_LARGE if on_gpu else COST)[cell["model"]]
+    one = least / 1e3 + operations * cell["batch"] / RATE[cell["on"]]
+    many = cell["n"] if cell["wrapper"] in WHOLE and (cell["phase"], cell["wrapper"]) != ("step", "sample") else 1
+    ways = 1 + many + (cell["n"] if (with_loop(cell) if loop is None else loop) else 0)
+    if cell["how"] == "tune":
+        ways += 8 * cell["n"]
+    if cell["how"] == "compiled":
+        return 0.0
+    return 0.5 + 13 * ways * max(one * (3.5 if cell["phase"] == "step" else 1), 0.2e-3)
+
+
+def with_loop(cell: dict[str, Any]) -> bool:
+    """Whether the loop over copies is measured: always beside methods that run all layers n times, else where it is quick."""
+    if cell["wrapper"] in (*ONE, "vote dealt"):
+        return False
+    return cell["wrapper"] in WHOLE or seconds(cell, loop=True) <= BUDGET
+
+
+def possible(cell: dict[str, Any]) -> str:
+    """Why a cell can't run here, "" if it can."""
+    if cell["on"] == "cuda" and not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if "peer" in cell:
+        return lacking(cell["peer"])
+    if cell.get("how") == "compiled" and cell["on"] == "cpu" and not (shutil.which("g++") or shutil.which("clang")):
+        return "there is no C++ compiler"
+    return ""
+
+
+def run(**cell: Any) -> dict[str, Any]:
+    """One row."""
+    hardware = torch.cuda.get_device_name() if cell["on"] == "cuda" else processor()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        return {"hardware": hardware, **(against(**cell) if "peer" in cell else _row(cell))}
+
+
+def _row(cell: dict[str, Any]) -> dict[str, Any]:
+    device = cell["on"]
+    case = case_of(**cell, loop=with_loop(cell))
+    times = timed(case.passes, device)
+    row: dict[str, Any] = {"rung": case.rung(), "rounds": len(times["wrapped"])}
+    for name in ("wrapped", "plain", "loop", "hand"):
+        if name in times:
+            row[f"{name}_ms"] = 1e3 * middle(times[name])[0]
+    others = {name: times[name] for name in ("plain", "loop", "hand") if name in times}
+    strategies = {name: values for name, values in times.items() if name.startswith("strategy ")}
+    if strategies:
+        best = min(strategies, key=lambda name: middle(strategies[name])[0])
+        row["best_rung"], others["best"] = best.removeprefix("strategy "), strategies[best]
+    for name, values in others.items():
+        ratios = [own / other for own, other in zip(times["wrapped"], values, strict=True)]
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), middle(ratios), strict=True))
+    over = [own - other for own, other in zip(times["wrapped"], times["plain"], strict=True)]
+    row |= dict(zip(("over_us", "over_us_low", "over_us_high"), (1e6 * value for value in middle(over)), strict=True))
+    row |= {"floor_ms": 1e3 * case.floor, "floor": row["wrapped_ms"] / 1e3 / case.floor, "bound": case.bound}
+    for name in ("wrapped", "plain", "loop"):
+        if name in case.passes:
+            row[f"memory_{name}"] = peak(case.passes[name], device)
+    return row
+
+
+def summary(frame: pd.DataFrame, images: Path) -> str:
+    """Targets, ratios by model and wrapper, and pictures, for each device."""
+    return speed_page.page(frame, images)

@@ -1,0 +1,280 @@
+"""What is timed in a cell: the wrapped model, one plain pass, a loop over deep copies, and a batched version by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from speed_clock import Pass, bytes_a_second, operations, operations_a_second
+from speed_models import batch_of, build
+from torch import Tensor, nn
+
+from workbench import compose, neo, sample, sculpt, vote
+
+CRITERION = nn.MSELoss()
+P = 0.1  # of dropout, sample's default
+FITTED = 256  # rows that neo learns from
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "sculpt": lambda n, **how: sculpt.Wrapper(**how),
+    "sculpt 1": lambda n, **how: sculpt.Wrapper(n_layers=1, **how),
+    "neo": lambda n, **how: neo.Wrapper(**how),
+    "sample": lambda n, **how: sample.Wrapper(n, **how),
+    "sample last": lambda n, **how: sample.Wrapper(n, **how),
+    "vote last": lambda n, **how: vote.Wrapper(n, share=1, **how),
+    "vote of sculpt last": lambda n, **how: compose(vote.Wrapper(n, share=1, **how), sculpt.Wrapper(n_layers=1, **how)),
+    "vote": lambda n, **how: vote.Wrapper(n, **how),
+    "vote rank1": lambda n, **how: vote.Wrapper(n, share="rank1", **how),
+    "vote dealt": lambda n, **how: vote.Wrapper(n, **how),
+}
+RUNGS = ("vmap", "rescue", "replay", "loop")
+
+
+@dataclass
+class Case:
+    """The passes of a cell, and what is known of them.
+
+    Args:
+        passes: "wrapped", "plain", and, where there are such, "loop", "hand" and "strategy NAME" for each rung that "tune" can choose.
+        floor: seconds below which no implementation can be.
+        bound: what sets the floor, "operations" or "bytes".
+        engine: the wrapped object that can explain how it ran.
+    """
+
+    passes: dict[str, Pass] = field(default_factory=dict)
+    floor: float = 0.0
+    bound: str = ""
+    engine: Any = None
+
+    def rung(self) -> str:
+        """What the last kind of call ran on."""
+        return str(self.engine.explain().rows[-1][2])
+
+
+def case_of(
+    model: str, wrapper: str, n: int, batch: int, phase: str, on: str, dtype: str, how: str, loop: bool
+) -> Case:
+    """Everything that a cell measures; see `speed.cells` for the arguments.
+
+    Args:
+        loop: whether the loop over copies is worth its time.
+    """
+    large = on == "cuda"
+    x, y = (tensor.to(on) for tensor in batch_of(model, batch, large))
+    plain = build(model, large).to(on)
+    low = contextlib.nullcontext if dtype == "float32" else _autocast(on)
+    training = phase == "step"
+    plain.train(training)
+    compiled = _compiler(on) if how == "compiled" else lambda function: function
+
+    case = Case()
+    wrapped = wrap(plain, wrapper, n, model, large, "auto" if how == "compiled" else how)
+    case.engine = wrapped.head if wrapper == "sample last" else wrapped
+    case.passes["wrapped"] = _wrapped_pass(wrapped, wrapper, phase, x, y, low, compiled)
+    own = copy.deepcopy(plain)
+    case.passes["plain"] = _steps([own], x, y, low, compiled) if training else _alone(own, x, low, compiled)
+    if loop and wrapper.startswith(("vote", "sample")) and wrapper != "vote dealt":
+        if not training:
+            case.passes["loop"] = _passes(_members(plain, wrapper, n), x, low)
+        elif wrapper.startswith("vote"):
+            case.passes["loop"] = _steps([copy.deepcopy(plain) for _ in range(n)], x, y, low)
+    if wrapper == "vote" and model in ("tiny", "mlp"):
+        case.passes["hand"] = _by_hand(plain, n, x, y if training else None, low)
+    if how == "tune":
+        for rung in RUNGS:
+            forced = wrap(plain, wrapper, n, model, large, rung)
+            run = _wrapped_pass(forced, wrapper, phase, x, y, low, compiled)
+            with contextlib.suppress(RuntimeError, ValueError):  # not possible for this model
+                run()
+                case.passes[f"strategy {rung}"] = run
+    case.floor, case.bound = floor(plain, wrapper, n, x, phase, on, dtype)
+    return case
+
+
+def _autocast(device: str) -> Callable[[], Any]:
+    return lambda: torch.autocast(device, torch.bfloat16)
+
+
+def _compiler(device: str) -> Callable[[Any], Any]:
+    """Forget what earlier cells compiled, and compile; on a GPU into CUDA graphs."""
+    torch.compiler.reset()
+    return lambda function: torch.compile(function, mode="reduce-overhead" if device == "cuda" else None)
+
+
+def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strategy: str) -> Any:
+    """The wrapped model, fitted where it must be, in the mode of the plain one."""
+    wrapped = WRAPPERS[wrapper](n, strategy=strategy)(plain, at="head" if wrapper == "sample last" else None)
+    if wrapper == "neo":
+        device = next(plain.parameters()).device
+        wrapped.eval().fit([part.to(device) for part in batch_of(model, FITTED, large)[0].split(64)])
+    return wrapped.train(plain.training)
+
+
+def _wrapped_pass(
+    wrapped: Any, wrapper: str, phase: str, x: Tensor, y: Tensor, low: Any, compiled: Callable[[Any], Any]
+) -> Pass:
+    if phase == "step":
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            with low():
+                return CRITERION(wrapped(x), y) if wrapper == "vote dealt" else wrapped.loss(CRITERION, x, y)
+
+        return _step(compiled(loss), wrapped, x, y)
+
+    def ask(x: Tensor) -> Any:
+        if wrapper != "sample last":
+            return wrapped(x) if phase == "predict" else wrapped(x, return_risk=True)
+        h = wrapped.body(wrapped.entry(x))
+        return wrapped.head(h) if phase == "predict" else wrapped.head(h, return_risk=True)
+
+    return _quiet(compiled(ask), x, low)
+
+
+def _quiet(ask: Callable[[Tensor], Any], x: Tensor, low: Any) -> Pass:
+    def run() -> Any:
+        with torch.no_grad(), low():
+            return ask(x)
+
+    return run
+
+
+def _step(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Pass:
+    """A training step; gradients are set free at its end, so that all of its memory is its own."""
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run() -> None:
+        loss(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def _alone(model: nn.Module, x: Tensor, low: Any, compiled: Callable[[Any], Any]) -> Pass:
+    return _quiet(compiled(model), x, low)
+
+
+def _steps(models: list[Any], x: Tensor, y: Tensor, low: Any, compiled: Callable[[Any], Any] | None = None) -> Pass:
+    """A step of each of some models, one after another, each with its optimizer."""
+
+    def one(model: nn.Module) -> Pass:
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            with low():
+                return CRITERION(model(x), y)
+
+        return _step(loss if compiled is None else compiled(loss), model, x, y)
+
+    steps = [one(model) for model in models]
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+def _members(plain: nn.Module, wrapper: str, n: int) -> list[nn.Module]:
+    if wrapper.startswith("vote"):
+        return [copy.deepcopy(plain) for _ in range(n)]
+    return [noisy(plain, last=wrapper == "sample last")] * n
+
+
+def noisy(plain: nn.Module, last: bool) -> nn.Module:
+    """A copy with dropout on what enters each layer but the first, or only the last one, by hooks."""
+    noised = copy.deepcopy(plain)
+    kinds = (nn.Embedding, nn.Linear, nn.Conv2d, nn.LSTM, nn.MultiheadAttention)
+    layers = [noised.head] if last else [m for m in noised.modules() if isinstance(m, kinds)][1:]
+    for layer in layers:
+        if not isinstance(layer, nn.Embedding):
+            layer.register_forward_pre_hook(
+                lambda _, given: tuple(F.dropout(v, P) if isinstance(v, Tensor) else v for v in given)
+            )
+    return noised
+
+
+def _passes(models: list[nn.Module], x: Tensor, low: Any) -> Pass:
+    """All models one after another, their mean and their spread."""
+
+    def run() -> Any:
+        with torch.no_grad(), low():
+            every = torch.stack([model(x) for model in models])
+            return every.mean(0), every.std(0, correction=0)
+
+    return run
+
+
+def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) -> Pass:
+    """Stacked weights, and one batched product a layer."""
+    layers = [module for module in plain.modules() if isinstance(module, nn.Linear)]
+    stacked = nn.ParameterList()
+    for layer in layers:
+        stacked.append(layer.weight.detach().t().repeat(n, 1, 1))
+        stacked.append(layer.bias.detach().repeat(n, 1, 1))
+    weights, biases = list(stacked)[::2], list(stacked)[1::2]
+
+    def every(x: Tensor) -> Tensor:
+        h = x.expand(n, *x.shape)
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            h = torch.baddbmm(bias, h.relu() if i else h, weight)
+        return h
+
+    def ask(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = every(x)
+        return found.mean(0), found.std(0, correction=0)
+
+    if y is None:
+        return _quiet(ask, x, low)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with low():
+            return CRITERION(every(x), y.expand(n, *y.shape))
+
+    return _step(loss, stacked, x, y)
+
+
+# ---- floor
+def floor(plain: nn.Module, wrapper: str, n: int, x: Tensor, phase: str, device: str, dtype: str) -> tuple[float, str]:
+    """Seconds that the operations need at the best rate there is, or the parameters at that of copies; and which is more.
+
+    What branches can share is counted once: the layers before those that vote or have risk heads, and the first layer, which noise does not
+    reach. A forward pass reads every parameter once; a step of Adam reads and writes it and both of its moments.
+    """
+    step = phase == "step"
+    counts = operations(plain, x, step)
+    layers = [
+        path
+        for path, module in plain.named_modules()
+        if any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding)
+    ]
+    sizes = {path: sum(p.numel() for p in plain.get_submodule(path).parameters()) for path in ("", *layers)}
+
+    def total(of: dict[str, int], kind: str) -> float:
+        last = of.get(layers[-1], 0)
+        if kind in ("vote", "vote rank1"):
+            return n * of[""]
+        if kind == "sculpt":
+            return of[""] + sum(of.get(path, 0) for path in layers[-3:])
+        if kind == "sculpt 1":
+            return of[""] + last
+        if kind == "sample" and not step:
+            return n * of[""] - (n - 1) * of.get("entry", 0)
+        if kind in ("vote last", "sample last") and not (kind == "sample last" and step):
+            return of[""] + (n - 1) * last
+        if kind == "vote of sculpt last":
+            return of[""] + (2 * n - 1) * last
+        return of[""]
+
+    shared = {"sample": "plain", "sample last": "plain", "vote rank1": "plain", "vote dealt": "vote"}
+    kind = torch.float32 if dtype == "float32" else torch.bfloat16
+    moved = 4 * (6 if step else 1) * total(sizes, shared.get(wrapper, wrapper))
+    ways = {
+        "operations": total(counts, wrapper) / operations_a_second(device, kind),
+        "bytes": moved / bytes_a_second(device, int(moved)),
+    }
+    bound = max(ways, key=lambda way: ways[way])
+    return ways[bound], bound

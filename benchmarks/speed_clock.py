@@ -1,0 +1,166 @@
+"""How passes are measured: time, memory, and the floor that operations and bytes set."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+Pass = Callable[[], object]
+SHORTEST = 2e-3  # seconds of one sample
+ROUNDS = (9, 25)  # at least; and at most, while they take less than ENOUGH together
+ENOUGH = 0.3
+
+
+# ---- time
+def timed(passes: Mapping[str, Pass], device: str) -> dict[str, list[float]]:
+    """Seconds of each pass, sampled in turn, so that all see the same machine.
+
+    Args:
+        passes: by name; each is called as often as one sample needs to last 2 ms.
+        device: "cpu", where time is that of the processor in this process; "cuda", where it is between two events on the GPU.
+
+    Returns:
+        For each name one number a round.
+    """
+    clock = _cuda if device == "cuda" else _cpu
+    repeats = {}
+    for name, run in passes.items():
+        clock(run, 2)  # decides, allocates, compiles
+        repeats[name] = max(1, int(SHORTEST / max(clock(run, 1), 1e-7)) + 1)
+    found: dict[str, list[float]] = {name: [] for name in passes}
+    names = list(passes)
+    start = time.perf_counter()
+    with _uncollected():
+        while _goes_on(len(found[names[0]]), time.perf_counter() - start):
+            names = [*names[1:], names[0]]  # none is always the first
+            for name in names:
+                found[name].append(clock(passes[name], repeats[name]) / repeats[name])
+    return found
+
+
+def _goes_on(rounds: int, seconds: float) -> bool:
+    return rounds < ROUNDS[0] or (rounds < ROUNDS[1] and seconds < ENOUGH)
+
+
+def _cpu(run: Pass, repeats: int) -> float:
+    start = time.process_time_ns()
+    for _ in range(repeats):
+        run()
+    return (time.process_time_ns() - start) / 1e9
+
+
+def _cuda(run: Pass, repeats: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection in the middle of a sample."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def middle(values: list[float]) -> tuple[float, float, float]:
+    """Median and quartiles.
+
+    Example:
+        >>> middle([1.0, 2.0, 3.0, 4.0, 5.0])
+        (3.0, 2.0, 4.0)
+    """
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, low, high
+
+
+# ---- memory
+def peak(run: Pass, device: str) -> float:
+    """The most memory that tensors take in a pass, above what was alive before, in MiB."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    # each allocation and each release, in order; the public tables only have sums
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most / 2**20
+
+
+# ---- floor
+def operations(model: nn.Module, x: torch.Tensor, backward: bool) -> dict[str, int]:
+    """Floating-point operations of a pass, all of them under "" and those of each module under its name; nothing is computed.
+
+    Args:
+        model: it stays as it is.
+        x: input, of which shape and dtype count.
+        backward: whether the backward pass is counted, too.
+    """
+    from torch.func import functional_call
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shadows = {
+        name: torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
+        for name, value in tensors.items()
+    }
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():
+        y = functional_call(model, shadows, (x.to("meta"),))
+        if backward:
+            y.sum().backward()
+    root = f"{type(model).__name__}."
+    counts = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    return {"": counts["Global"], **{n.removeprefix(root): c for n, c in counts.items() if n.startswith(root)}}
+
+
+@functools.cache
+def operations_a_second(device: str, dtype: torch.dtype) -> float:
+    """Of the best of some matrix products and convolutions, which on a CPU come from different libraries."""
+    rates = []
+    with torch.no_grad():
+        for n in (2048, 4096, 8192) if device == "cuda" else (256, 512, 1024):
+            a = torch.ones(n, n, device=device, dtype=dtype)
+            rates.append(2 * n**3 / min(timed({"mm": lambda a=a: a @ a}, device)["mm"]))
+        for channels, size in ((64, 32), (256, 16)):
+            x = torch.ones(256 if device == "cuda" else 4, channels, size, size, device=device, dtype=dtype)
+            w = torch.ones(channels, channels, 3, 3, device=device, dtype=dtype)
+            seconds = min(timed({"conv": lambda x=x, w=w: torch.conv2d(x, w, padding=1)}, device)["conv"])
+            # without what would be multiplied with the padding
+            rates.append(2 * len(x) * channels**2 * (3 * size - 2) ** 2 / seconds)
+    return max(rates)
+
+
+def bytes_a_second(device: str, size: int) -> float:
+    """Of the best of some copies of about this many bytes, each read and written."""
+    return _bytes_a_second(device, 1 << max(20, min(28, int(size).bit_length())))
+
+
+@functools.cache
+def _bytes_a_second(device: str, size: int) -> float:
+    a, b = torch.zeros(2, size // 2, dtype=torch.uint8, device=device)
+    return size / min(timed({"copy": lambda: b.copy_(a)}, device)["copy"])

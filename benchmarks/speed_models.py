@@ -1,0 +1,190 @@
+"""The models whose passes are timed: plain modules with random weights, of `entry` (the first layer), `body`, and `head` (the last layer)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WORDS = 1000  # of the language models on the CPU
+OUTPUTS = 10
+
+
+def build(name: str, large: bool = False) -> nn.Sequential:
+    """A model with weights that a seed decides.
+
+    Args:
+        name: one of `MODELS`.
+        large: ResNet-18 and the GPT-2 shape at the widths that they have in papers, for GPUs; the others know one size.
+
+    Returns:
+        entry, body and head, in training mode, on torch's default device.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        entry, body, head = MODELS[name](large)
+    return nn.Sequential(OrderedDict(entry=entry, body=body, head=head))
+
+
+def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]:
+    """Random inputs and targets.
+
+    Returns:
+        Input [rows, ...], float32 or tokens int64, and target float32 of the shape of the output.
+    """
+    draw = torch.Generator().manual_seed(1)
+    if name in ("lstm", "gpt2"):
+        x = torch.randint(WORDS, (rows, _steps(large and name == "gpt2")), generator=draw)
+        outputs = _words(large) if name == "gpt2" else OUTPUTS
+    else:
+        x = torch.randn(rows, *INPUTS[name], generator=draw)
+        outputs = 1 if name in ("tiny", "mlp") else OUTPUTS
+    return x, torch.randn(rows, outputs, generator=draw)
+
+
+INPUTS = {"tiny": (1,), "mlp": (8,), "cnn": (3, 32, 32), "resnet18": (3, 32, 32), "transformer": (32, 16)}
+Parts = tuple[nn.Module, nn.Module, nn.Module]
+
+
+def _tiny(large: bool) -> Parts:
+    return nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1)
+
+
+def _mlp(large: bool) -> Parts:
+    return nn.Linear(8, 256), nn.Sequential(nn.ReLU(), nn.Linear(256, 256), nn.ReLU()), nn.Linear(256, 1)
+
+
+def _cnn(large: bool) -> Parts:
+    """Three convolutions with batch norm."""
+
+    def block(a: int, b: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(a), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(a, b, 3, padding=1, bias=False)]
+
+    pooled = [nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    body = nn.Sequential(*block(16, 32), *block(32, 64), *pooled)
+    return nn.Conv2d(3, 16, 3, padding=1, bias=False), body, nn.Linear(64, OUTPUTS)
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way around them (He et al. 2016)."""
+
+    def __init__(self, a: int, b: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b)
+        self.conv2, self.bn2 = nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.BatchNorm2d(b)
+        self.around = nn.Sequential()
+        if stride != 1 or a != b:
+            self.around = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.BatchNorm2d(b))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(h + self.around(x))
+
+
+def _resnet18(large: bool) -> Parts:
+    """For small images: no pooling at the start; width 16, or 64 as in the paper."""
+    w = 64 if large else 16
+    widths = [(w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2), (4 * w, 8 * w, 2)]
+    blocks = [block for a, b, s in widths for block in (Residual(a, b, s), Residual(b, b, 1))]
+    body = nn.Sequential(nn.BatchNorm2d(w), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Conv2d(3, w, 3, padding=1, bias=False), body, nn.Linear(8 * w, OUTPUTS)
+
+
+class Encoder(nn.Module):
+    """torch's own transformer encoder, and the mean over the sequence."""
+
+    def __init__(self, d: int, layers: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(d, 4, 4 * d, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x).mean(1)
+
+
+def _transformer(large: bool) -> Parts:
+    return nn.Linear(16, 64), Encoder(64, 3), nn.Linear(64, OUTPUTS)
+
+
+class Recurrent(nn.Module):
+    """The last state of an LSTM."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(a, b, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0][:, -1]
+
+
+def _lstm(large: bool) -> Parts:
+    return nn.Embedding(WORDS, 64), Recurrent(64, 128), nn.Linear(128, OUTPUTS)
+
+
+class Tokens(nn.Module):
+    """Embeddings of tokens and of their places."""
+
+    def __init__(self, words: int, steps: int, d: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, d), nn.Embedding(steps, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+
+
+class Block(nn.Module):
+    """Causal attention and a two-layer network, each behind a norm (Radford et al. 2019)."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, steps, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(rows, steps, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(h.transpose(1, 2).reshape(rows, steps, d))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Decoder(nn.Module):
+    """The features of the last token, from which the next one is told."""
+
+    def __init__(self, d: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.Sequential(*(Block(d, heads) for _ in range(blocks))), nn.LayerNorm(d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(x)[:, -1])
+
+
+def _gpt2(large: bool) -> Parts:
+    """Width 128, 4 blocks; or the smallest GPT-2, width 768, 12 blocks."""
+    d, heads, blocks = (768, 12, 12) if large else (128, 4, 4)
+    words = _words(large)
+    return Tokens(words, _steps(large), d), Decoder(d, heads, blocks), nn.Linear(d, words, bias=False)
+
+
+def _steps(large: bool) -> int:
+    return 128 if large else 32
+
+
+def _words(large: bool) -> int:
+    return 50_257 if large else WORDS
+
+
+MODELS: dict[str, Callable[[bool], Parts]] = {
+    "tiny": _tiny,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "resnet18": _resnet18,
+    "transformer": _transformer,
+    "lstm": _lstm,
+    "gpt2": _gpt2,
+}

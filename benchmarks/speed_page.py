@@ -1,0 +1,298 @@
+"""The page of the speed benchmark, from its results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from speed_cases import WRAPPERS
+from speed_models import MODELS
+from speed_targets import PHASES, REASONS, TARGETS
+
+from workbench.experiments.bench import table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+NAMES = {
+    "sculpt 1": "sculpt, last layer",
+    "sculpt": "sculpt, three layers",
+    "sample": "sample, all layers",
+    "sample last": "sample, last block",
+    "vote last": "vote, last layer",
+    "vote of sculpt last": "vote of sculpt, last layer",
+    "vote": "vote, all layers",
+    "vote rank1": "vote, rank-one factors",
+    "vote dealt": "vote, dealt rows",
+}
+MARKS = "osD^vPX"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#444444", "#56B4E9", "#E69F00")
+INTRODUCTION = """*Plain pass*: the given model alone. *Loop*: as many deep copies as there are voters, one after another, their mean and
+standard deviation; for `sample`, as many passes of one copy with dropout by hooks. *By hand*: stacked weights and `torch.baddbmm`, for the
+two MLPs. *Floor*: the operations that cannot be shared at the best rate of matrix products and convolutions, or the parameters at that of
+copies, whichever takes longer. *Step*: loss, backward pass and Adam; each voter on every row, but for dealt rows. *Memory*: the most that
+tensors take in a pass above what was alive before. A ratio is the median of at least 9 rounds of the ratio within a round; all else is a
+median, too. The file of results has the quartiles.
+
+Models: MLP 1-16-1 (tiny), MLP 8-256-256-1, CNN of three convolutions with batch norm, ResNet-18 (width 16; 64 on GPUs), transformer encoder
+(width 64, 3 layers, 32 steps), LSTM (64-128, 32 steps), GPT-2's shape (width 128, 4 blocks, 32 tokens; on GPUs the smallest GPT-2 with 128
+tokens). The last block, which `at=` names for `sample`, is the last layer.
+
+Left out of n = 1, 5, 16, 64 and batches of 1, 64, 1024: one sample, and one voter on the last layer, at batches above 1; steps of 64
+voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and samples in the last block; steps of `sample` with several samples,
+since it draws once in training mode; and whatever a guess from operations lets take longer than 2.5 s (10 s where a target is about it, 30
+s on GPUs), which is most of ResNet-18 and GPT-2 with all layers of several voters. The loop is left out beside wrappers of the last layer
+where it would take that long."""
+Rows = list[dict[str, str]]
+
+
+def page(frame: pd.DataFrame, images: Path) -> str:
+    """Markdown, and pictures beside it; a heading for each piece of hardware."""
+    parts = [INTRODUCTION]
+    kinds: list[str] = []
+    for (kind, hardware), rows in frame.groupby(["on", "hardware"], sort=False):
+        kinds.append(str(kind))
+        stem = f"speed-{kind}" + (f"-{kinds.count(str(kind))}" if kinds.count(str(kind)) > 1 else "")
+        parts += [f"### {hardware}", *_sections(rows.reset_index(drop=True), images, stem)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
+    own = frame[frame["wrapper"].notna()] if "wrapper" in frame else frame.iloc[:0]
+    own = own.astype({"n": int, "batch": int}) if len(own) else own  # peers have none, so that they came as floats
+    found = []
+    if not own.empty:
+        usual = own[(own["how"] == "auto") & (own["dtype"] == "float32")]
+        found = [_targets(own), _ratios(usual, 64), _ratios(usual, 1), _costs(usual), _loops(usual), _special(own)]
+        if (usual["batch"] == 64).any():
+            _draw_ratios(usual, images / f"{stem}-ratios.png")
+            found.insert(2, f"![Ratio to a plain pass, a mark for each model and wrapper](images/{stem}-ratios.png)")
+        if "loop" in usual and (usual["wrapper"] == "vote").any():
+            _draw_loops(usual, images / f"{stem}-loops.png")
+            found.append(f"![Vote against the loop over copies, by number of voters](images/{stem}-loops.png)")
+    return [*found, _peers(frame)]
+
+
+def _table(title: str, rows: Rows) -> str:
+    import pandas as pd
+
+    return f"{title}\n\n{table(pd.DataFrame(rows).fillna(''))}" if rows else ""
+
+
+def _number(value: float) -> str:
+    """Three digits: 0.985, 1.04, 12.3, 112."""
+    return (
+        ""
+        if value != value
+        else f"{value:.{max(0, 2 - max(0, len(str(int(value))) - 1))}f}"
+        if value >= 1
+        else f"{value:.3g}"
+    )
+
+
+# ---- tables
+def _targets(own: pd.DataFrame) -> str:
+    rows, why = [], []
+    cells = own.to_dict("records")
+    for target in TARGETS:
+        met = [cell for cell in cells if target.holds(cell) and cell.get(target.column, float("nan")) >= 0]
+        if not met:
+            continue
+        values = [cell[target.column] for cell in met]
+        worst = met[values.index(max(values))]
+        limit = max(values) <= target.limit
+        rows.append(
+            {
+                "case": target.case,
+                "target": target.aim(),
+                "worst": f"{target.text(max(values))} ({worst['model']}, batch {worst['batch']})",
+                "median": target.text(float(np.median(values))),
+                "cells": str(len(values)),
+                "met": "yes" if limit else "no",
+            }
+        )
+        if not limit and target.case in REASONS:
+            why.append(f"- {target.case}: {REASONS[target.case]}")
+    reasons = "\n\nMissed, and why:\n\n" + "\n".join(why) if why else ""
+    return _table("What was aimed at, in every cell that it concerns:", rows) + reasons
+
+
+def _ratios(usual: pd.DataFrame, batch: int) -> str:
+    """Forward and step by wrapper and model."""
+    some = usual[usual["batch"] == batch]
+    rows = []
+    for wrapper in WRAPPERS:
+        of = some[some["wrapper"] == wrapper]
+        for n in sorted(of["n"].unique()):
+            row = {"wrapper": _named(wrapper, n)}
+            for model in MODELS:
+                pair = [_one(of, model, n, phase, "plain") for phase in ("forward", "step")]
+                row[model] = " / ".join(pair) if any(pair) else ""
+            rows.append(row)
+    spread = ((some["plain_high"] - some["plain_low"]) / some["plain"] / 2).quantile(0.9)
+    told = f"in nine of ten cells half of the rounds lie within ± {spread:.0%}"
+    return _table(f"Ratio to a plain pass at batch {batch}, forward / training step; {told}:", rows)
+
+
+def _named(wrapper: str, n: int) -> str:
+    return NAMES.get(wrapper, wrapper) + (f", n = {n}" if wrapper not in ("sculpt", "sculpt 1", "neo") else "")
+
+
+def _one(of: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
+    found = of[(of["model"] == model) & (of["n"] == n) & (of["phase"] == phase)]
+    return _number(float(found[column].iloc[0])) if len(found) and column in found else ""
+
+
+def _costs(usual: pd.DataFrame) -> str:
+    """By wrapper: time beside the floor of the same work, and memory beside that of a plain pass; over models and batches."""
+    rows = []
+    some = usual[(usual["batch"] > 1) & (usual["model"] != "tiny")]
+    for (wrapper, phase), of in some.groupby(["wrapper", "phase"], sort=False):
+        memory = of["memory_wrapped"] / of["memory_plain"]
+        rows.append(
+            {
+                "wrapper": f"{NAMES.get(wrapper, wrapper)}, {PHASES[phase]}",
+                "time / floor": _number(float(of["floor"].median())),
+                "plain / floor": _number(float((of["floor"] * of["plain_ms"] / of["wrapped_ms"]).median())),
+                "memory / plain": _number(float(memory.median())),
+                "of n": ", ".join(str(n) for n in sorted(of["n"].unique())),
+                "runs on": ", ".join(sorted(of["rung"].unique())),
+            }
+        )
+    title = "Time beside the floor, and memory beside that of a plain pass; medians over all models but the tiny one and batches of 64 and 1024:"
+    return _table(title, rows)
+
+
+def _loops(usual: pd.DataFrame) -> str:
+    """Vote on all layers against the loop and the version by hand."""
+    of = usual[usual["wrapper"] == "vote"]
+    rows = []
+    for n, batch in sorted({*zip(of["n"], of["batch"], strict=True)}):
+        part = of[of["batch"] == batch]
+        row = {"n, batch": f"{n}, {batch}"}
+        for model in MODELS:
+            pair = [_one(part, model, n, phase, "loop") for phase in ("forward", "step")]
+            row[model] = " / ".join(pair) if any(pair) else ""
+        for model in ("tiny", "mlp"):
+            pair = [_one(part, model, n, phase, "hand") for phase in ("forward", "step")]
+            row[f"{model}, to by hand"] = " / ".join(pair) if any(pair) else ""
+        rows.append(row)
+    return _table(
+        "Vote on all layers as a ratio to the loop over copies, forward / training step; and to the version by hand:",
+        rows,
+    )
+
+
+def _special(own: pd.DataFrame) -> str:
+    """Autocast, "tune" and torch.compile."""
+    rows = []
+    for cell in own[(own["how"] != "auto") | (own["dtype"] != "float32")].to_dict("records"):
+        way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile"}[cell["how"]]
+        rows.append(
+            {
+                "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
+                "how": way,
+                "to a plain pass": _number(cell["plain"]),
+                "to the loop": _number(cell.get("loop", float("nan"))),
+                "to the best rung": _number(cell.get("best", float("nan"))),
+                "runs on": str(cell["rung"]),
+            }
+        )
+    return _table(
+        "Under autocast to bfloat16, with measured rungs, and compiled; each beside a plain pass of the same kind (no loop is compiled):",
+        rows,
+    )
+
+
+def _peers(frame: pd.DataFrame) -> str:
+    if "peer" not in frame:
+        return ""
+    rows = [
+        {
+            "package and task": f"{cell['peer']}: {cell['task']}",
+            "ours (ms)": _number(cell["wrapped_ms"]),
+            "theirs (ms)": _number(cell["peer_ms"]),
+            "ratio": f"{_number(cell['peer_ratio'])} ({_number(cell['peer_ratio_low'])}, {_number(cell['peer_ratio_high'])})",
+            "memory (MiB), ours / theirs": f"{_number(cell['memory_wrapped'])} / {_number(cell['memory_peer'])}",
+        }
+        for cell in frame[frame["peer"].notna()].to_dict("records")
+    ]
+    title = """Other packages on the same work: the posterior of the last of two layers, 512 features, fitted to 2048 rows, Kronecker-factored
+with the prior of the largest marginal likelihood, and asked about 16 rows by 32 draws of the logits; mean and spread of the CNN's answers to 64
+images. Ratio with quartiles."""
+    return _table(title, rows)
+
+
+# ---- pictures
+def _draw_ratios(usual: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained", facecolor="white")
+    some = usual[(usual["batch"] == 64) & (usual["n"].isin((1, 5, 16)))]
+    for ax, phase in zip(figure.subplots(1, 2, sharey=True), ("forward", "step"), strict=True):
+        of = some[some["phase"] == phase]
+        pairs = [(w, n) for w in WRAPPERS for n in sorted(of.loc[of["wrapper"] == w, "n"].unique())]
+        for k, model in enumerate(MODELS):
+            rows = of[of["model"] == model]
+            places = [pairs.index((w, n)) + 0.1 * (k - 3) for w, n in zip(rows["wrapper"], rows["n"], strict=True)]
+            ax.scatter(places, rows["plain"], marker=MARKS[k], color=PALETTE[k], s=26, linewidths=0, label=model)
+        for place, (wrapper, n) in enumerate(pairs):
+            like = {"wrapper": wrapper, "n": n, "batch": 64, "phase": phase, "dtype": "float32", "how": "auto"}
+            limits = {
+                t.limit
+                for t in TARGETS
+                if t.column == "plain" and any(t.holds({**like, "model": m, "on": "cpu"}) for m in MODELS)
+            }
+            for limit in limits:
+                ax.hlines(limit, place - 0.42, place + 0.42, colors="#444444", linewidth=1.4)
+        ax.axhline(1, color="#999999", linewidth=0.8)
+        ax.set_yscale("log")
+        labels = [f"{NAMES.get(w, w)}{f', {n}' if n > 1 else ''}" for w, n in pairs]
+        ax.set_xticks(range(len(pairs)), labels, rotation=50, ha="right", fontsize="small")
+        ax.set_title(f"{PHASES[phase]}, batch 64")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", linewidth=0.6, alpha=0.35)
+    figure.axes[0].set_ylabel("ratio to a plain pass (bar: target)")
+    _finish(figure)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    of = usual[usual["wrapper"] == "vote"].dropna(subset="loop")
+    batches = sorted(of["batch"].unique())
+    figure = Figure(figsize=(11, 5.4), layout="constrained", facecolor="white")
+    grid = figure.subplots(2, len(batches), sharex=True, sharey=True, squeeze=False)
+    for line, phase in zip(grid, ("forward", "step"), strict=True):
+        for ax, batch in zip(line, batches, strict=True):
+            for k, model in enumerate(MODELS):
+                rows = of[(of["model"] == model) & (of["batch"] == batch) & (of["phase"] == phase)].sort_values("n")
+                spread = [rows["loop"] - rows["loop_low"], rows["loop_high"] - rows["loop"]]
+                ax.errorbar(
+                    rows["n"], rows["loop"], spread, marker=MARKS[k], color=PALETTE[k], ms=4, lw=1.2, label=model
+                )
+            ax.axhline(1, color="#444444", linestyle=(0, (4, 2)), linewidth=1)
+            ax.set_xscale("log", base=4)
+            ax.set_yscale("log")
+            ax.set_xticks([1, 5, 16, 64], ["1", "5", "16", "64"])
+            ax.minorticks_off()
+            ax.set_title(f"{PHASES[phase]}, batch {batch}", fontsize="medium")
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.grid(axis="y", linewidth=0.6, alpha=0.35)
+    for ax in grid[-1]:
+        ax.set_xlabel("voters")
+    for line in grid:
+        line[0].set_ylabel("vote / loop over copies")
+    _finish(figure)
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def _finish(figure: Figure) -> None:
+    """One legend beside all axes, and numbers instead of powers of ten."""
+    named = {text: handle for ax in figure.axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize="small")
+    for ax in figure.axes:
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -1,0 +1,355 @@
+"""The benchmark `speed`: its clock against known cases, its models, what it compares with, and its page."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import Tensor, nn
+
+from workbench.experiments.worker import load_file
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def speed() -> ModuleType:
+    return load_file(BENCHMARKS / "speed.py")
+
+
+@pytest.fixture(scope="module")
+def clock(speed: ModuleType) -> ModuleType:
+    return sys.modules["speed_clock"]
+
+
+@pytest.fixture(scope="module")
+def models(speed: ModuleType) -> ModuleType:
+    return sys.modules["speed_models"]
+
+
+@pytest.fixture(scope="module")
+def cases(speed: ModuleType) -> ModuleType:
+    return sys.modules["speed_cases"]
+
+
+@pytest.fixture(scope="module")
+def targets(speed: ModuleType) -> ModuleType:
+    return sys.modules["speed_targets"]
+
+
+# ---- cells
+def test_cells_are_json_differ_and_fit_into_a_quarter_of_an_hour(speed: ModuleType) -> None:
+    cells = speed.cells()
+    keys = [json.dumps(cell, sort_keys=True) for cell in cells]
+    assert len(set(keys)) == len(keys) > 500
+    here = [cell for cell in cells if cell["on"] == "cpu" and "peer" not in cell]
+    assert sum(map(speed.seconds, here)) < 15 * 60
+    assert {cell["model"] for cell in here} == set(speed.MODELS)
+    assert {cell["wrapper"] for cell in here} == set(speed.WRAPPERS)
+    aimed = [speed._aimed(cell) for cell in here]
+    assert aimed.index(False) == sum(aimed)  # those of the targets come first
+    assert len(speed.cells(smoke=True)) == 3
+
+
+def test_every_target_has_cells(speed: ModuleType, targets: ModuleType) -> None:
+    cells = speed.cells()
+    for target in targets.TARGETS:
+        assert any(target.holds(cell) for cell in cells), target.case
+    assert {target.case for target in targets.TARGETS} >= set(targets.REASONS)
+    assert len({target.case for target in targets.TARGETS}) == len(targets.TARGETS)
+
+
+def test_the_loop_is_measured_wherever_a_target_is_about_it(speed: ModuleType, targets: ModuleType) -> None:
+    loops = [target for target in targets.TARGETS if target.column == "loop"]
+    about = [cell for cell in speed.cells() if any(target.holds(cell) for target in loops)]
+    assert about
+    assert all(speed.with_loop(cell) for cell in about)
+
+
+def test_a_cell_that_cannot_run_is_known_by_its_reason(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(speed.shutil, "which", lambda name: None)
+    cell = speed.cells(smoke=True)[0]
+    assert speed.possible(cell) == ""
+    assert speed.possible({**cell, "on": "cuda"}) == "there is no CUDA device"
+    assert speed.possible({**cell, "how": "compiled"}) == "there is no C++ compiler"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert speed.possible({**cell, "on": "cuda"}) == ""
+
+
+# ---- clock
+def test_time_is_proportional_to_work(clock: ModuleType) -> None:
+    found = clock.timed({"one": lambda: sum(range(4000)), "four": lambda: sum(range(16000))}, "cpu")
+    assert len(found["one"]) == len(found["four"]) >= 9
+    ratio = clock.middle([b / a for a, b in zip(found["one"], found["four"], strict=True)])[0]
+    assert 3 < ratio < 6
+
+
+def test_memory_is_the_most_that_is_alive_at_once(clock: ModuleType) -> None:
+    x = torch.zeros(512, 512)  # 1 MiB
+    assert clock.peak(lambda: torch.cat([(x + 1) + 1, x]), "cpu") == pytest.approx(3, abs=0.01)
+    y = torch.ones(256, 256, requires_grad=True)  # 0.25 MiB
+
+    def backward() -> None:
+        y.exp().sin().sum().backward()
+        y.grad = None
+
+    assert clock.peak(backward, "cpu") == pytest.approx(0.75, abs=0.01)  # what exp gave, a gradient, and the next
+
+
+def test_operations_are_those_of_the_formulas(clock: ModuleType) -> None:
+    linear = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3))
+    found = clock.operations(linear, torch.zeros(4, 8), False)
+    assert found == {"": 2 * 4 * (8 * 5 + 5 * 3), "0": 2 * 4 * 8 * 5, "1": 2 * 4 * 5 * 3}
+    step = clock.operations(linear, torch.zeros(4, 8), True)
+    assert step[""] == 2 * 4 * (2 * 8 * 5 + 3 * 5 * 3)  # no gradient of the input
+    lstm = clock.operations(nn.LSTM(6, 7, batch_first=True).eval(), torch.zeros(2, 3, 6), False)
+    assert lstm[""] == 2 * 2 * 3 * 4 * 7 * (6 + 7)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    found = clock.operations(layer, torch.zeros(2, 5, 8), False)
+    assert found[""] == 2 * 2 * 5 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 2 * 5 * 5 * 8
+
+
+def test_rates_are_those_of_the_best_operation(clock: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([1.0, 1.0, 0.5, 1.0, 1.0])
+    monkeypatch.setattr(clock, "timed", lambda passes, device: {key: [next(seconds)] for key in passes})
+    assert clock.operations_a_second.__wrapped__("cpu", torch.float32) == 2 * 1024**3 / 0.5
+    monkeypatch.setattr(clock, "timed", lambda passes, device: {"copy": [3.0, 2.0]})
+    assert clock._bytes_a_second.__wrapped__("cpu", 1 << 20) == 2**20 / 2
+
+
+# ---- models
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", ["tiny", "mlp", "cnn", "resnet18", "transformer", "lstm", "gpt2"])
+def test_models_answer_and_cost_what_is_guessed(
+    speed: ModuleType, models: ModuleType, clock: ModuleType, name: str, large: bool
+) -> None:
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        model = models.build(name, large)
+    x, y = models.batch_of(name, 2, large)
+    assert model(x.to("meta")).shape == y.shape
+    assert [part for part, _ in model.named_children()] == ["entry", "body", "head"]
+    guess = (speed.COST | speed.COST_LARGE if large else speed.COST)[name][0]
+    assert clock.operations(model, x, False)[""] / 2e6 == pytest.approx(guess, rel=0.6 if name == "tiny" else 0.01)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_decoder_looks_back_only(models: ModuleType) -> None:
+    block = models.Block(8, 2)
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    changed = torch.cat([x[:, :3], torch.ones(2, 2, 8)], 1)
+    torch.testing.assert_close(block(x)[:, :3], block(changed)[:, :3])
+    assert not torch.allclose(block(x)[:, 3:], block(changed)[:, 3:])
+
+
+# ---- what is compared with
+def test_the_loop_and_the_version_by_hand_are_the_same_work(cases: ModuleType) -> None:
+    case = cases.case_of("mlp", "vote", 3, 4, "forward", "cpu", "float32", "auto", True)
+    plain = case.passes["plain"]()
+    for name in ("loop", "hand"):  # of copies that do not differ
+        mean, std = case.passes[name]()
+        torch.testing.assert_close(mean, plain, atol=1e-6, rtol=1e-5)
+        assert std.max() < 1e-6
+    y, risk = case.passes["wrapped"]()
+    assert y.shape == risk.shape == plain.shape
+    assert case.rung() == "loop"
+
+
+def test_steps_train_every_copy(cases: ModuleType, models: ModuleType) -> None:
+    x, y = models.batch_of("mlp", 6)
+    copies = [models.build("mlp") for _ in range(2)]
+    reference = models.build("mlp")
+    cases._steps(copies, x, y, torch.enable_grad)()
+    optimizer = torch.optim.Adam(reference.parameters())
+    nn.MSELoss()(reference(x), y).backward()
+    optimizer.step()
+    for copied in copies:
+        for (name, own), other in zip(copied.named_parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(own, other, msg=name)
+            assert own.grad is None
+
+
+def test_noise_enters_all_layers_but_the_first(cases: ModuleType, models: ModuleType) -> None:
+    hooked: dict[str, list[str]] = {}
+    for name in ("cnn", "gpt2"):
+        noised = cases.noisy(models.build(name), last=False)
+        hooked[name] = [path for path, module in noised.named_modules() if module._forward_pre_hooks]
+    assert hooked["cnn"] == ["body.3", "body.7", "head"]
+    assert len(hooked["gpt2"]) == 4 * 4 + 1
+    last = cases.noisy(models.build("cnn"), last=True)
+    assert [path for path, module in last.named_modules() if module._forward_pre_hooks] == ["head"]
+    seen: list[Tensor] = []
+    last.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        last(models.batch_of("cnn", 64)[0])
+    assert 0.05 < (seen[0] == 0).float().mean() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "phase", "wanted"),
+    [
+        ("neo", "forward", lambda n, whole, first, last, three: whole),
+        ("sculpt 1", "forward", lambda n, whole, first, last, three: whole + last),
+        ("sculpt", "forward", lambda n, whole, first, last, three: whole + three),
+        ("vote last", "forward", lambda n, whole, first, last, three: whole + (n - 1) * last),
+        ("vote of sculpt last", "forward", lambda n, whole, first, last, three: whole + (2 * n - 1) * last),
+        ("vote", "step", lambda n, whole, first, last, three: n * whole),
+        ("vote rank1", "forward", lambda n, whole, first, last, three: n * whole),
+        ("vote dealt", "step", lambda n, whole, first, last, three: whole),
+        ("sample", "forward", lambda n, whole, first, last, three: n * whole - (n - 1) * first),
+        ("sample", "step", lambda n, whole, first, last, three: whole),
+        ("sample last", "forward", lambda n, whole, first, last, three: whole + (n - 1) * last),
+    ],
+)
+def test_the_floor_counts_what_is_shared_once(
+    cases: ModuleType, models: ModuleType, monkeypatch: pytest.MonkeyPatch, wrapper: str, phase: str, wanted: Any
+) -> None:
+    n, rows = 5, 2
+    x, plain = models.batch_of("cnn", rows)[0], models.build("cnn")
+    first, second, third = (2 * rows * s * s * 9 * a * b for a, b, s in ((3, 16, 32), (16, 32, 16), (32, 64, 8)))
+    last = 2 * rows * 64 * 10
+    if phase == "step":  # gradients of all inputs but the model's own
+        first, second, third, last = 2 * first, 3 * second, 3 * third, 3 * last
+    monkeypatch.setattr(cases, "operations_a_second", lambda device, dtype: 1.0)
+    monkeypatch.setattr(cases, "bytes_a_second", lambda device, size: math.inf)
+    found, bound = cases.floor(plain, wrapper, n, x, phase, "cpu", "float32")
+    assert bound == "operations"
+    assert found == wanted(n, first + second + third + last, first, last, second + third + last)
+
+
+def test_the_floor_of_bytes(cases: ModuleType, models: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, plain = models.batch_of("mlp", 1)[0], models.build("mlp")
+    size = sum(p.numel() for p in plain.parameters())
+    monkeypatch.setattr(cases, "operations_a_second", lambda device, dtype: math.inf)
+    monkeypatch.setattr(cases, "bytes_a_second", lambda device, size: 2.0)
+    wanted = {
+        ("vote", "forward"): 4 * 5 * size,
+        ("vote", "step"): 4 * 6 * 5 * size,
+        ("vote last", "forward"): 4 * (size + 4 * 257),
+        ("sample", "forward"): 4 * size,
+        ("vote dealt", "step"): 4 * 6 * 5 * size,
+    }
+    for (wrapper, phase), moved in wanted.items():
+        assert cases.floor(plain, wrapper, 5, x, phase, "cpu", "float32") == (moved / 2, "bytes")
+
+
+# ---- cells that run, and their page
+@pytest.fixture(scope="module")
+def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:
+    before = torch.get_rng_state()
+    more = [
+        speed._cell("tiny", "neo", 1, 1, "predict"),
+        speed._cell("tiny", "sample last", 5, 64, "forward"),
+        speed._cell("tiny", "vote dealt", 5, 64, "step", dtype="bfloat16"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "ENOUGH", 0.0)
+        found = [{**cell, **speed.run(**cell)} for cell in (*speed.cells(smoke=True), *more)]
+    assert torch.equal(torch.get_rng_state(), before)
+    return found
+
+
+def test_what_a_cell_gives(rows: list[dict[str, Any]]) -> None:
+    vote, sculpt, tuned, *_ = rows
+    for row in rows:
+        assert row["rounds"] >= 9
+        assert row["plain_low"] <= row["plain"] <= row["plain_high"]
+        assert row["floor"] == pytest.approx(row["wrapped_ms"] / row["floor_ms"])
+        assert row["rung"] in ("vmap", "rescue", "replay", "loop")
+        json.dumps(row)
+    assert vote["plain"] > vote["loop"] > 0
+    assert vote["hand"] > 0
+    assert "loop" not in sculpt
+    assert tuned["best_rung"] in ("vmap", "rescue", "replay", "loop")
+    assert tuned["best"] > 0
+
+
+def test_the_page_of_some_cells(
+    speed: ModuleType, targets: ModuleType, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    aimed = speed._cell("cnn", "vote last", 5, 64, "forward")
+    like = {**rows[0], "hand": math.nan, "loop": math.nan}
+    good, bad = {**like, **aimed, "plain": 1.123}, {**like, **aimed, "batch": 1024, "plain": 1.31}
+    gpu = {**like, **speed._cell("mlp", "vote", 16, 64, "forward", on="cuda"), "hardware": "a GPU", "loop": 0.1}
+    gpu |= {"loop_low": 0.1, "loop_high": 0.2}
+    peer = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cuda", "hardware": "a GPU", "wrapped_ms": 1.0}
+    peer |= {"peer_ms": 4.0, "peer_ratio": 0.25, "peer_ratio_low": 0.2, "peer_ratio_high": 0.3}
+    peer |= {"memory_wrapped": 1.0, "memory_peer": 2.0}
+    case = "vote, last layer, n = 5: forward"
+    monkeypatch.setitem(targets.REASONS, case, "it is a test.")
+    text = speed.summary(pandas.DataFrame([*rows, good, gpu, peer, bad]), tmp_path)
+    assert text.count("\n### ") == 2
+    lines = text.splitlines()
+    assert (
+        f"| {case} | at most 1.15 x a plain pass | 1.31 x a plain pass (cnn, batch 1024) | 1.22 x a plain pass | 2 | no |"
+        in lines
+    )
+    assert f"- {case}: it is a test." in lines
+    fast = "GPU, launch-bound models, vote, all layers, n = 16: forward"
+    assert (
+        f"| {fast} | at least 9 times faster | 10 times faster (mlp, batch 64) | 10 times faster | 1 | yes |" in lines
+    )
+    assert "| vote, last layer, n = 5 |  |  | 1.12 /  |  |  |  |  |" in lines
+    assert "| laplace-torch: fit, 10 classes | 1.00 | 4.00 | 0.25 (0.2, 0.3) | 1.00 / 2.00 |" in lines
+    assert "nan" not in text
+    for name in ("cpu-ratios", "cpu-loops", "cuda-ratios", "cuda-loops"):
+        assert f"(images/speed-{name}.png)" in text
+        assert 5_000 < (tmp_path / f"speed-{name}.png").stat().st_size < 200_000
+
+
+# ---- peers
+def test_a_peer_that_is_not_there_or_broken_is_told(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = sys.modules["speed_peers"]
+
+    def fails(name: str) -> None:
+        raise RuntimeError("it was built for CUDA")
+
+    monkeypatch.setattr(speed, "lacking", peers.lacking.__wrapped__)
+    cell = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cpu"}
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert speed.possible(cell) == "laplace-torch is not installed"
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(peers.importlib, "import_module", fails)
+    assert speed.possible(cell) == "laplace-torch can't be imported (it was built for CUDA)"
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: None)
+    assert speed.possible(cell) == ""
+
+
+def test_dropout_stands_where_noise_enters(speed: ModuleType, models: ModuleType) -> None:
+    peers = sys.modules["speed_peers"]
+    plain, x = models.build("cnn").eval(), models.batch_of("cnn", 2)[0]
+    dropping = peers.dropped(plain)
+    torch.testing.assert_close(dropping.eval()(x), plain(x))
+    after = [type(dropping[i + 1]) for i, layer in enumerate(dropping) if isinstance(layer, nn.Dropout)]
+    assert after == [nn.Conv2d, nn.Conv2d, nn.Linear]
+
+
+def test_a_peer_is_measured_in_turn(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mc_dropout(model: nn.Module, n: int, on_batch: bool, **_: Any) -> nn.Module:
+        class Repeated(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return model(x.repeat(n, 1, 1, 1)) if on_batch else torch.cat([model(x) for _ in range(n)])
+
+        return Repeated()
+
+    methods = types.SimpleNamespace(mc_dropout=mc_dropout, deep_ensembles=None)
+    monkeypatch.setitem(sys.modules, "torch_uncertainty", types.ModuleType("torch_uncertainty"))
+    monkeypatch.setitem(sys.modules, "torch_uncertainty.methods", methods)
+    monkeypatch.setattr(sys.modules["speed_clock"], "ROUNDS", (3, 3))
+    batch_of = sys.modules["speed_models"].batch_of
+    monkeypatch.setattr(sys.modules["speed_peers"], "batch_of", lambda name, rows: batch_of(name, 2))
+    row = speed.run(peer="torch-uncertainty", task="MC dropout, n = 16", on="cpu")
+    assert row["peer_way"] in ("loop", "on batch")
+    assert row["peer_ratio_low"] <= row["peer_ratio"] <= row["peer_ratio_high"]
+    assert row["memory_peer"] > 0.1
