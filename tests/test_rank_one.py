@@ -17,7 +17,6 @@ from rank_one_models import (
     Compiled,
     Copies,
     Differentiates,
-    Firsts,
     Gives,
     InBackward,
     Keeps,
