@@ -219,7 +219,9 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
         return
     leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
     # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet
-    if any(leaf.device.type == "cpu" and math.isnan(leaf.sum()) and bool(leaf.isnan().any()) for leaf in leaves):
+    if any(
+        leaf.device.type == "cpu" and math.isnan(leaf.detach().sum()) and bool(leaf.isnan().any()) for leaf in leaves
+    ):
         rows = [int(x.flatten(1).isnan().any(1).sum()) for x in tensors(args) if is_float(x) and x.dim() > 1]
         tell(
             wrapped,

@@ -74,6 +74,7 @@ class Branches:
         self.moving: dict[
             bool, frozenset[str]
         ] = {}  # by mode (training or not): the buffers that forward changed in its first call
+        self.elsewhere: dict[bool, bool] = {}  # by mode: whether it drew from others than torch's generators there
         self.weights = 0  # how many there are, if each meets a row once: in networks of linear layers only
 
     # ---- clones
@@ -88,6 +89,10 @@ class Branches:
     def sources(self, leaves: list[Any]) -> Sources:
         """What the model may draw random numbers from."""
         return Sources(leaves, self._generators)
+
+    def draws_elsewhere(self) -> bool:
+        """Whether forward drew from others than torch's generators in its first call in this mode; True if that is not known."""
+        return self.elsewhere.get(self.root.training, True)
 
     def begin(self, plan: Plan, alone: bool = False) -> list[Key]:
         """Make what clones are missing, and give each the attributes that its branch is to start from.

@@ -35,7 +35,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
     """
     results: list[Result] = []
     leaves, rebuild = flatten((args, kwargs))
-    streams = Streams(plan.axes, engine.sources(leaves))
+    streams = Streams(plan.axes, engine.sources(leaves), engine.draws_elsewhere())
     keys = engine.begin(plan)
     objects = engine.objects.branches(leaves, keys, apart=bool(plan.dealt))
     held = [i for i, own in enumerate(objects) if own is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,11 +74,15 @@ class Sources:
     def all(self) -> tuple[list[Any], list[Any]]:
         return self.torch(), self.elsewhere()
 
+    def restore_torch(self, states: list[Any]) -> None:
+        """Set what `torch` gave."""
+        for device, value in zip((CPU, *self._devices), states, strict=True):
+            generator_of(device).set_state(value)
+
     def restore(self, states: tuple[list[Any], list[Any]]) -> None:
         """Set what `all` gave."""
         torchs, (python, numpy, *own) = states
-        for device, value in zip((CPU, *self._devices), torchs, strict=True):
-            generator_of(device).set_state(value)
+        self.restore_torch(torchs)
         random.setstate(python)
         if numpy is not None:
             sys.modules["numpy"].random.set_state(numpy)
@@ -127,14 +131,21 @@ def _set(generator: Any, state: Any) -> None:
 
 
 class Streams:
-    """Gives each pass the stream that its place along the axes asks for."""
+    """Gives each pass the stream that its place along the axes asks for.
 
-    def __init__(self, axes: tuple[Axis, ...], sources: Sources) -> None:
-        self._sources = sources
+    Args:
+        axes: of the run.
+        sources: what the model may draw from.
+        elsewhere: whether it draws from others than torch's generators, whose states take longer to read than a small network to run.
+    """
+
+    def __init__(self, axes: tuple[Axis, ...], sources: Sources, elsewhere: bool) -> None:
+        self._states: Callable[[], Any] = sources.all if elsewhere else sources.torch
+        self._restore: Callable[[Any], None] = sources.restore if elsewhere else sources.restore_torch
         self._same = {axis.name for axis in axes if axis.randomness in ("same", "error") and axis.size > 1}
         self._error = any(axis.randomness == "error" for axis in axes)
         self.differ = any(axis.randomness == "different" and axis.size > 1 for axis in axes)
-        self._starts: dict[tuple, tuple[list[Any], list[Any]]] = {}
+        self._starts: dict[tuple, Any] = {}
 
     @contextmanager
     def branch(self, index: Mapping[str, int]) -> Iterator[None]:
@@ -144,11 +155,11 @@ class Streams:
             return
         key = tuple((name, i) for name, i in index.items() if name not in self._same)
         if key in self._starts:
-            self._sources.restore(self._starts[key])
+            self._restore(self._starts[key])
         else:
-            self._starts[key] = self._sources.all()
+            self._starts[key] = self._states()
         yield
-        if self._error and moved([*self._starts[key]], [*self._sources.all()]):
+        if self._error and moved([*self._starts[key]], [*self._states()]):
             raise RuntimeError(
                 'the model draws random numbers, which randomness="error" forbids; use randomness="different" (each sample its own) or '
                 '"same" (all samples alike)'

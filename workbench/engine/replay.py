@@ -165,7 +165,7 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
         One result a branch, in the order of `plan.indices`.
     """
     sources = engine.sources(tensors((args, kwargs)))
-    streams = Streams(plan.axes, sources)
+    streams = Streams(plan.axes, sources, engine.draws_elsewhere())
     engine.begin(plan)
     tape: Recording | None = None
     results: list[Result] = []

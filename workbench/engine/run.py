@@ -97,7 +97,9 @@ class Engine(Branches):
             before = self.sources(leaves).all() if new else None
             results, branched = self._executed(plan, args, kwargs, strategy, before)
             if before is not None:
-                draws = moved([*before], [*self.sources(leaves).all()])
+                after = self.sources(leaves).all()
+                draws = moved([*before], [*after])
+                self.elsewhere[self.root.training] = moved(before[1], after[1])
                 self.moving[self.root.training] = frozenset(results[0].buffers)
                 self.seen.note(self, self.clone(plan, plan.indices[0]), results[0], draws)
             self.seen.follow(self, plan)
