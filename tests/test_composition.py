@@ -11,6 +11,8 @@ from models import mlp
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.calling import plan_of, run
+from workbench.method import Call
 
 MAKERS = {
     "vote": lambda: vote.Wrapper(3),
@@ -234,7 +236,7 @@ def test_composing_nothing_gives_the_plain_model_with_the_interface_of_a_wrapped
     assert risk.names() == ()
 
 
-def test_attention_under_two_vmaps_is_refused_and_the_loop_is_right() -> None:
+def test_attention_under_two_vmaps_is_refused_and_what_runs_instead_is_right() -> None:
     """Fused attention crashes the interpreter under nested vmap, so it must not get there."""
 
     class Attention(nn.Module):
@@ -247,14 +249,45 @@ def test_attention_under_two_vmaps_is_refused_and_the_loop_is_right() -> None:
             mask = torch.ones(len(x), 1, 3, 3, dtype=torch.bool)
             return self.head(nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)[:, 0])
 
-    model, x = Attention().eval(), torch.randn(5, 3, 4)
-    both = [vote.Wrapper(2, share=1), sculpt.Wrapper(n_layers=1)]
+    model, x = Attention(), torch.randn(5, 3, 4)
+
+    def wrap(strategy: str) -> Any:
+        return compose(vote.Wrapper(2, share=1, strategy=strategy), sculpt.Wrapper(n_layers=1))(model)
+
     with pytest.raises(RuntimeError, match="two vmaps"):
-        compose(vote.Wrapper(2, share=1, strategy="vmap"), sculpt.Wrapper(n_layers=1))(model)(x, return_risk=True)
-    wrapped: Any = compose(*both)(model)
-    y, risk = wrapped(x, return_risk=True)
-    torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
-    torch.testing.assert_close(risk.total**2, risk.aleatoric**2 + risk.epistemic**2)
+        wrap("vmap")(x, return_risk=True)
+    for strategy, training in (("auto", True), ("auto", False), ("vmap", False)):  # to predict, one vmap is enough
+        wrapped = wrap(strategy).train(training)
+        y, risk = wrapped(x, return_risk=True)
+        torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+        torch.testing.assert_close(risk.total**2, risk.aleatoric**2 + risk.epistemic**2)
+
+
+def test_heads_of_voters_that_draw_in_evaluation_mode_draw_as_their_axes_say() -> None:
+    """All heads run under one vmap where nothing is drawn; where something is, voters draw apart and the heads of one alike."""
+
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.head(x)
+            return y + torch.randn_like(y)
+
+    with torch.no_grad():
+        model = Drawing().eval()
+        model.head.weight.zero_(), model.head.bias.zero_()
+        wrapped: Any = compose(vote.Wrapper(3, share=1), sculpt.Wrapper(n_layers=1))(
+            nn.Sequential(nn.Linear(4, 4), model)
+        )
+        for name, parameter in wrapped.named_parameters():
+            if "head" in name:
+                parameter.zero_()
+        branched, _ = run(wrapped, plan_of(wrapped, Call(training=False, return_risk=True)), (torch.randn(5, 4),), {})
+    (drawn,) = branched.leaves  # [voters, heads, rows, 1]
+    assert torch.equal(drawn[:, 0], drawn[:, 1])
+    assert len({float(own.sum()) for own in drawn[:, 0]}) == 3
 
 
 class Recomputing(nn.Module):
