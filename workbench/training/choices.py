@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -129,7 +129,7 @@ def optimizer_of(
     return adam, LambdaLR(adam, functools.partial(one_cycle, steps=steps))
 
 
-def _adam(parameters: list[Tensor], **settings: Any) -> Optimizer:
+def _adam(parameters: Sequence[Tensor], **settings: Any) -> Optimizer:
     """All of a step in one kernel where torch has one for these parameters."""
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in parameters)
     return torch.optim.AdamW(parameters, fused=fused or None, **settings)
