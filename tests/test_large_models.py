@@ -114,9 +114,10 @@ def test_calls_leave_no_copies_of_weights_behind(name: str, strategy: str) -> No
 def test_a_deep_copy_of_a_part_or_of_all_is_made_only_where_it_is_asked_for() -> None:
     model = net(64, 4)
     wrapped = vote.Wrapper(3, share=1)(model)
-    assert unwrap(wrapped)[0].fc.weight is model[0].fc.weight is wrapped[0].fc.weight
+    plain: Any = unwrap(wrapped)
+    assert plain[0].fc.weight is model[0].fc.weight is wrapped[0].fc.weight
     assert wrapped.voters()[0][0].fc.weight is not model[0].fc.weight
-    assert added(unwrap(wrapped), model) == size(model[4].parameters())  # the first voter's head
+    assert added(plain, model) == size(model[4].parameters())  # the first voter's head
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ class Wrapper:
             pass each, what they share handed out from the first), "loop" (one pass each).
         purity: what is made of attributes that forward changes, such as a counter or a list that grows: "once" (they end as if the model had
             been called once), "warn" (the same, and says which, before and after), "raise" (`PurityError`), "allow" (each pass changes them).
-        chunk: how many voters or samples run at once under vmap, which bounds memory; None for all.
+        chunk: how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all
+            activations for its backward pass); None for all, or for as many as there is memory for.
         verbose: 1 prints what was wrapped.
         example: example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once.
             They are those of the method that is wrapped; with `at=` those of the whole model.
