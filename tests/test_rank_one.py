@@ -413,3 +413,10 @@ def test_rungs_for_voters_that_read_the_same_weights() -> None:
     assert rung(nn.Linear(256, 256), many) == "loop"
     assert rung(nn.Linear(256, 4), few) == "loop"
     assert rung(nn.Sequential(nn.Linear(256, 256), nn.LSTM(256, 4), Firsts()), few) == "loop"
+
+
+def test_a_single_layer_is_one_graph(always: None) -> None:
+    model = nn.Linear(5, 4).double().eval()
+    wrapped = wrap(copy.deepcopy(model)).eval()
+    found = wrapped(rand(6, 5))
+    torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), found)
