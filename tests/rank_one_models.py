@@ -172,8 +172,3 @@ class Script(Net):
 @torch.jit.script
 def _scripted(h: Tensor, weight: Tensor) -> Tensor:
     return h @ weight
-
-
-class Firsts(nn.Module):
-    def forward(self, pair: Any) -> Tensor:
-        return pair[0]

@@ -410,3 +410,10 @@ def test_rungs_for_voters_that_read_the_same_weights() -> None:
     assert rung(nn.Linear(256, 256), few) == "vmap"
     assert rung(nn.Linear(256, 256), few, n=2) == "loop"
     assert rung(nn.Linear(256, 256), many) == "loop"
+
+
+def test_a_single_layer_is_one_graph(always: None) -> None:
+    model = nn.Linear(5, 4).double().eval()
+    wrapped = wrap(copy.deepcopy(model)).eval()
+    found = wrapped(rand(6, 5))
+    torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), found)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .body import Clone, Result
+from .factored import Opener
 from .plan import Plan
 from .tree import tensors, tree_map
 
@@ -38,7 +39,8 @@ class Seen:
         """After the first call in a mode."""
         mode = engine.root.training
         self._draws[mode] = draws
-        own = clone.root._forward_hooks or clone.root._forward_pre_hooks or clone.method in clone.root.__dict__
+        forward = clone.root.__dict__.get(clone.method)
+        own = clone.root._forward_hooks or clone.root._forward_pre_hooks or type(forward) not in (type(None), Opener)
         homes = self.homes()
         count = sum(len(homes[slot]) for slot in {slot for _, _, slot in clone.places})
         self._contained[mode] = not own and len(clone.places) == count

@@ -30,8 +30,9 @@ class Wrapper(_Wrapper):
         independent: in training mode `wrapped(x)` lets each row be answered by one voter, so that voters train on shares of their own at the
             cost of one pass; False answers with the mean of all.
         finetune: start every voter at the given weights instead of at a fresh initialisation.
-        share: None, every voter has all parameters of its own; "rank1", one shared weight and rank-one factors for each voter (Wen et al.
-            2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk.
+        share: None, every voter has all parameters of its own; "rank1", one shared weight W and rank-one factors s and r for each voter,
+            W * s r^T (Wen et al. 2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk. With "rank1", linear and
+            convolutional layers compute ((x * r) W^T) * s, without the product, wherever that is less work.
         common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Frozen parameters (requires_grad=False) stay shared, unless all are frozen.
