@@ -175,7 +175,7 @@ def evaluating(model: Any, whole: bool = False) -> Iterator[None]:
 
 def sqrt(variance: Tensor) -> Tensor:
     """The square root with a gradient of zero, not NaN, where the variance is zero."""
-    if not (torch.is_grad_enabled() and variance.requires_grad):
+    if not torch.is_grad_enabled():  # under vmap no tensor says that it requires gradients
         return variance.clamp_min(0).sqrt()
     positive = variance > 0
     return torch.where(
