@@ -115,7 +115,7 @@ class Branches:
             moving = None
         for key in keys:
             clone = self._clones[key]
-            clone.own = clone.buffers if moving is None else clone.unsteady | moving
+            clone.own = clone.buffers if moving is None else (clone.unsteady | moving) & clone.buffers
             for module, mode in zip(clone.tree.values(), self.modes, strict=True):
                 if module.training is not mode:
                     module.training = mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import logging
+import math
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -259,9 +260,11 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
         return ("loop",), "under autocast vmap computes in other dtypes"
     if kind.device != "cpu":
         return those(*start, "loop"), "one launch for all branches"
-    if not kind.rows and plan.size >= 4:
+    # without the heads beside them, so that a prediction does not draw other numbers where its risk is wanted
+    models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
+    if not kind.rows and models >= 4:
         return those(*start, "loop"), "each of the branches is little work"
-    if kind.dealt and plan.size >= 4 and _factored(engine, plan):
+    if kind.dealt and models >= 4 and _factored(engine, plan):
         return those(*start, "loop"), "few rows for each branch, and all read the same weights"
     return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
