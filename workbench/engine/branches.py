@@ -111,7 +111,7 @@ class Branches:
             self._clones[key] = Clone(*self._build(), plan.rules, self.whole)
         moving = self.moving.get(self.root.training)
         # with gradients a backward pass may need buffers as they are now, whatever is written into them before it comes
-        if moving is not None and (torch.is_grad_enabled() or any(self.modes)):
+        if moving is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
             moving = None
         for key in keys:
             clone = self._clones[key]

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting
+from torch._functorch.vmap import (  # torch.export knows them by these names
+    _add_batch_dim,
+    _remove_batch_dim,
+    lazy_load_decompositions,
+    vmap_increment_nesting,
+)
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -216,16 +221,16 @@ def _nested(
     lazy_load_decompositions()
     with vmap_increment_nesting(axis.size, axis.randomness) as level:
         inside = [
-            (_functorch._add_batch_dim(value, own.index(axis.name), level), tuple(n for n in own if n != axis.name))
+            (_add_batch_dim(value, own.index(axis.name), level), tuple(n for n in own if n != axis.name))
             if axis.name in own
             else (value, own)
             for value, own in values
         ]
-        seed = None if token is None else _functorch._add_batch_dim(token.new_zeros(axis.size), 0, level)
+        seed = None if token is None else _add_batch_dim(token.new_zeros(axis.size), 0, level)
         outputs, buffers, taps = _nested(once, inner, inside, seed)
 
         def outside(tensor: Tensor) -> Tensor:
-            return _functorch._remove_batch_dim(tensor, level, axis.size, 0)
+            return _remove_batch_dim(tensor, level, axis.size, 0)
 
         return (
             [outside(tensor) for tensor in outputs],
