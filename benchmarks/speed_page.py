@@ -286,6 +286,8 @@ def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
         ax.set_xlabel("voters")
     for line in grid:
         line[0].set_ylabel("vote / loop over copies")
+        low, high = line[0].get_ylim()
+        line[0].set_yticks([2.0**k for k in range(-6, 7) if low < 2.0**k < high])
     _finish(figure)
     figure.savefig(path, dpi=80, metadata={"Software": None})
 

@@ -12,7 +12,46 @@ LAUNCHES = ("tiny", "mlp", "cnn", "transformer")  # of which a GPU spends its ti
 LARGE = ("resnet18", "gpt2")
 PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only"}
 
-REASONS: dict[str, str] = {}  # case -> one sentence: why it is missed
+ONCE = (
+    "what is done once a call, in caches that a large pass has emptied, counts beside the passes of so small a network"
+)
+THREE = "the last three layers are most of these networks; with the last layer alone it is the case above"
+FIXED = (
+    "the fixed work of a call, which finds out whether the model is still the same, and torch.vmap's for each operation take longer than passes "
+    "of so few numbers; n = 1 pays for it without having anything to share"
+)
+APART = (
+    "the weights of all voters must be read by whatever computes them; convolutions with weights for each voter become grouped ones, slower "
+    "on a CPU than as many single ones, and recurrent layers are taken apart step by step"
+)
+RISK = "risk takes operations of its own, such as a second head, a spread or a density of features, each as dear as one of the network's"
+REASONS: dict[str, str] = {  # case -> one sentence: why it is missed
+    "sculpt, last layer: forward": ONCE,
+    "sculpt, last layer: training step": ONCE,
+    "sculpt, three layers (default): forward": THREE,
+    "sculpt, three layers (default): training step": THREE,
+    "neo: forward": (
+        "features are found in a mode for torch functions, in which torch's encoder layers do without their fused kernel, and to pool and "
+        "project them counts beside small networks at 64 rows"
+    ),
+    "vote of sculpt, last layer, n = 16: training step": (
+        "the likelihood of each voter is computed by itself, and attention with gradients must be put in other words under two vmaps"
+    ),
+    "vote, dealt rows, n = 5: training step": (
+        "five passes of a fifth of the rows each are slower than one of all rows, and five times as many parameters take their step, which is "
+        "most of what the MLPs do"
+    ),
+    "vote, all layers, CPU, batch 64 and more: forward": FIXED,
+    "vote, all layers, CPU, batch 64 and more: training step": FIXED,
+    "vote, all layers, CPU, batch 1: forward": APART,
+    "vote, all layers, CPU, batch 1: training step": APART,
+    "sample, all layers, n = 16": FIXED,
+    "sample, all layers, n = 16, batch 1": "torch.vmap's work for each operation is most of what a pass of one row takes",
+    "overhead, tiny MLP, batch 1, sculpt: with risk": RISK,
+    "overhead, tiny MLP, batch 1, sample: with risk": RISK,
+    "overhead, tiny MLP, batch 1, neo: with risk": RISK,
+    "overhead, tiny MLP, batch 1, sample: prediction only": "noise is put in by a look at every call of a torch function",
+}
 
 
 @dataclass(frozen=True)
