@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 from typing import Any
 
@@ -51,12 +52,19 @@ def join(strategy: str, folds: Any, device: str | torch.device | None) -> str | 
                 "torch.distributed.init_process_group before"
             )
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+        atexit.register(_leave)
     if str(device) in ("auto", "cuda") and torch.cuda.is_available():
         local = int(os.environ.get("LOCAL_RANK", dist.get_rank() % torch.cuda.device_count()))
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
     return device
+
+
+def _leave() -> None:
+    """End the group; what reference cycles still hold of it has threads, which must not outlive the interpreter."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def agree(train: Source, valid: Source | None, settings: dict[str, str], watched: bool) -> None:
