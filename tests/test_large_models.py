@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -188,7 +189,7 @@ def test_work_grows_in_proportion_to_the_number_of_modules(wrapper: Wrapper) -> 
             wrapped.fit(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
         with torch.no_grad():
             for kind in ("first call", "second call"):
-                work.setdefault(kind, []).append(calls(lambda wrapped=wrapped: wrapped(x, return_risk=True)))  # type: ignore[misc]
-        work.setdefault("unwrap", []).append(calls(lambda wrapped=wrapped: unwrap(wrapped)))  # type: ignore[misc]
-        work.setdefault("voters", []).append(calls(lambda wrapped=wrapped: wrapped.voters()))  # type: ignore[misc]
+                work.setdefault(kind, []).append(calls(functools.partial(wrapped, x, return_risk=True)))
+        work.setdefault("unwrap", []).append(calls(functools.partial(unwrap, wrapped)))
+        work.setdefault("voters", []).append(calls(wrapped.voters))
     assert {kind: few for kind, (few, many) in work.items() if many > 5 * few} == {}

@@ -95,7 +95,7 @@ class Engine(Branches):
             self.save()
             new = self.root.training not in self.watched and not valueless()
             before = self.sources(leaves).all() if new else None
-            results, branched = self._executed(plan, args, kwargs, strategy, before)
+            results, branched = self._executed(plan, args, kwargs, leaves, strategy, before)
             if before is not None:
                 after = self.sources(leaves).all()
                 draws = moved([*before], [*after])
@@ -112,15 +112,15 @@ class Engine(Branches):
         return branched, results
 
     def _executed(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str, before: Any
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], leaves: list[Any], strategy: str, before: Any
     ) -> tuple[Sequence[Result], Branched]:
         """The results of the branches; once more with whole tensors where the model itself uses a factored weight.
 
         Args:
             plan, args, kwargs, strategy: as for `run`.
+            leaves: of the inputs.
             before: the states of what the model draws random numbers from, if it is new.
         """
-        leaves = flatten((args, kwargs))[0]
         versions, restarted = loop.versions(leaves), False
         while True:
             known = len(self.whole)
