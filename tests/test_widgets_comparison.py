@@ -280,6 +280,14 @@ def test_stop_keeps_what_is_trained():
     assert "stopped" not in comparison.controls.metrics.value
 
 
+def test_the_table_is_there_before_the_status_announces_it():
+    comparison = made(["sculpt"])
+    controls, seen = comparison.controls, []
+    controls.status.observe(lambda _: seen.append((controls.status.value, controls.metrics.value)), "value")
+    comparison.start(block=True)
+    assert "plain" in next(table for status, table in seen if "1 of 1 trained" in status)
+
+
 def test_stop_before_the_first_step_keeps_nothing():
     gate = threading.Event()
 

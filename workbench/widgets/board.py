@@ -138,6 +138,11 @@ class Board:
             c.bar.value = sum(1.0 if job.ended else job.fraction for job in batch) / len(batch)
         if busy:
             c.bar.bar_style = "info"
+        # before the status, which must not announce what can't be seen yet
+        if not busy or any(job.ended for job in batch):
+            text = self.findings.table()
+            if c.metrics.value != text:
+                c.metrics.value = text
         if running is not None and not running.cancelled:
             place = f" ({batch.index(running) + 1} of {len(batch)})" if len(batch) > 1 else ""
             c.say(f"<b>{html.escape(running.name)}</b>{place}: {html.escape(running.text)}")
@@ -148,10 +153,6 @@ class Board:
             c.say(
                 f"Train starts {len(ticked)} model{'s' if len(ticked) > 1 else ''}: {html.escape(', '.join(ticked))}."
             )
-        if not busy or any(job.ended for job in batch):
-            text = self.findings.table()
-            if c.metrics.value != text:
-                c.metrics.value = text
         self._show_errors()
 
     def _say_end(self, batch: list[Job]) -> None:
