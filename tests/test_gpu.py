@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,33 @@ def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
         torch.cuda.synchronize()
         with no_wait():
             once()
+
+
+@pytest.mark.parametrize("options", [{}, {"folds": 2}], ids=["", "folds"])
+def test_a_training_waits_once_an_epoch(options: dict[str, Any]) -> None:
+    def waits(rows: int) -> int:
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+        wrapped = compose(vote.Wrapper(4, share=1), sculpt.Wrapper(n_layers=1))(MODELS["mlp"][0]().to(DEVICE))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                fit(wrapped, (x, x[:, :3]), epochs=3, batch_size=16, standardize=False, progress=False, **options)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in told)
+
+    with quiet():
+        waits(160)  # what is found out once
+    assert waits(160) == waits(1600)
+
+
+def test_rows_are_not_dealt_in_a_graph() -> None:
+    wrapped = vote.Wrapper(3)(MODELS["mlp"][0]().to(DEVICE)).train()
+    x = torch.zeros(9, 4, device=DEVICE)
+    wrapped(x)
+    with pytest.raises(RuntimeError, match="each replay"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        wrapped(x)
 
 
 @pytest.mark.parametrize("name", [*MOST, "class probabilities"])

@@ -32,7 +32,13 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
     They can't where inputs have no common number of rows, where there are fewer than a voter needs (batch norm: two), and where rows depend
     on each other (graphs, sequences along the first axis), which one comparison at the first call finds out.
     """
-    lengths = {leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()}
+    leaves = tensors((args, kwargs))
+    if any(leaf.is_cuda for leaf in leaves) and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same ones at each replay. Capture "
+            "wrapped.loss, which asks all voters, or call with tile_and_reduce=True"
+        )
+    lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()}
     if len(lengths) != 1:
         tell(wrapped, "deal", f"vote: the inputs have no common number of rows, {WHOLE}")
         return None

@@ -146,12 +146,12 @@ class ParallelLoop(Loop):
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
         return weight * training(x, y)
 
-    def _value(self, loss: Tensor) -> float:
+    def _mean(self, loss: Tensor) -> Tensor:
         mean = loss.detach().double() / self.world
         dist.all_reduce(mean)
-        return mean.item()
+        return mean
 
-    def _tell(self, epoch: int, loss: float, epoch_ended: bool = False) -> None:
+    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         """The first process alone is watched; if it is told to stop, all do."""
         if self.callback is None:
             return

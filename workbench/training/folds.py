@@ -130,7 +130,7 @@ class CrossFit:
         with bar:
             for epoch in range(len(self.records) + 1, self.epochs + 1):
                 start, total = time.perf_counter(), torch.zeros((), device=self.rows.y.device)
-                order = self._order()
+                order = self._order().to(total.device)  # at once, since a GPU is waited for
                 self.wrapped.train()
                 for numbers in order[:, : self.per_epoch * self.size].split(self.size, 1):
                     loss = self._step(numbers)

@@ -22,6 +22,7 @@ from workbench.errors import WorkbenchWarning
 from workbench.method import Method
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.history import History
+from workbench.training.losses import Losses
 from workbench.training.progress import Callback, Progress, Stopped, tell
 from workbench.training.rows import Batch, Batches, Inputs, bad_rows
 from workbench.wrapped import Wrapped
@@ -148,13 +149,11 @@ class Loop:
 
     def _train(self, epoch: int) -> float:
         self.wrapped.train()
-        total, rows = 0.0, 0
+        losses = Losses(self._not_finite)
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
             loss = self._loss(batch)
-            value = self._value(loss)
-            if not math.isfinite(value):
-                raise FloatingPointError(self._not_finite(value, f"epoch {epoch}, step {step}", batch))
+            value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
             if not loss.requires_grad:
                 raise ValueError(
                     f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
@@ -165,19 +164,20 @@ class Loop:
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
-            total, rows, self.steps = total + value * len(batch), rows + len(batch), self.steps + 1
+            self.steps += 1
             self._tell(epoch, value)
-        if not rows:
+        mean = losses.mean()
+        if not losses.rows:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
-        return total / rows
+        return mean
 
     def _loss(self, batch: Batch) -> Tensor:
         return own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
 
-    def _value(self, loss: Tensor) -> float:
-        return loss.item()
+    def _mean(self, loss: Tensor) -> Tensor:
+        return loss
 
-    def _tell(self, epoch: int, loss: float, epoch_ended: bool = False) -> None:
+    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is None:
             return
         try:
@@ -201,17 +201,15 @@ class Loop:
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:
         self.wrapped.eval()
-        total, rows = 0.0, 0
+        losses = Losses(self._not_finite)
         # the same draws in every epoch, so that losses of two epochs differ by their weights only
         with own_random(self.seed, batches.device):
             for batch in batches:
-                value = self._value(self._loss(batch))
-                if not math.isfinite(value):
-                    raise FloatingPointError(self._not_finite(value, f"the validation of epoch {epoch}", batch))
-                total, rows = total + value * len(batch), rows + len(batch)
-        if not rows:
+                losses.add(self._mean(self._loss(batch)), f"the validation of epoch {epoch}", batch)
+            mean = losses.mean()
+        if not losses.rows:
             raise ValueError("validation: there was no batch; can the loader be gone through only once?")
-        return total / rows
+        return mean
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
         found = []

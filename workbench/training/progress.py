@@ -25,8 +25,8 @@ class Progress:
         epochs: how many there are at most.
         step: steps made so far in all epochs.
         steps: steps of all epochs; 0 if a DataLoader without a length does not say.
-        loss: of this step, after an epoch the mean over its rows. With folds the mean over the voters, of a step as a tensor [] on the device
-            of the model, since to look at it would make a GPU wait.
+        loss: of this step, after an epoch the mean over its rows. On a GPU, and with folds, where it is the mean over the voters, that of a step
+            is a tensor [] on the device of the model, since to look at it makes the GPU wait.
         validation_loss: of the last epoch that was validated, NaN if none was.
         epoch_ended: whether this is said after an epoch, not after a step.
         wrapped: the model as it is at this moment, in training mode after a step. To predict with it:

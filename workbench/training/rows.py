@@ -214,6 +214,8 @@ class Batches:
             return
         n = len(cast(Sized, self.source))
         order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
+        if isinstance(self.source, Rows):
+            order = order.to(self.source.y.device)
         # one row has no spread, so batch norm fails on it, and no two voters can share it
         chunks = list(order[: len(self) * self.size].split(self.size))
         chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])
@@ -230,7 +232,10 @@ class Batches:
         def place(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            return leaf.to(self.device, self.dtype) if leaf.is_floating_point() else leaf.to(self.device)
+            dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
+            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"  # copies of other memory are waited for
+            leaf = leaf.to(dtype).pin_memory() if pinned else leaf
+            return leaf.to(self.device, dtype, non_blocking=pinned)
 
         # collating makes a list of a tuple of positional arguments
         return Batch(numbers, tree_map(place, tuple(x) if isinstance(x, list) else x), tree_map(place, target(y)))
