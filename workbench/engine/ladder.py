@@ -189,6 +189,8 @@ def _attempt(
         results = RUNGS[rung](engine, plan, *inputs, first)
         if first and loop.versions(given) != versions:
             raise RuntimeError("the model writes into its inputs")
+        if first and engine.kind.autocast and rung != "replay":
+            _refuse_other_dtypes(engine, plan, args, kwargs, results)
         if first and once and moved(elsewhere, sources.unknown_to_torch()):
             raise RuntimeError(
                 "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
@@ -203,6 +205,25 @@ def _attempt(
         elif loop.versions(given) != versions:
             raise _Spoiled(error) from None
         raise
+
+
+def _refuse_other_dtypes(
+    engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], results: Sequence[Result]
+) -> None:
+    """Autocast must give what it gives a branch by itself, which is run to see it."""
+    leaves, rebuild = flatten((args, kwargs))
+    sources = engine.sources(leaves)
+    before = sources.all()
+    fixed = {**plan.fixed, **{axis.name: 0 for axis in plan.axes}}
+    one = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
+    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    try:
+        alone = tensors(loop.run(engine, one, *rebuild(copies))[0].output)
+    finally:
+        sources.restore(before)
+    for found, wanted in zip(tensors(results[0].output), alone, strict=True):
+        if found.dtype != wanted.dtype:
+            raise RuntimeError(f"autocast gives {found.dtype} where a branch by itself has {wanted.dtype}")
 
 
 def _decide(engine: Engine, plan: Plan, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Decision:
@@ -251,13 +272,7 @@ def candidates(engine: Engine, plan: Plan, kind: Kind) -> tuple[tuple[str, ...],
 
     start = ("rescue",) if _lacks_rule(engine, plan) else ("vmap", "rescue")
     if plan.shares_trunk:
-        if kind.autocast:
-            return those(
-                "replay", "loop"
-            ), "the branches share a trunk, and under autocast vmap computes in other dtypes"
         return those(*start, "replay", "loop"), "the branches share a trunk, which is computed once"
-    if kind.autocast:
-        return ("loop",), "under autocast vmap computes in other dtypes"
     if kind.device != "cpu":
         return those(*start, "loop"), "one launch for all branches"
     # without the heads beside them, so that a prediction does not draw other numbers where its risk is wanted

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from .body import Clone, Together, call, is_batched, refuse_recomputing
 from .clone import share
+from .lowered import Lowered
 from .plan import Axis, Plan, joined
 from .rescue import Rescue
 from .tree import flatten
@@ -162,8 +163,10 @@ def _pass(
         modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
         if token is not None:
             modes.append(Rescue(token))
+        lowered = Lowered(engine.kind.device) if engine.kind.autocast else nullcontext()
         nested = _Nested() if len(axes) > 1 and not rescue else nullcontext()
-        with nested, engine.watching(clone, plan, first=True):  # outside of noise and taps, which are to see the layers
+        # outside of noise and taps, which are to see the layers
+        with lowered, nested, engine.watching(clone, plan, first=True):
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
             for slot in clone.factored(plan):
                 installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])

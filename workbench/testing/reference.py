@@ -157,6 +157,7 @@ def assert_branches(branched: Branched, branches: list[Branch], tolerance: float
             assert not isinstance(leaf, bool | int | float | str) or leaf == like, f"{what}: {leaf!r}, not {like!r}"
             continue
         assert leaf.shape[depth:] == like.shape, f"{what}: {tuple(leaf.shape)} for {tuple(like.shape)} each"
+        assert leaf.dtype == like.dtype, f"{what}: {leaf.dtype}, not {like.dtype}"
         flat = leaf.reshape(len(branches), *like.shape)
         for row, branch, answer in zip(flat, branches, answers, strict=True):
             if not values:
