@@ -6,11 +6,11 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Pass = Callable[[], object]
 SHORTEST = 2e-3  # seconds of one sample
@@ -69,7 +69,7 @@ def _cuda(run: Pass, repeats: int) -> float:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection in the middle of a sample."""
+    """No garbage collection in the middle of a sample, but one before."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -95,13 +95,15 @@ def middle(values: list[float]) -> tuple[float, float, float]:
 def peak(run: Pass, device: str) -> float:
     """The most memory that tensors take in a pass, above what was alive before, in MiB."""
     if device == "cuda":
+        gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         run()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with _uncollected(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         run()
     # each allocation and each release, in order; the public tables only have sums
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -112,8 +114,24 @@ def peak(run: Pass, device: str) -> float:
     return most / 2**20
 
 
+def size(tensors: Iterable[Tensor]) -> int:
+    """Bytes of memory behind tensors, each storage counted once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def alive() -> int:
+    """Bytes of all tensors that live in this process."""
+    gc.collect()
+    return size(found for found in gc.get_objects() if issubclass(type(found), Tensor))
+
+
 # ---- floor
-def operations(model: nn.Module, x: torch.Tensor, backward: bool) -> dict[str, int]:
+def operations(model: nn.Module, x: Tensor, backward: bool) -> dict[str, int]:
     """Floating-point operations of a pass, all of them under "" and those of each module under its name; nothing is computed.
 
     Args:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench import sample, vote
+from workbench.experiments.worker import load_file
 
-
-def most_bytes(function: Callable[[], Any]) -> int:
-    """The most memory in bytes that was taken at one time while a function ran, beside what there was before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        function()
-    changes = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = most = 0
-    for change in sorted(changes, key=lambda e: e.start_ns()):
-        live += change.nbytes()
-        most = max(most, live)
-    return most
-
-
-def test_the_count_of_bytes() -> None:
-    assert 4e6 <= most_bytes(lambda: torch.zeros(1_000_000) + torch.zeros(1)) < 9e6
+peak = load_file(ROOT / "benchmarks" / "speed_clock.py").peak
 
 
 def net() -> nn.Module:
@@ -42,7 +29,7 @@ def test_a_prediction_of_a_quarter_at_once_takes_a_quarter_of_the_memory(wrapper
         wrapped = wrapper(16, strategy="vmap", chunk=chunk)(model).eval()
         with torch.no_grad():
             wrapped(x, return_risk=True)
-            taken[chunk] = most_bytes(functools.partial(wrapped, x, return_risk=True))
+            taken[chunk] = peak(functools.partial(wrapped, x, return_risk=True), "cpu")
     assert taken[4] < 0.3 * taken[None]
 
 
@@ -58,7 +45,7 @@ def test_a_step_in_chunks_keeps_what_its_backward_pass_needs() -> None:
             wrapped.loss(nn.MSELoss(), x, y).backward()
 
         step()
-        taken[chunk] = most_bytes(step)
+        taken[chunk] = peak(step, "cpu")
     assert taken[4] < 0.8 * taken[None]
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, unwrap, vote
+from workbench.experiments.worker import load_file
 from workbench.wrapping import Wrapper
+
+clock = load_file(ROOT / "benchmarks" / "speed_clock.py")
+size, alive = clock.size, clock.alive
 
 
 class Block(nn.Module):
@@ -29,26 +33,19 @@ def net(width: int, depth: int) -> Any:
     return nn.Sequential(*(Block(width) for _ in range(depth)), nn.Linear(width, 2))
 
 
-def size(tensors: Any) -> int:
-    """Bytes of memory behind tensors, each counted once."""
-    storages: dict[int, int] = {}
-    for t in tensors:
-        while torch._C._functorch.is_functorch_wrapped_tensor(t):
-            t = torch._C._functorch.get_unwrapped(t)
-        storages[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-    return sum(storages.values())
+def test_bytes_are_counted_once() -> None:
+    x = torch.zeros(1000)
+    before = alive()
+    y = torch.zeros(250, dtype=torch.float64)
+    views = [y[:10], y.view(25, 10), nn.Parameter(y)]
+    assert alive() - before == size([y, *views]) == 2000
+    assert size([x, *views]) == 6000
 
 
 def added(wrapped: nn.Module, model: nn.Module) -> int:
     """Bytes that wrapping registered beside the tensors of the given model."""
     given = {id(t) for t in (*model.parameters(), *model.buffers())}
     return size(t for t in (*wrapped.parameters(), *wrapped.buffers()) if id(t) not in given)
-
-
-def alive() -> int:
-    """Bytes of all tensors that live."""
-    gc.collect()
-    return size(t for t in gc.get_objects() if issubclass(type(t), Tensor))
 
 
 WRAPPERS: dict[str, Wrapper] = {
@@ -88,6 +85,19 @@ def test_wrapping_a_model_of_values_takes_the_bytes_that_it_registers(name: str)
     limit = 0.14 if name == "vote rank-1" else 0.03
     assert taken <= limit * own
     assert added(wrapped, model) <= limit * own
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "own"),
+    [(sculpt.Wrapper(n_layers=1), 1), (vote.Wrapper(5), 5), (vote.Wrapper(5, finetune=True), 5)],
+    ids=["sculpt", "vote", "vote finetune"],
+)
+def test_layers_of_their_own_are_not_held_twice_while_they_are_drawn(wrapper: Wrapper, own: int) -> None:
+    model = net(192, 12) if own > 1 else nn.Sequential(nn.Linear(8, 192), nn.Linear(192, 4096))
+    layers = size((model if own > 1 else model[1]).parameters())
+    wrapper(model)
+    taken = clock.peak(lambda: wrapper(model), "cpu") * 2**20
+    assert own * layers <= taken < (own + 0.6) * layers
 
 
 @pytest.mark.parametrize(

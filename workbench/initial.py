@@ -35,7 +35,11 @@ class Draws:
         if modules is not None:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
-                stacked = torch.stack([row.detach() for row in rows if row is not None]).to(current)
+                values = [row.detach() for row in rows if row is not None]
+                stacked = (torch.stack(values) if self._n > 1 else values[0][None]).to(current)
+                for row, own in zip(rows, stacked, strict=True):  # the values are not kept twice
+                    if row is not None and type(own) is Tensor and (row.dtype, row.device) == (own.dtype, own.device):
+                        row.data = own
                 if (
                     self._n == 1
                     or current.numel() == 0

@@ -98,11 +98,11 @@ class Sculpt(Method):
         draws = Draws(table, heads, fresh=True)
         for name in slots:
             slot, value = table.record.slots[name], table.value(name).detach()
-            values = [value] * heads
-            if not slot.buffer and slot.owners[0][0] == last:
-                values = list(draws.stacked(name, value, 1.0))
+            drawn = not slot.buffer and slot.owners[0][0] == last
+            values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
+            alone = drawn and heads == 1  # the only user of its memory
             new = [
-                table.register(f"{name}@sculpt{head or ''}", start.clone(), buffer=slot.buffer)
+                table.register(f"{name}@sculpt{head or ''}", start if alone else start.clone(), buffer=slot.buffer)
                 for head, start in enumerate(values)
             ]
             for other in new if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ():
