@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.experiments.compare import add_parser as add_compare
-from workbench.notebook.commands import BAD_INPUT, FAILED, INTERRUPTED, OK, add_diff, add_report, axis
+from workbench.experiments.options import BAD_INPUT, FAILED, INTERRUPTED, OK, add_grid, axis
+from workbench.notebook.commands import add_diff, add_report
 from workbench.widgets.demo import add_demo
 
 
@@ -54,9 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: workbench bench toy -j 2 -g method=vote,sculpt",
     )
     bench.add_argument("name", nargs="?", help="of a module in benchmarks/, or the path of a .py file")
-    bench.add_argument(
-        "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="only cells with these values; repeatable"
-    )
+    add_grid(bench, "only cells with these values; repeatable")
     bench.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
     bench.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each (default: 1)")
     bench.add_argument("--timeout", type=float, metavar="S", help="seconds that one cell may take (default: no limit)")
@@ -138,11 +137,7 @@ def _bench_cells(arguments: argparse.Namespace) -> int:
 def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:
     from workbench.notebook.parameters import split_values
 
-    axes = [(name, split_values(values)) for name, values in map(axis, items)]
-    for name, values in axes:
-        if not values:
-            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
-    return axes
+    return [axis(item, split_values) for item in items]
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from .bench import hint
 from .directions import higher_is_better
+from .options import FAILED, OK, add_grid, add_parameter, axis
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OK, FAILED = 0, 1
 SHOWN = {
     "regression": ("rmse", "nll", "picp90", "aurc", "passes", "fit_seconds"),
     "classification": ("accuracy", "nll", "ece", "aurc", "passes", "fit_seconds"),
@@ -47,13 +47,9 @@ def add_parser(commands: Any) -> None:
         "table, and print what came out. What the table has already is not run again.",
         epilog='example: workbench compare -g data=concrete,yacht -g wrapper="plain, sculpt, vote(n_voters=5) + sculpt" -g seed=0,1,2 -j 4',
     )
-    parser.add_argument(
-        "-g",
-        "--grid",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help="values of data, wrapper, seed or model; repeatable (default: data=diabetes, wrapper=plain,sculpt,vote,vote + sculpt, seed=0,1,2)",
+    add_grid(
+        parser,
+        "values of data, wrapper, seed or model; repeatable (default: data=diabetes, wrapper=plain,sculpt,vote,vote + sculpt, seed=0,1,2)",
     )
     parser.add_argument(
         "-m",
@@ -61,15 +57,7 @@ def add_parser(commands: Any) -> None:
         metavar="A,B",
         help="linear, mlp, cnn, such as mlp(width=100), or path/to/file.py:factory (default: mlp)",
     )
-    parser.add_argument(
-        "-p",
-        "--parameter",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="of fit, such as lr 0.003; repeatable",
-    )
+    add_parameter(parser, "of fit, such as lr 0.003; repeatable")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 100)")
     parser.add_argument("--metrics", metavar="A,B", help="what the printed table shows; the file has all")
     parser.add_argument(
@@ -232,16 +220,12 @@ def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     given = [] if arguments.model is None else [f"model={arguments.model}"]
     axes: dict[str, list[Any]] = {}
     for item in (*arguments.grid, *given):
-        name, equals, text = (part.strip() for part in item.partition("="))
-        if not equals:
-            raise ValueError(f"-g takes NAME=A,B, not {item!r}")
+        name, values = axis(item, split)
         if name not in AXES:
             raise ValueError(f"-g has no {name!r}: {hint(name, AXES)}; what fit takes is given by -p NAME VALUE")
         if name in axes:
             raise ValueError(f"{name} is given twice")
-        if not text:
-            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
-        axes[name] = split(text)
+        axes[name] = values
     try:
         axes["seed"] = [int(seed) for seed in axes.get("seed", ["0"] if arguments.smoke else ["0", "1", "2"])]
     except ValueError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-OK, FAILED, BAD_INPUT, DOUBTED, INTERRUPTED = 0, 1, 2, 3, 130
+from ..experiments.options import DOUBTED, FAILED, INTERRUPTED, OK, add_grid, add_parameter, axis
 
 
 def add_report(commands: Any) -> None:
@@ -23,18 +23,8 @@ def add_report(commands: Any) -> None:
         "3 if all ended well but a check (record_check) does not hold, 130 after Ctrl-C or SIGTERM.",
     )
     report.add_argument("notebook", type=Path, help="the .ipynb file; it stays as it is")
-    report.add_argument(
-        "-p",
-        "--parameter",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="a value instead of the one in the notebook's cell of parameters; repeatable",
-    )
-    report.add_argument(
-        "-g", "--grid", action="append", default=[], metavar="NAME=A,B", help="one run for each value; repeatable"
-    )
+    add_parameter(report, "a value instead of the one in the notebook's cell of parameters; repeatable")
+    add_grid(report, "one run for each value; repeatable")
     report.add_argument("-o", "--output", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
     report.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     report.add_argument(
@@ -131,26 +121,10 @@ def parse(
     for name, text in parameters:
         _once(name, fixed)
         fixed[name] = parse_parameter(declared, name, text, notebook.name)
-    for name, text in map(axis, axes):
+    for name, pieces in (axis(item, split_values) for item in axes):
         _once(name, {**fixed, **grid})
-        pieces = split_values(text)
-        if not pieces:
-            raise ValueError(f"-g {name}= names no values: write -g {name}=a,b")
         grid[name] = [parse_parameter(declared, name, piece, notebook.name) for piece in pieces]
     return fixed, grid
-
-
-def axis(item: str) -> tuple[str, str]:
-    """Name and values of a ``-g``.
-
-    Example:
-        >>> axis("seed=0,1")
-        ('seed', '0,1')
-    """
-    name, equals, values = item.partition("=")
-    if not equals:
-        raise ValueError(f"-g takes NAME=A,B, not {item!r}")
-    return name, values
 
 
 def _once(name: str, known: dict[str, Any]) -> None:
