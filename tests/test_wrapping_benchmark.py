@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT
 
+from workbench.experiments.store import read
 from workbench.experiments.worker import load_file
 
 
@@ -122,15 +123,32 @@ def test_the_page_tells_what_was_missed(wrapping: ModuleType, rows: list[dict[st
     late, large = {**good, "wrapper": "neo", "wrap_s": 0.7}, {**good, "wrapper": "sample", "added": 0.0312}
     start = {"task": "start", "hardware": "a CPU", "what": "import torch", "cpu_s": 1.0, "wall_s": 2.0}
     start |= {f"{kind}_{end}": 1.0 for kind in ("cpu", "wall") for end in ("low", "high", "ratio")}
-    text = wrapping.summary(pandas.DataFrame([start, good, rows[1]]), tmp_path)
-    assert "Both hold in 1 of 1 cells." in text
+    names = {**start, "what": wrapping.NAMES, "cpu_ratio": 1.15}
+    starts = [start, names, {**start, "what": wrapping.ANSWER, "wall_s": 0.2}]
+    text = wrapping.summary(pandas.DataFrame([*starts, good, rows[1]]), tmp_path)
+    assert "Both hold in 1 of 1 cases.\n" in text
     assert "Missed" not in text
+    assert "`--help` in less than 0.3 s. Both hold.\n" in text
     assert "| `import torch` | 1.000 (1.000 to 1.000) | 2.000 (1.000 to 1.000) | 1.000 | 1.000 |" in text
     assert "| vote finetune, all layers |" in text
     assert "| 500 % |" in text
-    text = wrapping.summary(pandas.DataFrame([start, good, late, large]), tmp_path)
-    assert "Both hold in 1 of 3 cells." in text
-    assert "Slower: neo (MLP, 0.70 s)." in text
-    assert "More memory: sample (MLP)." in text
-    assert "Missed because" in text
+    starts[1] = {**names, "wall_ratio": 1.2}
+    text = wrapping.summary(pandas.DataFrame([*starts, good, late, large]), tmp_path)
+    assert "Both hold in 1 of 3 cases. Missed:\n\n- neo: 0.70 s (MLP)\n- sample: 3.12 % (MLP)\n\n" in text
+    assert "Found: 1.200 and 0.200 s." in text
     assert "nan" not in text
+
+
+def test_results_show_what_is_said_of_them() -> None:
+    """The claims of the README, in the committed results."""
+    frame = read(ROOT / "benchmarks" / "results" / "wrapping.csv")
+    wraps = frame[(frame["task"] == "wrap") & (frame["millions"] == 1000)]
+    one = wraps[~wraps["wrapper"].str.contains(" of ")]
+    assert one["wrap_s"].max() < 0.3
+    assert one.loc[one["model"] != "gpt2 words", "wrap_s"].max() < 0.05
+    assert one.loc[(one["model"] != "gpt2 words") & (one["wrapper"] != "sculpt, three layers"), "added"].max() < 0.01
+    assert wraps.loc[wraps["wrapper"].str.contains("rank-one"), "added"].max() < 0.01
+    starts = frame[frame["task"] == "start"].set_index("what")
+    names = next(name for name in starts.index if name.startswith("from workbench"))
+    assert starts.loc[names, "cpu_ratio"] < 1.15
+    assert starts.loc["workbench --help", "wall_s"] < 0.3
