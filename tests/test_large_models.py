@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 from torch import Tensor, nn
 
-from workbench import compose, neo, sample, sculpt, unwrap, vote
+from workbench import compose, distributions, neo, sample, sculpt, unwrap, vote
 from workbench.experiments.worker import load_file
 from workbench.wrapping import Wrapper
 
@@ -98,6 +98,15 @@ def test_layers_of_their_own_are_not_held_twice_while_they_are_drawn(wrapper: Wr
     wrapper(model)
     taken = clock.peak(lambda: wrapper(model), "cpu") * 2**20
     assert own * layers <= taken < (own + 0.6) * layers
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("distribution", [distributions.Normal, distributions.NormalInverseGamma])
+def test_layers_that_are_drawn_share_no_memory(n: int, distribution: Any) -> None:
+    risk = sculpt.Wrapper(distribution, n_layers=1)
+    for wrapper in (risk, compose(vote.Wrapper(n, share=1), risk)):
+        wrapped = wrapper(net(8, 2))
+        assert size(wrapped.parameters()) == sum(p.numel() * p.element_size() for p in wrapped.parameters())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ class Draws:
     def __init__(self, table: Table, n: int, fresh: bool) -> None:
         self._table, self._n, self._fresh = table, n, fresh
         self._modules: dict[str, list[nn.Module] | None] = {}
+        self._given: set[str] = set()
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
         """[n, *shape] start values for a slot."""
@@ -36,7 +37,9 @@ class Draws:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
                 values = [row.detach() for row in rows if row is not None]
-                stacked = (torch.stack(values) if self._n > 1 else values[0][None]).to(current)
+                alone = self._n == 1 and slot not in self._given  # its memory is given away, once
+                self._given.add(slot)
+                stacked = (values[0][None] if alone else torch.stack(values)).to(current)
                 for row, own in zip(rows, stacked, strict=True):  # the values are not kept twice
                     if row is not None and type(own) is Tensor and (row.dtype, row.device) == (own.dtype, own.device):
                         row.data = own
