@@ -27,7 +27,6 @@ from workbench import WorkbenchWarning
 from workbench.engine.tree import is_float
 from workbench.testing.models import build, inputs
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 COLUMNS = ("vote", "vote_rank1", "vote_share1", "sculpt", "sample_activations", "neo")
 COMPOSITIONS = ("vote_sculpt", "sample_sculpt", "vote1_sculpt_neo")
 REFUSALS: dict[tuple[str, str], Refusal] = {  # (architecture, wrapper): its error

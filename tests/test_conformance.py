@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +13,10 @@ from zoo import CASES
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors are fastest on one thread; torch's own notes on slow vmap rules are not ours."""
+    """Tiny tensors are fastest on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

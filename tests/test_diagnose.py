@@ -136,7 +136,7 @@ def takes(wrapper: str, model: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning", "ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_verdicts_are_true_on_the_zoo(name: str) -> None:
     case = CASES[name]

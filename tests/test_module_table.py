@@ -18,10 +18,7 @@ from zoo import Case
 
 from workbench.testing.models import seeded
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:linear_cross_entropy. ``options`` ignored"),
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:linear_cross_entropy. ``options`` ignored")
 SAMPLES = 4  # of each module, spread over all that PyTorch has
 INFOS = {info.name: info for info in module_db}
 

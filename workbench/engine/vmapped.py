@@ -190,8 +190,13 @@ def _pass(
         values = [*stacked.values(), *((tensor, (plan.dealt,)) for tensor in dealt.values())]
         if one:
             values = [(_joint(tensor, own, plan.axes), ("",)) if own else (tensor, own) for tensor, own in values]
-        device = values[0][0].device if values else None
-        outputs, buffers, taps = _nested(once, axes, values, torch.zeros((), device=device) if rescue else None)
+        token = torch.zeros((), device=values[0][0].device if values else None) if rescue else None
+        # an operation that is run branch by branch is nothing to trouble the user with, who has not asked for vmap
+        _functorch._set_vmap_fallback_warning_enabled(False)
+        try:
+            outputs, buffers, taps = _nested(once, axes, values, token)
+        finally:
+            _functorch._set_vmap_fallback_warning_enabled(True)
         if one:
             outputs = [output.unflatten(0, sizes) for output in outputs]
             buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}

@@ -149,12 +149,11 @@ def is_refusal(error: Exception, wrapper: Wrapper) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """One thread, since the tensors are tiny; without what models print, and what torch says about slow rules of vmap."""
+    """One thread, since the tensors are tiny; without what models print."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
             warnings.filterwarnings("ignore", category=WorkbenchWarning)
             yield
     finally:
