@@ -264,7 +264,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     for name in ("strategy", "purity", "chunk"):
         if getattr(wrapper, name) != _COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
-    devices = sorted({p.device for p in wrapped.parameters() if p.is_cuda}, key=str)
+    devices = sorted({p.device for p in wrapped.parameters()}, key=str)
     # a stream of its own, that does not repeat in what the user draws next
     seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
     with own_random(seed, *devices), torch.no_grad():

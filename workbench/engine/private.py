@@ -42,11 +42,20 @@ def own_random(seed: int, *devices: torch.device) -> Iterator[None]:
         with _private(seed):
             yield
         return
-    cuda = [device for device in devices if device.type == "cuda"]
-    with torch.random.fork_rng(cuda):
-        for device in (CPU, *cuda):  # torch.manual_seed would also seed the devices that are not forked
-            _shared(device).manual_seed(seed)
+    shared = [_shared(device) for device in dict.fromkeys((CPU, *devices)) if has_generator(device)]
+    before = [generator.get_state() for generator in shared]
+    try:
+        for generator in shared:  # torch.manual_seed would also seed those of other devices
+            generator.manual_seed(seed)
         yield
+    finally:
+        for generator, state in zip(shared, before, strict=True):
+            generator.set_state(state)
+
+
+def has_generator(device: torch.device) -> bool:
+    """Whether draws on the device come from a generator whose state can be set: the CPU, and GPUs but for Apple's."""
+    return device.type == "cpu" or hasattr(getattr(torch, device.type, None), "default_generators")
 
 
 def generator_of(device: torch.device) -> torch.Generator:
@@ -66,14 +75,16 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 def generators_of(device: torch.device) -> dict[str, torch.Generator]:
     """Those of the CPU and of this device by the names of their types, for a state from which draws can go on."""
-    return {place.type: generator_of(place) for place in (CPU, device) if place.type in ("cpu", "cuda")}
+    return {place.type: generator_of(place) for place in (CPU, device) if has_generator(place)}
 
 
 def _shared(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
-    torch.cuda.init()
-    return torch.cuda.default_generators[_numbered(device).index]
+    module = torch.get_device_module(device)
+    if hasattr(module, "init"):  # without it there are none yet
+        module.init()
+    return module.default_generators[_numbered(device).index]
 
 
 def _is_shared(generator: Any) -> bool:
@@ -83,8 +94,8 @@ def _is_shared(generator: Any) -> bool:
 
 
 def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
+    if device.index is None and device.type != "cpu":
+        return torch.device(device.type, torch.get_device_module(device).current_device())
     return device
 
 
@@ -230,7 +241,7 @@ def _lending(op: Any) -> Kernel:
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         private, device = _source(op, args, kwargs)
-        if private is None or device.type not in ("cpu", "cuda"):
+        if private is None or not has_generator(device):
             return op.redispatch(keys & _below(), *args, **kwargs)
         ours, shared = private[device], _shared(device)
         with _LENDING:
@@ -256,4 +267,4 @@ def _lending(op: Any) -> Kernel:
     return kernel
 
 
-__all__ = ["CPU", "generator_of", "generators_of", "own_random"]
+__all__ = ["CPU", "generator_of", "generators_of", "has_generator", "own_random"]

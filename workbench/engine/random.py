@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from .clone import is_generator
 from .plan import Axis
-from .private import CPU, generator_of
+from .private import CPU, generator_of, has_generator
 
 
 def devices(leaves: list[Any]) -> list[torch.device]:
-    """The CUDA devices that tensors among the leaves lie on."""
-    return sorted({leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}, key=str)
+    """The devices beside the CPU that tensors among the leaves lie on, and that draw from a generator."""
+    elsewhere = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_cpu}
+    return sorted(filter(has_generator, elsewhere), key=str)
 
 
 def generators(tree: dict[str, nn.Module]) -> list[Any]:
