@@ -24,6 +24,7 @@ from workbench import (
     sample,
     save,
     sculpt,
+    snapshot,
     swag,
     vote,
 )
@@ -130,6 +131,18 @@ def test_statistics_of_batch_norm_are_those_of_the_inputs_under_each_set_of_weig
         update_bn(loader, expected)
         torch.testing.assert_close(found[1].running_mean, expected[1].running_mean)
         torch.testing.assert_close(found[1].running_var, expected[1].running_var)
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap"])
+@pytest.mark.parametrize("wrapper", [swag.Wrapper(n_samples=3, rank=3), snapshot.Wrapper(3)], ids=repr)
+def test_a_prediction_leaves_the_statistics_of_batch_norm_alone(wrapper: Any, strategy: str) -> None:
+    wrapped = wrapper(net(norm=True))
+    fit(wrapped, (normal(40, 3), normal(40, 2, seed=1)), epochs=8, progress=False)
+    wrapped._workbench.strategy = strategy
+    before = copy.deepcopy(wrapped.state_dict())
+    for risk in (False, True):
+        wrapped(normal(5, 3), return_risk=risk)
+    assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
 
 
 def test_fit_collects_late_epochs_at_a_constant_rate() -> None:

@@ -225,7 +225,7 @@ def call(
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
     clone.install(values)
-    versions = {slot: version(values[slot]) for slot in clone.buffers}
+    versions = {slot: _writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
         output = clone.called(*args, **kwargs)
         return Result(output, _written(clone, values, versions))
@@ -259,7 +259,13 @@ def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) 
     for slot in clone.buffers:
         container, key = clone.home[slot]
         value = container[key]
-        changed = training or value is not values[slot] or version(value) != versions[slot]
-        if changed or (is_batched(value) and slot in clone.own):  # vmap's tensors do not count, either
+        if training or value is not values[slot] or _writes(value) != versions[slot]:
             new[slot] = value
     return new
+
+
+def _writes(tensor: Tensor) -> int:
+    """How often a tensor was written in place; vmap's do not count it, but those inside of them do."""
+    while is_batched(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return version(tensor)
