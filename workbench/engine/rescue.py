@@ -63,6 +63,29 @@ class Rescue(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+class Unfused(TorchFunctionMode):
+    """Around everything under two vmaps at once: dropout on a GPU by its formula.
+
+    What it is there, `torch.native_dropout`, crashes the interpreter where its input differs along the outer axis only and the inner one draws
+    the same for all, such as that of risk heads (torch 2.13).
+    """
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if getattr(function, "__name__", "") == "dropout":
+            return _dropout(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None
+) -> Tensor:
+    training = training if train is None else train  # of torch.dropout
+    if input.is_cpu or not training or not 0 < p < 1:
+        return F.dropout(input, p, training, inplace)
+    kept = ((torch.rand(input.shape, device=input.device) >= p) / (1 - p)).to(input.dtype)
+    return input.mul_(kept) if inplace else input * kept
+
+
 def _attention(
     query: Tensor,
     key: Tensor,

@@ -24,7 +24,7 @@ from .body import Clone, Together, call, is_batched, refuse_recomputing
 from .clone import share
 from .lowered import Lowered
 from .plan import Axis, Plan, joined
-from .rescue import Rescue
+from .rescue import Rescue, Unfused
 from .tree import flatten
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _pass(
         if token is not None:
             modes.append(Rescue(token))
         lowered = Lowered(engine.kind.device) if engine.kind.autocast else nullcontext()
-        nested = _Nested() if len(axes) > 1 and not rescue else nullcontext()
+        nested = nullcontext() if len(axes) == 1 else Unfused() if rescue else _Nested()
         # outside of noise and taps, which are to see the layers
         with lowered, nested, engine.watching(clone, plan, first=True):
             installed = dict(zip(stacked, values[: len(stacked)], strict=True))
@@ -274,7 +274,7 @@ class _Everywhere(dict):
         return self[name] if name in self or name in self._axes else default
 
 
-class _Nested(TorchFunctionMode):
+class _Nested(Unfused):
     """Under two vmaps at once: refuses attention, where fused attention crashes the interpreter (torch 2.13, CPU), and widens linear layers."""
 
     def __torch_function__(
@@ -284,7 +284,7 @@ class _Nested(TorchFunctionMode):
             return found
         if "attention" in (name := getattr(function, "__name__", "")):
             raise RuntimeError(f"{name} cannot run under two vmaps at once")
-        return function(*args, **(kwargs or {}))
+        return super().__torch_function__(function, kinds, args, kwargs)
 
 
 def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
