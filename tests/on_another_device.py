@@ -96,14 +96,17 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
         y.numpy()
 
 
-def test_the_device_counts_reads() -> None:
-    y = torch.ones(3).to(DEVICE)
-    pretend_device.READS.clear()
+def test_the_device_counts_waits() -> None:
+    x = torch.ones(3)
+    y = x.to(DEVICE)
+    pretend_device.WAITS.clear()
     y.sum().exp()
-    assert pretend_device.READS == []
-    assert y.sum().item() == 3
-    y.cpu()
-    assert pretend_device.READS == ["_local_scalar_dense", "copy_"]
+    x.to(DEVICE, non_blocking=True)
+    assert pretend_device.WAITS == []
+    for wait in (y.cpu, y.sum().item, lambda: y[y > 0], lambda: y[torch.tensor([0])], y.nonzero, lambda: x.to(DEVICE)):
+        wait()
+        assert pretend_device.WAITS, wait
+        pretend_device.WAITS.clear()
 
 
 # ---- calls
@@ -128,6 +131,36 @@ def test_answers_losses_and_gradients(name: str, model: str) -> None:
         found.append([*given, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
     close(*found, atol=1e-7)  # voters' spread of 1e-16
     states_close(here, there)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
+    """With all of the network's dropout, and weights that move between the calls."""
+    with quiet():
+        wrapped, x, y = trained(WRAPPERS[name], model)
+    wrapped.to(DEVICE)
+    x, y = x.to(DEVICE), y.to(DEVICE)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, fused=True)
+
+    def once() -> Tensor:
+        for training in (False, True):
+            wrapped.train(training)
+            for risk in (False, True):
+                wrapped(x, return_risk=risk)
+        optimizer.zero_grad()
+        risky = wrapped.methods == ("neo",)
+        loss = wrapped(x, return_risk=True)[1].mean() if risky else wrapped.loss(criterion_of(wrapped), x, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with quiet():
+        once(), once()
+        pretend_device.WAITS.clear()
+        loss = once()
+    assert pretend_device.WAITS == []
+    assert loss.isfinite()
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "loop"])
@@ -158,6 +191,26 @@ def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all()
         assert not torch.equal(found[0], found[1])
         torch.testing.assert_close(found.unique(), torch.tensor([0, 4 / 3]))
         assert 0.7 < (found > 0).double().mean() < 0.8
+
+
+def test_a_network_may_make_tensors_on_the_cpu() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            shift, moved = torch.zeros(4), torch.zeros_like(x)
+            shift[1] = 2.0
+            moved[:] = x + shift.to(x.device)
+            return self.attention(moved, moved, moved)[0]
+
+    wrapped = vote.Wrapper(3)(Makes()).eval().to(DEVICE)
+    x = torch.randn(2, 5, 4, device=DEVICE)
+    found = answers(wrapped, x)
+    assert "vote: rescue" in str(wrapped.explain())
+    wrapped._workbench.strategy = "loop"
+    torch.testing.assert_close(found, answers(wrapped, x))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -21,7 +21,19 @@ aten = torch.ops.aten
 CPU, THERE = 1, 12  # of DLPack: kDLCPU, kDLExtDev
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 DOUBLE = {float: torch.float64, complex: torch.complex128}
-READS: list[str] = []  # the operations by which values came back to the CPU: at each, a program waits for a GPU
+WAITS: list[
+    str
+] = []  # the operations at which a program waits for a GPU: values are read, or copied while the program stands still
+SIZED = (
+    "nonzero",
+    "masked_select",
+    "equal",
+    "bincount",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "repeat_interleave",
+)
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -93,6 +105,7 @@ class _Kernel:
         self.outs = [a.name for a in schema.arguments if a.kwarg_only and a.alias_info]
         self.valueless = views or "Storage" in {str(a.type) for a in schema.arguments}
         self.generator = ("generator", True) in self.arguments
+        self.waits = schema.name.removeprefix("aten::") in SIZED
         self.draws = torch.Tag.nondeterministic_seeded in op.tags and not self.generator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +113,10 @@ class _Kernel:
             return self.op.redispatch(KEYS, *args, **kwargs)
         named = dict(zip((name for name, _ in self.arguments), args, strict=False)) | kwargs
         checked = [value for name, value in named.items() if name != "indices"]  # a GPU takes those of the CPU, too
+        if self.waits or any(
+            isinstance(i, Tensor) and (i.dtype is torch.bool or i.is_cpu) for i in named.get("indices", ())
+        ):
+            WAITS.append(str(self.op))
         tensors = [value for value in tree_leaves(checked) if isinstance(value, Tensor)]
         if len({x.device.type for x in tensors if x.device.type == NAME or x.dim()}) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {self.op} got {NAME}:0 and cpu")
@@ -153,14 +170,14 @@ def _lent() -> Iterator[None]:
 
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if self.device.type == "cpu":
-        READS.append("copy_")
+    if self.device.type == "cpu" or (source.device.type == "cpu" and not non_blocking):
+        WAITS.append("copy_")
     here(self).copy_(here(source))
     return self
 
 
 def _scalar(self: Tensor) -> Any:
-    READS.append("_local_scalar_dense")
+    WAITS.append("_local_scalar_dense")
     return here(self).item()
 
 

@@ -47,7 +47,8 @@ class Rescue(TorchFunctionMode):
             fresh = function(*args, **kwargs)
             if isinstance(args[0] if args else None, Tensor) and fresh.requires_grad:
                 return fresh
-            zero = self._token.to(fresh.device, fresh.dtype, non_blocking=True)
+            # not copied: a copy to the CPU would not have come yet where it is read
+            zero = torch.zeros_like(self._token, device=fresh.device, dtype=fresh.dtype)
             return fresh ^ zero if fresh.dtype is torch.bool else fresh + zero
         if name == "multi_head_attention_forward":
             with self:
