@@ -28,6 +28,7 @@ from workbench import (
     swag,
     vote,
 )
+from workbench.engine.run import Engine
 from workbench.table import table_of
 
 
@@ -143,6 +144,21 @@ def test_a_prediction_leaves_the_statistics_of_batch_norm_alone(wrapper: Any, st
     for risk in (False, True):
         wrapped(normal(5, 3), return_risk=risk)
     assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
+
+
+@pytest.mark.parametrize("wrapper", [swag.Wrapper(n_samples=3), vote.Wrapper(3)], ids=repr)
+def test_only_the_first_prediction_is_followed_through_the_graph(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept weights are no parameters, and frozen ones are in no graph: another look would show no more."""
+    wrapped = wrapper(net())
+    fit(wrapped, (normal(40, 3), normal(40, 2, seed=1)), epochs=8, progress=False)
+    wrapped = copy.deepcopy(wrapped.requires_grad_(False))
+    followed: list[Any] = []
+    looks = Engine._with_gradients
+    monkeypatch.setattr(Engine, "_with_gradients", lambda *given: followed.append(given) or looks(*given))
+    with torch.no_grad():
+        for _ in range(3):
+            wrapped(normal(5, 3), return_risk=True)
+    assert len(followed) == 1
 
 
 def test_fit_collects_late_epochs_at_a_constant_rate() -> None:

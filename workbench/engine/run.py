@@ -55,7 +55,9 @@ class Engine(Branches):
         self.decisions: dict[Kind, Decision] = {}
         self.kind: Kind  # of the last call
         self.seen = traced.Seen(homes, forward)
-        self._checked = False
+        self._checked = self._looked = (
+            False  # whether outputs depend on what they should; and as far as frozen tensors show it
+        )
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
@@ -164,15 +166,20 @@ class Engine(Branches):
             return
         if valueless():
             return  # the graph is not the one that is looked at here
+        own = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
+        frozen = bool(own) and not any(tensor.requires_grad for tensor in own)  # no graph can show them
+        if frozen and self._looked:
+            return
         last = results[-1]
         if not torch.is_grad_enabled():
             last = self._with_gradients(
                 replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get), interventions=()), args, kwargs
             )
         outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
+        self._looked = True
         if not outputs:
             return
-        self._checked = True
+        self._checked = not frozen
         found = reached(outputs)
         # what comes in may have been computed by the given model itself
         before = reached([leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad])
@@ -183,11 +190,7 @@ class Engine(Branches):
                 "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
                 "the module, as self.layer.weight"
             )
-        own = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
-        if own and not any(tensor.requires_grad for tensor in own):  # frozen: no graph can show them
-            self._checked = False
-            return
-        if own and found.isdisjoint(map(id, own)):
+        if own and not frozen and found.isdisjoint(map(id, own)):
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
