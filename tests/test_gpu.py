@@ -25,6 +25,12 @@ NOISY = {name for name in WRAPPERS if "sample" in name}  # they draw other numbe
 MOST = ["plain", "vote", "vote last layer", "sculpt", "sample", "neo", "vote of sculpt, with neo"]
 
 
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions in float32, as matrix products are: tf32 has three digits, of which whitening a signature loses some."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def criterion_of(wrapped: Any) -> nn.Module:
     return nn.MSELoss() if wrapped._workbench.output == "values" else nn.CrossEntropyLoss()
 
@@ -227,7 +233,7 @@ def test_a_model_that_learned_there_is_saved_and_answers_on_the_cpu(name: str, t
         there = leaves(wrapped.eval()(x.to(DEVICE), return_risk=True))
         for part in (loaded, again):
             for a, b in zip(there, leaves(part.eval()(x, return_risk=True)), strict=True):
-                torch.testing.assert_close(a.cpu(), b, rtol=1e-2, atol=1e-2)  # convolutions there may round to tf32
+                torch.testing.assert_close(a.cpu(), b, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("model", MODELS)
