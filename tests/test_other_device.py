@@ -15,8 +15,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("name", ["on_another_device", "tools_on_another_device"])
+@pytest.mark.parametrize("name", ["calls", "training", "tools"])
 def test_on_another_device(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", f"{name}.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        f"{name}_on_another_device.py",
+    ]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 from calibration_models import known, labelled, regression, scores
 from device_models import mlp, quiet
-from on_another_device import DEVICE, close, rows
+from other_device import DEVICE, close, rows
 from test_calibration import answers_of
 from test_cases import beams, pictures
 from test_metrics_classes import CASES, VotersFirst
