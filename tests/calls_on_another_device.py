@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from workbench import compose, sculpt, vote
+from workbench import compose, neo, sculpt, vote
 from workbench.engine.rescue import Unfused
+from workbench.wrappers.densities import DENSITIES
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,19 @@ def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
         loss = once()
     assert pretend_device.WAITS == []
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_signatures_do_not_wait(name: str) -> None:
+    with quiet():
+        wrapped, x, _ = trained(neo.Wrapper(density=name, output="logits"), "mlp", rows=60)
+    wrapped.to(DEVICE).eval()
+    x = x.to(DEVICE)
+    with torch.no_grad():
+        wrapped(x, return_risk=True)
+        pretend_device.WAITS.clear()
+        wrapped(x, return_risk=True)
+    assert pretend_device.WAITS == []
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "loop"])

@@ -21,18 +21,22 @@ aten = torch.ops.aten
 CPU, THERE = 1, 12  # of DLPack: kDLCPU, kDLExtDev
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 DOUBLE = {float: torch.float64, complex: torch.complex128}
-WAITS: list[
-    str
-] = []  # the operations at which a program waits for a GPU: values are read, or copied while the program stands still
-SIZED = (
-    "nonzero",
-    "masked_select",
-    "equal",
-    "bincount",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "repeat_interleave",
+# the operations at which a program waited for the device: values were read, or copied while the program stood still
+WAITS: list[str] = []
+# those that read values on a GPU, be it to know how large their answer is
+LOOK = frozenset(
+    (
+        *("nonzero", "masked_select", "equal", "nanmedian", "bincount", "multinomial", "repeat_interleave"),
+        *(
+            "_unique2",
+            "unique_dim",
+            "unique_consecutive",
+            "linalg_cholesky",
+            "linalg_qr",
+            "_linalg_eigh",
+            "_linalg_svd",
+        ),
+    )
 )
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -105,7 +109,7 @@ class _Kernel:
         self.outs = [a.name for a in schema.arguments if a.kwarg_only and a.alias_info]
         self.valueless = views or "Storage" in {str(a.type) for a in schema.arguments}
         self.generator = ("generator", True) in self.arguments
-        self.waits = schema.name.removeprefix("aten::") in SIZED
+        self.waits = schema.name.removeprefix("aten::") in LOOK and schema.overload_name not in ("dim", "dim_values")
         self.draws = torch.Tag.nondeterministic_seeded in op.tags and not self.generator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -113,10 +113,16 @@ def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two scalars; the standard deviation is 1 where all values are (numerically) equal.
     """
-    median = values.nanmedian()
-    mad = (values - median).abs().nanmedian()
+    median = _nanmedian(values)
+    mad = _nanmedian((values - median).abs())
     reach = torch.where(mad > 0, 14.826 * mad, torch.inf)
     clipped = values.clamp(median - reach, median + reach)
     mean = clipped.nanmean()
     sd = (clipped - mean).square().nanmean().sqrt()
     return mean, torch.where(sd > 1e-6 * (1 + mean.abs()), sd, torch.ones_like(sd))
+
+
+def _nanmedian(values: Tensor) -> Tensor:
+    """As torch.nanmedian, which on a GPU waits for the number of NaN."""
+    at = (len(values) - 1 - values.isnan().sum()).div(2, rounding_mode="floor").clamp_min(0)
+    return values.sort().values.gather(0, at[None])[0]  # NaN come last
