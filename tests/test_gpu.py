@@ -126,7 +126,7 @@ def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
 def test_a_training_waits_once_an_epoch(options: dict[str, Any]) -> None:
     def waits(rows: int) -> int:
         x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
-        wrapped = compose(vote.Wrapper(4, share=1), sculpt.Wrapper(n_layers=1))(MODELS["mlp"][0]().to(DEVICE))
+        wrapped = compose(vote.Wrapper(4), sculpt.Wrapper(n_layers=1))(MODELS["mlp"][0]().to(DEVICE))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")

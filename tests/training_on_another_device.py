@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pretend_device
 import pytest
 import torch
 from device_models import MODELS, WRAPPERS, mlp, quiet
@@ -64,6 +65,17 @@ def test_fit_of_images(name: str) -> None:
 ], ids=str)  # fmt: skip
 def test_fit_with_other_settings(options: dict[str, Any]) -> None:
     both(lambda: compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))(mlp()), rows(), **options)
+
+
+def test_steps_of_voters_of_folds_do_not_wait() -> None:
+    def waits(n: int) -> int:
+        wrapped = compose(vote.Wrapper(4), sculpt.Wrapper(n_layers=1))(mlp())
+        pretend_device.WAITS.clear()
+        with quiet():
+            fit(wrapped, rows(n), folds=2, epochs=3, batch_size=8, progress=False, device=DEVICE)
+        return len(pretend_device.WAITS)
+
+    assert waits(1600) == waits(400)
 
 
 def test_fit_from_rows_that_are_there() -> None:

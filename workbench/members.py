@@ -77,7 +77,7 @@ def _models(branched: Branched, paired: bool) -> list[list[Any]]:
 
 
 def _take(leaf: Tensor, rows: Tensor, pair: Any) -> Tensor:
-    return leaf.index_select(0 if pair is None else 1, rows.to(leaf.device))
+    return leaf.index_select(0 if pair is None else 1, rows.to(leaf.device, non_blocking=True))
 
 
 def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:

@@ -30,7 +30,7 @@ from .tree import flatten
 if TYPE_CHECKING:
     from .run import Engine
 
-_functorch = torch._C._functorch
+_functorch: Any = torch._C._functorch
 Given = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # what a pass gave: outputs, buffers, taps
 
 

@@ -170,7 +170,7 @@ class CrossFit:
         args, y = batch.args, batch.y
         if (scaling := own(self.wrapped, "scaling")) is not None:
             args, y = scaling.inputs(args), scaling.targets(y)
-        own_rows = torch.arange(numbers.numel(), device=y.device).reshape(numbers.shape)
+        own_rows = torch.arange(numbers.numel()).reshape(numbers.shape)
         loss = members.loss(self.wrapped, self.criterion, args, y, own_rows, self.whole)
         loss.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
@@ -194,6 +194,7 @@ class CrossFit:
         self.wrapped.eval()
         most = max(map(len, self.held))
         padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held])
+        padded = padded.to(self.rows.y.device)
         said: list[tuple[Tensor, Tensor | None]] = []
         for numbers in padded.split(4 * self.batch_size, 1):
             y, risk = self.ask(self.rows.take(numbers.flatten()).args, numbers.shape[1])
@@ -208,7 +209,7 @@ class CrossFit:
 
     def ask(self, args: tuple[Any, ...], each: int) -> tuple[Tensor, Tensor | None]:
         """Prediction and noise [voters, each, ...] where every voter gets so many rows of its own, one voter after another."""
-        own_rows = torch.arange(len(self.train) * each, device=self.rows.y.device).reshape(-1, each)
+        own_rows = torch.arange(len(self.train) * each).reshape(-1, each)
         y, risk = members.answers(self.wrapped, args, own_rows)
         if not isinstance(y, Tensor):
             raise TypeError(
