@@ -305,6 +305,7 @@ def guide() -> Any:
     del sys.modules[module.__name__]
 
 
+@pytest.mark.slow
 def test_the_wrapper_of_the_guide_does_what_every_wrapper_does(guide: Any) -> None:
     report = check_wrapper(guide.Bayes(n_samples=3))
     assert len(report.models) > 100

@@ -311,6 +311,7 @@ class Writing(Net):
         return super().forward(x.mul_(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Counting, Breaking, Calling, Recurrent, Hooked, Writing])
 @pytest.mark.parametrize("name", ["vote", "vote_rank1", "sculpt", "sample_weights"])
 def test_models_that_are_no_single_graph(name: str, cls: type[Net]) -> None:

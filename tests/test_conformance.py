@@ -20,8 +20,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("case", CASES)
+# every fourth pair is enough between changes: each wrapper with many models, each model with several wrappers
+PAIRS = [
+    pytest.param(case, wrapper, id=f"{case}-{wrapper}", marks=[pytest.mark.slow] * ((i + j) % 4 > 0))
+    for i, case in enumerate(CASES)
+    for j, wrapper in enumerate(WRAPPERS)
+]
+
+
+@pytest.mark.parametrize(("case", "wrapper"), PAIRS)
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(case: str, wrapper: str) -> None:
     check_builtin(CASES[case], WRAPPERS[wrapper])
 

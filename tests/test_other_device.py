@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from torch.utils import backend_registration
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch cannot register a device from Python",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch cannot register a device from Python",
+    ),
+]
 
 
 @pytest.mark.parametrize("name", ["calls", "training", "tools"])

@@ -52,6 +52,7 @@ def pytest_in(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return project.runpytest_subprocess("-p", "workbench.pytest_plugin", *arguments)
 
 
+@pytest.mark.slow
 def test_a_baseline_is_made_and_held(project: pytest.Pytester) -> None:
     baselines = project.path / "notebooks" / "baselines" / "study"
     missing = pytest_in(project, "--notebooks", "notebooks")

@@ -85,6 +85,7 @@ def trouble(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     return folder / "out", done.stdout + done.stderr, done.returncode
 
 
+@pytest.mark.slow
 def test_each_run_ends_in_its_own_way(trouble: tuple[Path, str, int]) -> None:
     out, said, code = trouble
     assert code == 1, said

@@ -265,6 +265,7 @@ def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_a_cell_gives(rows: list[dict[str, Any]]) -> None:
     vote, sculpt, tuned, *_ = rows
     for row in rows:

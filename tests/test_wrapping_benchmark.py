@@ -66,6 +66,7 @@ def rows(wrapping: ModuleType) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_a_cell_gives(wrapping: ModuleType, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         json.dumps(row)
