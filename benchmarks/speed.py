@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,19 +168,11 @@ def possible(cell: dict[str, Any]) -> str:
 def run(**cell: Any) -> dict[str, Any]:
     """One row."""
     hardware = torch.cuda.get_device_name() if cell["on"] == "cuda" else processor()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _full_precision():
+    # convolutions of a GPU in float32, as its matrix products are, and not in tf32: the floor's rate is the best of both
+    full = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), full:
         torch.manual_seed(0)
         return {"hardware": hardware, **(against(**cell) if "peer" in cell else _row(cell))}
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Convolutions of a GPU in float32, as its matrix products are, and not in tf32: the floor's rate is the best of both."""
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 def _row(cell: dict[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,9 @@ def size(tensors: Iterable[Tensor]) -> int:
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = torch._C._functorch.get_unwrapped(tensor)
         storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
+    return sum(
+        count for count in storages.values() if isinstance(count, int)
+    )  # not of tensors in the making of a graph
 
 
 def alive() -> int:

@@ -20,9 +20,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# every fourth pair is enough between changes: each wrapper with many models, each model with several wrappers
+# every sixth pair is enough between changes: each wrapper with many models, each model with several wrappers
 PAIRS = [
-    pytest.param(case, wrapper, id=f"{case}-{wrapper}", marks=[pytest.mark.slow] * ((i + j) % 4 > 0))
+    pytest.param(case, wrapper, id=f"{case}-{wrapper}", marks=[pytest.mark.slow] * ((i + j) % 6 > 0))
     for i, case in enumerate(CASES)
     for j, wrapper in enumerate(WRAPPERS)
 ]

@@ -104,6 +104,7 @@ def test_each_run_ends_in_its_own_way(trouble: tuple[Path, str, int]) -> None:
     assert not list(out.glob(".*.part"))
 
 
+@pytest.mark.slow
 def test_what_there_was_until_then_is_kept_and_shown(trouble: tuple[Path, str, int]) -> None:
     out, _, _ = trouble
     for n in (3, 4, 5):
@@ -121,6 +122,7 @@ def test_what_there_was_until_then_is_kept_and_shown(trouble: tuple[Path, str, i
     assert (json.loads((out / "index.json").read_text())["runs"][1])["records"] == {"half": 1.5}
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_is_cut_and_the_run_goes_on(trouble: tuple[Path, str, int]) -> None:
     out, _, _ = trouble
     text = printed(out / "t_n-6.ipynb")
@@ -130,6 +132,7 @@ def test_a_flood_of_output_is_cut_and_the_run_goes_on(trouble: tuple[Path, str, 
     assert read_run(out / "t_n-6.ipynb").records["rmse"] == 1 / 6
 
 
+@pytest.mark.slow
 def test_runs_beside_each_other_take_one_thread_each_and_tell_their_memory(trouble: tuple[Path, str, int]) -> None:
     run = read_run(trouble[0] / "t_n-2.ipynb")
     assert run.records["threads"] == "1"

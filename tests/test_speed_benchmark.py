@@ -281,6 +281,7 @@ def test_what_a_cell_gives(rows: list[dict[str, Any]]) -> None:
     assert tuned["best"] > 0
 
 
+@pytest.mark.slow
 def test_the_page_of_some_cells(
     speed: ModuleType, targets: ModuleType, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_processes_are_timed_beside_import_torch(wrapping: ModuleType, monkeypat
         wrapping.run("start", "cpu")
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_was_missed(wrapping: ModuleType, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     good = {**rows[2], "millions": 1000, "wrap_s": 0.1, "added": 0.002}
