@@ -55,9 +55,8 @@ class Engine(Branches):
         self.decisions: dict[Kind, Decision] = {}
         self.kind: Kind  # of the last call
         self.seen = traced.Seen(homes, forward)
-        self._checked = self._looked = (
-            False  # whether outputs depend on what they should; and as far as frozen tensors show it
-        )
+        self._checked = False  # whether outputs depend on what they should
+        self._looked = False  # whether frozen tensors have shown as much of that as they can
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
