@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from workbench import compose, laplace, neo, sample, sculpt, snapshot, swag, vote
@@ -268,3 +269,13 @@ RUN_BY = {
     "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
     "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }
+
+
+def pairs(rows: Iterable[str], columns: Iterable[str], every: int) -> list[Any]:
+    """All pairs, of which one in so many is enough between changes, and the others are slow; each row and column is among the few, too."""
+    columns = list(columns)
+    return [
+        pytest.param(row, column, id=f"{row}-{column}", marks=[pytest.mark.slow] * ((i + j) % every > 0))
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]

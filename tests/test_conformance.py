@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conformance import check_builtin
-from conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS
+from conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS, pairs
 from zoo import CASES
 
 
@@ -20,15 +20,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# every sixth pair is enough between changes: each wrapper with many models, each model with several wrappers
-PAIRS = [
-    pytest.param(case, wrapper, id=f"{case}-{wrapper}", marks=[pytest.mark.slow] * ((i + j) % 6 > 0))
-    for i, case in enumerate(CASES)
-    for j, wrapper in enumerate(WRAPPERS)
-]
-
-
-@pytest.mark.parametrize(("case", "wrapper"), PAIRS)
+@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 6))
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(case: str, wrapper: str) -> None:
     check_builtin(CASES[case], WRAPPERS[wrapper])
 

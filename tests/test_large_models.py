@@ -109,6 +109,7 @@ def test_layers_that_are_drawn_share_no_memory(n: int, distribution: Any) -> Non
         assert size(wrapped.parameters()) == sum(p.numel() * p.element_size() for p in wrapped.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [(name, "auto") for name in ("sculpt", "sample", "vote of sculpt, with neo")]

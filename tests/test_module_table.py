@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_table import WRAPPERS
+from conformance_table import WRAPPERS, pairs
 from plain_copies import check_evaluation, check_training
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -105,8 +105,10 @@ REFUSED: list[tuple[tuple[str, ...], list[str], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if name != "laplace"])  # of an nn.Linear at the end only
-@pytest.mark.parametrize("name", [name for name in INFOS if cases_of(name)])
+# laplace is of an nn.Linear at the end only
+@pytest.mark.parametrize(
+    ("name", "wrapper"), pairs(filter(cases_of, INFOS), (name for name in WRAPPERS if name != "laplace"), 2)
+)
 def test_wrapper_does_to_module_what_plain_copies_do_or_refuses_it(name: str, wrapper: str) -> None:
     wrapping = WRAPPERS[wrapper]
     expected = {words: error for wrappers, names, error, words in REFUSED if wrapper in wrappers and name in names}
