@@ -24,8 +24,8 @@ from .table import engine_of, extra, table_of
 def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None) -> Plan:
     """What the branches of a call are."""
     record, table = wrapped._workbench, table_of(wrapped)
-    axes = tuple(axis for method in record.methods if (axis := method.axis(call)) is not None)
-    interventions = tuple(i for method in record.methods if (i := method.intervention(table, call)) is not None)
+    axes = tuple(axis for axis in [method.axis(call) for method in record.methods] if axis is not None)
+    interventions = tuple(i for i in [method.intervention(table, call) for method in record.methods] if i is not None)
     apart = any(axis.apart for axis in axes)
     looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
     return Plan(
@@ -61,7 +61,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         _warn_nan(wrapped, given, risk)
         return (scaling.prediction(y) if scaling is not None else y), risk
     rows = None
-    n = next((n for method in record.methods if (n := method.deals(wrapped.training, tile_and_reduce is False))), 0)
+    n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
     if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
         rows = deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)

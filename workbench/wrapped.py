@@ -268,17 +268,21 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
-        namespace["__len__"] = lambda self: len(_contained(self))
-        namespace["__iter__"] = lambda self: iter(_contained(self))
-        namespace["__getitem__"] = lambda self, key: _contained(self)[key]
+        methods = ("__len__", "__iter__", "__getitem__")
+        torchs = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
+        namespace["__len__"] = lambda self: len(_contained(self, torchs))
+        namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
+        namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
     return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))
 
 
-def _contained(container: Any) -> Any:
+def _contained(container: Any, torchs: bool) -> Any:
+    """The container without what wrapping added; where torch's own methods look at it, no more than they see, which torch.compile can trace."""
     view = object.__new__(type(container)._plain_class)
+    if not torchs:
+        view.__dict__.update({name: value for name, value in container.__dict__.items() if name != "_workbench"})
     modules = {name: module for name, module in container._modules.items() if MARK not in name}
-    view.__dict__.update({**container.__dict__, "_modules": modules})
-    view.__dict__.pop("_workbench", None)
+    object.__setattr__(view, "_modules", modules)
     return view
 
 

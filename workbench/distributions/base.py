@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -29,7 +30,7 @@ class on_class_or_instance(Generic[P, R]):
     def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
         if instance is None:
             return MethodType(self.function, owner())
-        return self.function.__get__(instance)  # which torch.compile can trace
+        return partial(self.function, instance)  # which torch.compile can trace
 
 
 class _FiniteGradient(torch.autograd.Function):
