@@ -219,7 +219,7 @@ _VMAP = {
     "autograd_in_forward": "requires_grad_",
     "bool_mask": "dynamic shape",
     "cached_tensor_attr": "keeps a tensor of its branch",
-    "checkpoint": "recomputes",
+    "checkpoint": "",  # it recomputes, and before torch 2.13 vmap does not know how
     "custom_autograd": "setup_context",
     "custom_autograd_weight": "setup_context",
     "data_if": "data-dependent control flow",

@@ -109,7 +109,8 @@ def settings_of(cls: type, task: str | None = None) -> tuple[Setting, ...]:
 
 
 def _setting(cls: type, name: str, default: Any, hint: Any, text: str, task: str | None) -> Setting | None:
-    kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    kinds = set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
+    hint = Any if Any in kinds else hint  # Python 3.10 makes Optional[Any] of it where the default is None
     nothing = (None,) if type(None) in kinds or (hint is Any and default is None) else ()
     if bool in kinds:
         return Setting(name, default, text, choices=(*nothing, True, False))

@@ -16,7 +16,9 @@ _MIN_SHRINKAGE = 1e-4  # keeps features that are copies of one another from havi
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
     kind = like.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    # which torch.compile can't always ask
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if known else nullcontext()
 
 
 def double(tensor: Tensor) -> Tensor:
