@@ -56,6 +56,9 @@ def page(frame: pd.DataFrame, images: Path) -> str:
         kinds.append(str(kind))
         stem = f"speed-{kind}" + (f"-{kinds.count(str(kind))}" if kinds.count(str(kind)) > 1 else "")
         parts += [f"### {hardware}", *_sections(rows.reset_index(drop=True), images, stem)]
+    if "cuda" not in kinds:
+        aims = (f"- {target.case}: {target.aim()}" for target in TARGETS if target.case.startswith("GPU"))
+        parts.append("Aimed at on GPUs, and not measured, since there was none:\n\n" + "\n".join(aims))
     return "\n\n".join(part for part in parts if part)
 
 

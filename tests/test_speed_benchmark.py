@@ -309,6 +309,9 @@ def test_the_page_of_some_cells(
         f"| {fast} | at least 9 times faster | 10 times faster (mlp, batch 64) | 10 times faster | 1 | yes |" in lines
     )
     assert "| vote, last layer, n = 5 |  |  | 1.12 /  |  |  |  |  |" in lines
+    told = f"- {fast}: at least 9 times faster"
+    assert told not in lines
+    assert told in speed.summary(pandas.DataFrame(rows), tmp_path).splitlines()  # of a machine without one
     assert "| laplace-torch: fit, 10 classes | 1.00 | 4.00 | 0.25 (0.2, 0.3) | 1.00 / 2.00 |" in lines
     assert "nan" not in text
     for name in ("cpu-ratios", "cpu-loops", "cuda-ratios", "cuda-loops"):
