@@ -10,8 +10,8 @@ from typing import Any
 import pretend_device
 import pytest
 import torch
-from device_models import MODELS, WRAPPERS, mlp, quiet, trained
-from other_device import DEVICE, answers, close, criterion_of, states_close, still
+from device_models import MODELS, WRAPPERS, criterion_of, mlp, quiet, trained
+from other_device import DEVICE, answers, close, in_order, states_close
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -63,7 +63,7 @@ def learned(name: str, model: str) -> tuple[Any, Tensor, Tensor]:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_answers_losses_and_gradients(name: str, model: str) -> None:
     here, x, y = learned(name, model)
-    here = still(copy.deepcopy(here)).double()
+    here = in_order(copy.deepcopy(here)).double()
     there = copy.deepcopy(here).to(DEVICE)
     x, y = x.double(), y.double() if y.is_floating_point() else y
     found: list[Any] = []

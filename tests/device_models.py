@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench import compose, fit, laplace, neo, sample, sculpt, snapshot, swag, vote
+from workbench import Risk, compose, fit, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.distributions import LogitNormal, NormalInverseGamma, Quantiles, StudentT
 from workbench.wrapping import Wrapper
 
@@ -83,3 +83,23 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def criterion_of(wrapped: Any) -> nn.Module:
+    return nn.MSELoss() if wrapped._workbench.output == "values" else nn.CrossEntropyLoss()
+
+
+def still(wrapped: Any) -> Any:
+    """The model without dropout, whose masks are others on each device."""
+    for module in wrapped.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return wrapped
+
+
+def leaves(answer: Any) -> list[Tensor]:
+    """Prediction and risks of a call."""
+    y, risk = answer
+    return [y, *([getattr(risk, name) for name in risk.names()] if isinstance(risk, Risk) else [risk])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pretend_device
 import torch
-from device_models import WRAPPERS, mlp, quiet
+from device_models import WRAPPERS, leaves, mlp, quiet, still
 from torch import Tensor, nn
 
 from workbench import Risk
@@ -22,12 +22,6 @@ def home(value: Any) -> Any:
     if isinstance(value, Risk):
         return value.map(home)
     return [home(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def leaves(answer: Any) -> list[Tensor]:
-    """Prediction and risks of a call."""
-    y, risk = answer
-    return [y, *([getattr(risk, name) for name in risk.names()] if isinstance(risk, Risk) else [risk])]
 
 
 def answers(wrapped: Any, x: Tensor) -> list[Tensor]:
@@ -48,17 +42,9 @@ def states_close(here: nn.Module, there: nn.Module) -> None:
         torch.testing.assert_close(a, b.cpu(), rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def criterion_of(wrapped: Any) -> nn.Module:
-    return nn.MSELoss() if wrapped._workbench.output == "values" else nn.CrossEntropyLoss()
-
-
-def still(wrapped: Any) -> Any:
+def in_order(wrapped: Any) -> Any:
     """Without dropout of the model's own; and noise in an order that is the same on all devices."""
-    for module in wrapped.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(module, nn.MultiheadAttention):
-            module.dropout = 0.0
+    still(wrapped)
     if "sample" in wrapped.methods:
         wrapped._workbench.strategy = "loop"
     return wrapped

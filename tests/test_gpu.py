@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from device_models import MODELS, WRAPPERS, quiet, trained
-from torch import Tensor, nn
+from device_models import MODELS, WRAPPERS, criterion_of, leaves, quiet, still, trained
+from torch import nn
 
-from workbench import Risk, compose, fit, load, save, sculpt, vote
+from workbench import compose, fit, load, save, sculpt, vote
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,20 +32,6 @@ def full_precision() -> Iterator[None]:
         yield
 
 
-def criterion_of(wrapped: Any) -> nn.Module:
-    return nn.MSELoss() if wrapped._workbench.output == "values" else nn.CrossEntropyLoss()
-
-
-def still(wrapped: Any) -> Any:
-    """The model without dropout, whose masks are others on each device."""
-    for module in wrapped.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(module, nn.MultiheadAttention):
-            module.dropout = 0.0
-    return wrapped
-
-
 @contextmanager
 def no_wait() -> Iterator[None]:
     """An error where the program would wait for the device."""
@@ -55,12 +41,6 @@ def no_wait() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def leaves(answer: Any) -> list[Tensor]:
-    """Prediction and risks of a call."""
-    y, risk = answer
-    return [y, *([getattr(risk, name) for name in risk.names()] if isinstance(risk, Risk) else [risk])]
 
 
 @pytest.mark.parametrize("model", MODELS)

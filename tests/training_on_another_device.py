@@ -11,8 +11,8 @@ from typing import Any
 import pretend_device
 import pytest
 import torch
-from device_models import MODELS, WRAPPERS, mlp, quiet
-from other_device import DEVICE, answers, close, home, is_classes, leaves, rows, states_close, still
+from device_models import MODELS, WRAPPERS, leaves, mlp, quiet
+from other_device import DEVICE, answers, close, home, in_order, is_classes, rows, states_close
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -36,8 +36,8 @@ def both(make: Any, data: Any, **options: Any) -> tuple[Any, Any, Any, Any]:
     there = copy.deepcopy(here)
     settings = {"epochs": 4, "batch_size": 8, "progress": False, "dtype": torch.float64, **options}
     with quiet():
-        history = fit(still(here), data, **settings)
-        other = fit(still(there), data, device=DEVICE, **settings)
+        history = fit(in_order(here), data, **settings)
+        other = fit(in_order(there), data, device=DEVICE, **settings)
     a, b = (torch.tensor(found.frame.drop(columns="seconds").to_numpy()) for found in (history, other))
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8, equal_nan=True)
     states_close(here, there)
@@ -243,13 +243,13 @@ def test_laplace_finds_its_noise(wrapper: Any) -> None:
 def test_what_is_saved_there_answers_on_the_cpu(name: str, tmp_path: Path) -> None:
     data = rows(classes=is_classes(name))
     torch.manual_seed(0)
-    there = still(WRAPPERS[name](mlp()))
+    there = in_order(WRAPPERS[name](mlp()))
     epochs = 8 if name in ("swag", "snapshot") else 2
     with quiet():
         fit(there, data, epochs=epochs, batch_size=8, device=DEVICE, progress=False)
     save(there, tmp_path / "model.safetensors")
     torch.save(there.state_dict(), tmp_path / "state.pt")
-    loaded, again = still(load(tmp_path / "model.safetensors", mlp())), still(WRAPPERS[name](mlp()))
+    loaded, again = in_order(load(tmp_path / "model.safetensors", mlp())), in_order(WRAPPERS[name](mlp()))
     with quiet():
         fit(
             again, data, epochs=epochs, batch_size=8, progress=False
@@ -260,4 +260,4 @@ def test_what_is_saved_there_answers_on_the_cpu(name: str, tmp_path: Path) -> No
         assert {p.device.type for p in part.parameters()} == {"cpu"}
         torch.testing.assert_close(answers(part.eval(), data[0]), expected, rtol=1e-4, atol=1e-5)
     back = load(tmp_path / "model.safetensors", mlp().to(DEVICE)).eval()
-    torch.testing.assert_close(home(answers(still(back), data[0].to(DEVICE))), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(home(answers(in_order(back), data[0].to(DEVICE))), expected, rtol=1e-4, atol=1e-5)
