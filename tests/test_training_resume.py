@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training_models import WRAPPERS, Interrupt, net, options, plain, plane, quiet, same, weights
+from training_models import WRAPPERS, Interrupt, interrupt_after, net, options, plain, plane, quiet, same, weights
 
 from workbench import compose
 from workbench.errors import WorkbenchWarning
@@ -76,14 +75,7 @@ def test_a_resumed_training_ends_in_the_same_bits(name: str, tmp_path: Path, mon
         return wrapped
 
     path = tmp_path / "folder" / "state.pt"
-    written, write = itertools.count(1), checkpoint_module.Checkpoint.write
-
-    def stop(self: Any, state: Any, force: bool = False) -> None:
-        write(self, state, force)
-        if next(written) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint_module.Checkpoint, "write", stop)
+    interrupt_after(3, monkeypatch)
     with pytest.warns(WorkbenchWarning, match="interrupted after 3 of 5"):
         quiet(model(False), (x, y), epochs=5, batch_size=16, validation=0.2, checkpoint=path)
     resumed = model(True)  # other weights: the file has the right ones

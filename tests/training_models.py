@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset
 
 from workbench import compose, neo, sample, sculpt, vote
-from workbench.training import fit
+from workbench.training import checkpoint, fit
 
 quiet = functools.partial(fit, progress=False)
 WRAPPERS: dict[str, Callable[[], Any]] = {
@@ -73,3 +75,15 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Any:
         return iter(list(zip(*plane(20), strict=True)))
+
+
+def interrupt_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on Ctrl-C comes when so many checkpoints are written."""
+    written, write = itertools.count(1), checkpoint.Checkpoint.write
+
+    def stop(self: Any, state: Any, force: bool = False) -> None:
+        write(self, state, force)
+        if next(written) == epochs:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "write", stop)

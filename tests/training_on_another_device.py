@@ -15,6 +15,7 @@ from device_models import MODELS, WRAPPERS, leaves, mlp, quiet
 from other_device import DEVICE, answers, close, home, in_order, is_classes, rows, states_close
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_models import interrupt_after
 
 from workbench import Progress, compose, fit, laplace, load, neo, save, sculpt, vote
 from workbench.engine import private
@@ -104,14 +105,7 @@ def test_a_training_goes_on_from_its_checkpoint(name: str, tmp_path: Path, monke
     options: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "device": DEVICE, "progress": False}
     whole, resumed = copy.deepcopy(start), copy.deepcopy(start)
     fit(whole, rows(), **options)
-    written, write = itertools.count(1), checkpoint_module.Checkpoint.write
-
-    def stop(self: Any, state: Any, force: bool = False) -> None:
-        write(self, state, force)
-        if next(written) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint_module.Checkpoint, "write", stop)
+    interrupt_after(3, monkeypatch)
     with pytest.warns(WorkbenchWarning, match="interrupted after 3 of 5"):
         fit(copy.deepcopy(start), rows(), checkpoint=tmp_path / "state.pt", **options)
     torch.rand(7, device=DEVICE)
