@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from workbench import metrics, neo
 from workbench.calibration import fit_temperature
 from workbench.experiments.bench import table
-from workbench.wrappers.densities import DENSITIES
+from workbench.methods.densities import DENSITIES
 
 if TYPE_CHECKING:
     import pandas as pd

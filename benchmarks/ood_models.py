@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from workbench import data, vote
+from workbench.core.wrapped import Wrapped
 from workbench.data.files import cache_folder
-from workbench.wrapped import Wrapped
 
 # of three that were tried on the ResNet, one run each, the one with the best NLL on the validation rows: 0.150 (25 epochs,
 # seed 0; test 0.182); weight decay 1e-3 gave 0.158 (30 epochs, seed 1; test 0.180), with erased squares as well 0.159

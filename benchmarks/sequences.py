@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from workbench import compose, fit, metrics, neo
 from workbench.experiments.bench import table
-from workbench.wrappers.densities import DENSITIES
+from workbench.methods.densities import DENSITIES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import zoo
-from conformance_reference import Place, Reference, assert_answers
-from conformance_table import EXPECTED_REFUSALS, NOISE, REFUSED_BY, ROWS, RUN_BY, VOTERS, WRAPPERS, Wrapping
+from helpers import zoo
+from helpers.conformance_reference import Place, Reference, assert_answers
+from helpers.conformance_table import EXPECTED_REFUSALS, NOISE, REFUSED_BY, ROWS, RUN_BY, VOTERS, WRAPPERS, Wrapping
+from helpers.zoo import Case, leaves
 from torch import Tensor, nn
-from zoo import Case, leaves
 
 from workbench import WorkbenchWarning, Wrapped, is_wrapped
 from workbench.engine.tree import flatten, is_float, tree_map

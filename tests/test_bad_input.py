@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import mlp
+from helpers.models import mlp
 from torch import Tensor, nn
 
 from workbench import NotFittedError, WorkbenchWarning, compose, is_wrapped, neo, sample, sculpt, vote

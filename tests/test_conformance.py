@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conformance import check_builtin
-from conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS, pairs
-from zoo import CASES
+from helpers.conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS, pairs
+from helpers.zoo import CASES
 
 
 @pytest.fixture(autouse=True)

@@ -16,33 +16,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import calibration, data, distributions, experiments, metrics, notebook, plots, widgets
     from .calibration import calibrate, selective, top_uncertain
+    from .core.files import load, save
+    from .core.wrapped import Wrapped, is_wrapped, unwrap
+    from .core.wrapper import Wrapper, compose
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
+    from .methods import laplace, neo, sample, sculpt, snapshot, swag, vote
     from .notebook.record import read_records, record, record_check, record_figure, record_table
     from .notebook.run import run_notebook
     from .risk import Risk
-    from .saving import load, save
     from .testing import check_wrapper
     from .training import History, Progress, fit
-    from .wrapped import Wrapped, is_wrapped, unwrap
-    from .wrappers import laplace, neo, sample, sculpt, snapshot, swag, vote
-    from .wrapping import Wrapper, compose
 
 # name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
 _HOMES = {
     **dict.fromkeys(
         ("calibration", "data", "distributions", "experiments", "metrics", "notebook", "plots", "widgets"), ""
     ),
-    **dict.fromkeys(("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"), "wrappers"),
+    **dict.fromkeys(("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"), "methods"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(
         ("read_records", "record", "record_check", "record_figure", "record_table", "run_notebook"), "notebook"
     ),
     **dict.fromkeys(("History", "Progress", "fit"), "training"),
-    **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "wrapped"),
-    **dict.fromkeys(("Wrapper", "compose"), "wrapping"),
+    **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "core.wrapped"),
+    **dict.fromkeys(("Wrapper", "compose"), "core.wrapper"),
     **dict.fromkeys(("calibrate", "selective", "top_uncertain"), "calibration"),
-    **dict.fromkeys(("load", "save"), "saving"),
+    **dict.fromkeys(("load", "save"), "core.files"),
     "Risk": "risk",
     "check_wrapper": "testing",
     "diagnose": "doctor",
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     home = _HOMES[name]
-    if home in ("", "wrappers"):
+    if home in ("", "methods"):
         value = importlib.import_module(f"workbench.{home}.{name}" if home else f"workbench.{name}")
     else:
         value = getattr(importlib.import_module(f"workbench.{home}"), name)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 
-from workbench.widgets.export import KERNEL
+from workbench.widgets.comparison.export import KERNEL
 
 REQUIRED = os.environ.get("WORKBENCH_BROWSER") == "required"  # then what is missing is an error
 

@@ -24,7 +24,7 @@ from workbench.calibration.base import (
     precise,
     risk_named,
 )
-from workbench.method import evaluating
+from workbench.core.method import evaluating
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
 from workbench.risk import Risk
 

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from workbench.core.inputs import opened
+from workbench.core.method import evaluating
+from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
-from workbench.engine.private import own_random
+from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
-from workbench.inputs import opened
-from workbench.method import evaluating
 from workbench.risk import Risk
 from workbench.training.rows import Batch, Rows, bad_rows, read, target
-from workbench.wrapped import Wrapped, is_wrapped
 
 RISKS = tuple(field.name for field in fields(Risk))
 FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.base import Answers, Calibrated, level
-from workbench.committee import committee_of
+from workbench.core.crossfit import committee_of
+from workbench.core.members import predictive
+from workbench.core.method import evaluating
 from workbench.errors import NotFittedError
-from workbench.members import predictive
-from workbench.method import evaluating
 from workbench.training.history import History, OutOfFold
 
 MOST = 20_000_000  # numbers held at once

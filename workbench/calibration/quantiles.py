@@ -7,15 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import (
-    Answers,
-    Calibrated,
-    check_rows,
-    check_values,
-    distribution_of,
-    level,
-    risk_named,
-)
+from workbench.calibration.base import Answers, Calibrated, check_rows, check_values, distribution_of, level, risk_named
 from workbench.distributions import Distribution
 from workbench.metrics.regression import pit
 from workbench.risk import Risk

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.function import Function
+from ..core.inputs import takes
+from ..core.ownership import extra
+from ..core.wrapped import Wrapped, is_wrapped, unwrap
 from ..engine.clone import eager, is_scripted
 from ..engine.tree import flatten
-from ..function import Function
-from ..inputs import takes
-from ..table import extra
-from ..wrapped import Wrapped, is_wrapped, unwrap
 from .dynamic import Seen, watched
 from .kinds import KINDS, WRAPPERS
 from .passes import Subject

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dealing import _alike
-from ..engine.reach import reached
+from ..core.dealing import _alike
+from ..engine.dependence import reached
 from ..engine.tree import flatten, is_float, paths, tensors, tree_map
-from ..lines import first_sentence
+from ..introspect.places import NOWHERE, Place, place_of_error
+from ..introspect.source_lines import first_sentence
 from .passes import MISSING, Pass, Same, Subject, copied, printed
-from .places import NOWHERE, Place, place_of_error
 from .report import Finding, finding
 from .untouched import generators
 from .watching import DATA, PARAMETER, SQUASHING, WORDS

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..engine.clone import is_scripted
 from ..engine.tree import flatten, is_float, tensors, tree_map, version
-from .places import called, is_users_class
+from ..introspect.places import called, is_users_class
 from .untouched import Beyond, generators, look_up, outside, read, read_numpy, separate
 from .watching import Calls, Lines
 

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..core.wrapped import is_wrapped
 from ..engine.clone import is_scripted
-from ..lines import is_users
-from ..unregistered import unregistered
-from ..wrapped import is_wrapped
-from .places import Place, assigned, stores
+from ..introspect.places import Place, assigned, stores
+from ..introspect.source_lines import is_users
+from ..introspect.unregistered import unregistered
 from .report import Finding, finding
 from .untouched import functions
 

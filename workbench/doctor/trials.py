@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
 from ..engine.tree import tensors, tree_map
-from ..lines import first_sentence
-from ..wrapped import is_wrapped
-from ..wrappers import neo, sample, sculpt, vote
+from ..introspect.places import NOWHERE, Place, called, place_of_error
+from ..introspect.source_lines import first_sentence
+from ..methods import neo, sample, sculpt, vote
 from .kinds import KINDS, WRAPPERS
 from .passes import Subject
-from .places import NOWHERE, Place, called, place_of_error
 from .report import Finding, finding
 from .untouched import separate
 from .watching import READS

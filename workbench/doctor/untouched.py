@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..core.function import Function
 from ..engine.clone import attributes, is_scripted, places, structural_copy
 from ..engine.tree import version
-from ..function import Function
-from .places import functions_of, is_users_class, names, stores
+from ..introspect.places import functions_of, is_users_class, names, stores
 
 _DEEP = 4
 _CODE = types.FunctionType | types.MethodType | types.BuiltinFunctionType | functools.partial

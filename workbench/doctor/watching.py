@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from ..engine.tree import flatten, is_float
-from ..lines import is_users
-from .places import NOWHERE, Place, called, is_layer, place_of
+from ..introspect.places import NOWHERE, Place, called, is_layer, place_of
+from ..introspect.source_lines import is_users
 
 DATA, PARAMETER, OTHER = 1, 2, 4  # what a value is computed from: floating inputs, parameters, other inputs
 

@@ -11,13 +11,8 @@ import torch
 from torch import nn
 
 from ..errors import PurityError, WorkbenchWarning
-from .body import Clone
-from .factored import Whole
-from .memory import carried, put, taken, tensors_in, transfer
-from .objects import Key
-from .plan import Index, Plan
-from .random import Sources, generators
-from .state import (
+from .branch import Clone
+from .effects.attributes import (
     Attribute,
     Snapshot,
     Tree,
@@ -30,6 +25,11 @@ from .state import (
     registered,
     structure,
 )
+from .effects.branch_values import carried, put, taken, tensors_in, transfer
+from .effects.objects import Key
+from .effects.random import Sources, generators
+from .plan import Index, Plan
+from .rank_one import Whole
 from .tree import version
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]

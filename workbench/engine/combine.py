@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
-from .body import Result, Together
+from .branch import Result, Together
 from .plan import Plan, joined
 from .tree import flatten, paths
 

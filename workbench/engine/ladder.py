@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..lines import first_sentence, line_name, users_line
-from . import loop, replay, vmapped
-from .body import Result
-from .factored import LAYERS, SMALL
-from .objects import is_object
+from ..introspect.source_lines import first_sentence, line_name, users_line
+from .branch import Result
+from .effects.objects import is_object
+from .effects.random import moved
+from .executors import loop, replay
+from .executors import vmap as vmapped
 from .plan import Axis, Plan, uneven
-from .random import moved
+from .rank_one import LAYERS, SMALL
 from .tree import flatten, follow, tensors
 
 if TYPE_CHECKING:

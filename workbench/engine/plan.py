@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from .factored import product
+from .rank_one import product
 
 if TYPE_CHECKING:
-    from .body import Clone
+    from .branch import Clone
 
 Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
 

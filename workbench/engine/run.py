@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
-from . import loop, traced
-from .body import Result, Together
+from .branch import Result, Together
 from .branches import Branches, Build, branch_key
-from .buffers import Buffers
 from .combine import Branched, combined
-from .factored import Unfactored
+from .dependence import reached
+from .effects.branch_values import duplicate
+from .effects.buffers import Buffers
+from .effects.objects import Objects, refuse_iterators
+from .effects.random import moved, valueless
+from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Decision, Kind, execute
-from .memory import duplicate
-from .objects import Objects, refuse_iterators
 from .plan import Bank, Plan
-from .random import moved, valueless
-from .reach import reached
+from .rank_one import Unfactored
 from .tree import flatten, tensors
 
 PURITIES = ("once", "warn", "raise", "allow")
@@ -80,7 +80,7 @@ class Engine(Branches):
                 if plan.keep_state:
                     _keep_buffers(plan, results)
                 return branched, results
-        from . import outside
+        from .executors import graph_break as outside
 
         return outside.run(self, plan, args, kwargs, strategy)
 

@@ -146,7 +146,7 @@ def _classes(
 
 
 def _says_a_distribution(wrapped: Any) -> bool:
-    from ..committee import committee_of
+    from ..core.crossfit import committee_of
     from ..distributions.base import Distribution
 
     said = (method.distribution for method in wrapped._workbench.methods)

@@ -20,8 +20,8 @@ from .worker import load
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..core.wrapper import Wrapper
     from ..data import Data
-    from ..wrapping import Wrapper
 
 PLAIN = "plain"
 REFERENCE = re.compile(r"(?P<place>.+\.py|[A-Za-z_][\w.]*):(?P<call>[A-Za-z_]\w*(?:\(.*\))?)", re.DOTALL)
@@ -73,7 +73,7 @@ def wrapper_of(text: str, classes: bool = False) -> Wrapper:
         >>> wrapper_of("vote(n_voters=5) + sculpt").make()
         [vote(n_voters=5, use_bias=True), sculpt(distribution=Normal)]
     """
-    from ..wrapping import compose
+    from ..core.wrapper import compose
 
     parts = _parts(_parsed(text, "wrapper"), text)
     if parts and any(_name(part, text) == PLAIN for part in parts):
@@ -102,12 +102,12 @@ def _name(node: ast.expr, text: str) -> str:
 
 
 def _wrapper(node: ast.expr, text: str, classes: bool) -> Wrapper:
-    from ..wrapping import _COMMON
+    from ..core.wrapper import _COMMON
 
     name = _name(node, text)
     if name not in (known := wrapper_names()):
         raise ValueError(f"there is no wrapper {name!r}: {hint(name, known)}")
-    module = importlib.import_module(f"workbench.wrappers.{name}")
+    module = importlib.import_module(f"workbench.methods.{name}")
     positional, named = _arguments(node, module, f"wrapper {text!r}")
     allowed = [p for p in inspect.signature(module.Wrapper).parameters if p != "common"]
     for argument in named:
@@ -153,9 +153,7 @@ def _value(node: ast.expr, module: Any, what: str) -> Any:
         pass
     function = node.func if isinstance(node, ast.Call) else node
     found = getattr(module, function.id, None) if isinstance(function, ast.Name) else None
-    if not isinstance(found, type) or not found.__module__.startswith(
-        ("workbench.distributions", "workbench.wrappers")
-    ):
+    if not isinstance(found, type) or not found.__module__.startswith(("workbench.distributions", "workbench.methods")):
         raise ValueError(
             f"{what}: {ast.unparse(node)!r} is neither a literal nor a distribution or noise that it knows; put texts in quotes"
         )

@@ -213,8 +213,8 @@ def _warm_up() -> None:
     """What the first training of a process imports is no cost of its wrapper."""
     import torch
 
+    from ..core.wrapper import compose
     from ..training import fit
-    from ..wrapping import compose
 
     x = torch.linspace(-1, 1, 8)[:, None]
     fit(compose()(torch.nn.Linear(1, 1)), (x, x), epochs=1, progress=False)

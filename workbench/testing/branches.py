@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.ownership import engine_of
 from ..engine.tree import flatten, is_float
 from ..errors import WorkbenchWarning
-from ..table import engine_of
 from .models import build, close, inputs, parts, total
 from .reference import Branch, Reference, assert_branches, plan_for, run_engine
 from .trial import Trial, ask, referred, runs_in_bfloat16, runs_under_autocast

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ..core.wrapper import Wrapper
 from ..errors import WorkbenchWarning
-from ..wrappers import neo, sample, sculpt, vote
-from ..wrapping import Wrapper
+from ..methods import neo, sample, sculpt, vote
 from .checks import CHECKS, COMPOSED_ON, check_composition
 from .models import seeded
 from .report import Outcome, Report

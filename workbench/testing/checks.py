@@ -14,11 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.wrapped import Wrapped, is_wrapped
+from ..core.wrapper import Wrapper, compose
 from ..engine.run import STRATEGIES
 from ..engine.tree import flatten, is_float, tree_map
-from ..wrapped import Wrapped, is_wrapped
-from ..wrapping import Wrapper, compose
-from .branches import check_autocast, check_bfloat16, check_branches, check_float64, check_strategy, check_training
+from .branches import (
+    check_autocast,
+    check_bfloat16,
+    check_branches,
+    check_float64,
+    check_strategy,
+    check_training,
+)
 from .models import (
     assert_structure,
     assert_tree,

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calling import plan_of
+from ..core.method import Call
+from ..core.ownership import engine_of
+from ..core.predict import plan_of
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched
 from ..engine.tree import is_float, tensors
-from ..method import Call
-from ..table import engine_of
 from .models import Tree, assert_structure, buffers, build, close, inputs, parameters, seeded
 from .zoo import Case, leaves
 

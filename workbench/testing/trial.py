@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from ..core.wrapped import Wrapped
+from ..core.wrapper import Wrapper
 from ..engine.tree import is_float
 from ..risk import Risk
-from ..wrapped import Wrapped
-from ..wrapping import Wrapper
 from .models import build, call, inputs, parts, seeded, total
 from .reference import Branch, Reference, plan_for
 from .zoo import Case, float_leaves, leaves

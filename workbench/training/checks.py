@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from workbench.core.inputs import opened
+from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import tensors
-from workbench.inputs import opened
 from workbench.training.rows import Batch, Rows
-from workbench.wrapped import Wrapped
 
 Criterion = Callable[[Any, Any], Tensor]
 LR = 0.01

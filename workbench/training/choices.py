@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from workbench.core.wrapped import Wrapped
 from workbench.training.checks import Criterion, keeps_meaning
 from workbench.training.loop import FROZEN, own
 from workbench.training.rows import Batches, Rows, Source, cut, moments, read
-from workbench.wrapped import Wrapped
 
 WARM_UP = 0.05  # share of all steps
 

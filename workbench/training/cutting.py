@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.committee import VOTERS
+from workbench.core.crossfit import VOTERS
+from workbench.core.ownership import EXTRAS
 from workbench.engine.plan import Rule, Split, Stacked
-from workbench.table import EXTRAS
 from workbench.training.rows import Rows, Source
 
 

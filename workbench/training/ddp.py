@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.engine.private import own_random
+from workbench.core.method import evaluating
+from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
-from workbench.method import evaluating
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.history import History
 from workbench.training.loop import Loop, own

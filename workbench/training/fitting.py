@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench.calling import pair_of
-from workbench.committee import seat
-from workbench.engine.private import own_random
+from workbench.core.crossfit import seat
+from workbench.core.predict import pair_of
+from workbench.core.wrapped import Wrapped
+from workbench.engine.effects.private_random import own_random
 from workbench.training.checkpoint import Checkpoint, describe
 from workbench.training.checks import LR, Criterion, check_numbers, try_batch
 from workbench.training.choices import (
@@ -36,7 +37,6 @@ from workbench.training.history import History
 from workbench.training.loop import Loop, own
 from workbench.training.progress import Callback
 from workbench.training.rows import Batches, Rows, checksum
-from workbench.wrapped import Wrapped
 
 
 def fit(

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench import members
-from workbench.calling import pair_of
-from workbench.committee import VOTERS, Committee, seat, untie
+from workbench.core import members
+from workbench.core.crossfit import VOTERS, Committee, seat, untie
+from workbench.core.ownership import EXTRAS, MARK
+from workbench.core.predict import pair_of
+from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
-from workbench.engine.private import generators_of, own_random
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
 from workbench.risk import Risk
-from workbench.table import EXTRAS, MARK
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.cutting import Layout, Part
 from workbench.training.decisions import Decisions, decide, decide_classes

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from workbench.engine.private import generators_of, own_random
+from workbench.core.method import Method
+from workbench.core.wrapped import Wrapped
+from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
-from workbench.method import Method
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.history import History
 from workbench.training.losses import Losses
 from workbench.training.progress import Callback, Progress, Stopped, tell
 from workbench.training.rows import Batch, Batches, Inputs, bad_rows
-from workbench.wrapped import Wrapped
 
 FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.private import own_random
+from workbench.engine.effects.private_random import own_random
 
 
 class Stopped(Exception):
@@ -30,7 +30,8 @@ class Progress:
         validation_loss: of the last epoch that was validated, NaN if none was.
         epoch_ended: whether this is said after an epoch, not after a step.
         wrapped: the model as it is at this moment, in training mode after a step. To predict with it:
-            `with workbench.method.evaluating(wrapped, whole=True), torch.no_grad(): ...`. What is drawn meanwhile does not change the training.
+            `with workbench.core.method.evaluating(wrapped, whole=True), torch.no_grad(): ...`. What is drawn meanwhile does not change the
+            training.
     """
 
     epoch: int

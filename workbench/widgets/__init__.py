@@ -6,11 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .comparison import Comparison
-    from .explorer import Explorer
-    from .jobs import Job, Jobs
+    from .common.jobs import Job, Jobs
+    from .comparison.comparison import Comparison
+    from .explorer.explorer import Explorer
 
-_HOMES = {"Comparison": "comparison", "Explorer": "explorer", "Job": "jobs", "Jobs": "jobs"}
+_HOMES = {
+    "Comparison": "comparison.comparison",
+    "Explorer": "explorer.explorer",
+    "Job": "common.jobs",
+    "Jobs": "common.jobs",
+}
 __all__ = ["Comparison", "Explorer", "Job", "Jobs"]
 
 

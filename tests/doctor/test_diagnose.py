@@ -1,0 +1,438 @@
+"""`diagnose` finds each trouble in a model that has it, at its line, in no other model, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import troubled_models
+from helpers.troubled_models import (
+    TROUBLES,
+    AddsInPlace,
+    Base,
+    ChangesObject,
+    Counts,
+    Grows,
+    If,
+    Item,
+    LogSoftmax,
+    Mask,
+    Raises,
+    RaisesInTraining,
+    Tied,
+    Unregistered,
+    WritesClass,
+    frozen,
+    marked,
+    x,
+)
+from helpers.zoo import CASES
+from torch import Tensor, nn
+
+from workbench import compose, diagnose, neo, sample, sculpt, vote
+from workbench.doctor import KINDS, Diagnosis
+from workbench.doctor.kinds import WRAPPERS
+
+pytestmark = pytest.mark.usefixtures("seeded")
+troubles = pytest.mark.parametrize(
+    ("kind", "build", "has_line"), TROUBLES, ids=[f"{kind}-{build.__name__}" for kind, build, _ in TROUBLES]
+)
+
+
+# ---- what is found ---------------------------------------------------------------------------------------------------
+@troubles
+def test_the_trouble_is_found_at_its_line_and_no_other(kind: str, build: Any, has_line: bool) -> None:
+    found = diagnose(build(), x())
+    assert {each.kind for each in found.findings} == {kind}
+    assert {each.line for each in found.find(kind)} == {marked(build) if has_line else ""}
+    if has_line and kind != "hooks":
+        assert all(each.code.endswith("# HERE") for each in found.findings)
+
+
+PLAIN: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (6, 3)),
+    "own class": (Base, (6, 3)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)), (6, 3)),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(2)),
+        (6, 1, 5, 5),
+    ),
+    "lstm": (lambda: CASES["lstm"].build(), (6, 4, 8)),
+    "transformer": (lambda: CASES["transformer"].build(), (6, 4, 8)),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
+        (6, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("training", [True, False])
+def test_ordinary_models_have_no_findings(name: str, training: bool) -> None:
+    build, shape = PLAIN[name]
+    model = build()
+    model(torch.randn(shape))  # the lazy layer of one of them
+    found = diagnose(model.train(training), torch.randn(shape))
+    assert found.findings == []
+    assert found.ok
+    assert found.verdicts == dict.fromkeys(WRAPPERS, "ok")
+    assert str(found).endswith("nothing found, every wrapper takes it.")
+
+
+def test_every_kind_has_its_model() -> None:
+    assert {kind for kind, _, _ in TROUBLES} | {"refused"} == set(KINDS)
+
+
+def test_what_is_said() -> None:
+    assert diagnose(Counts(), x()).find("state")[0].what == "steps: 0 before the call, 1 after"
+    assert diagnose(ChangesObject(), x()).find("state")[0].what == "the contents of statistics, a Statistics"
+    assert diagnose(Grows(), x()).find("grows")[0].what == "info: 0 items before the call, 1 after"
+    assert [f.what for f in diagnose(Unregistered(), x()).findings] == [
+        "scales[0], float32 []",
+        "scales[1], float32 []",
+    ]
+    error = diagnose(RaisesInTraining(), x())
+    assert error.findings[0].what == "KeyError: 'no such thing' (in training mode)"
+    assert diagnose(Tied(), x()).findings[0].what == "c.weight = d.weight"
+    assert "logits" in diagnose(LogSoftmax(), x()).findings[0].remedy
+    assert diagnose(frozen(), x()).findings[0].what == "a.weight, a.bias (2 of 4)"
+
+
+def test_a_cache_that_is_filled_once_does_not_grow() -> None:
+    (found,) = diagnose(CASES["cache_dict"].build(), *CASES["cache_dict"].inputs()[0]).findings
+    assert found.kind == "state"
+    assert "in the first call only" in found.what
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+MAKERS: dict[str, Callable[[], Any]] = {
+    "vote": lambda: vote.Wrapper(3),
+    "sample": lambda: sample.Wrapper(3),
+    "sculpt": lambda: sculpt.Wrapper(),
+    "neo": lambda: neo.Wrapper(),
+}
+
+
+def takes(wrapper: str, model: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a wrapper takes a model: it wraps, and answers in both modes."""
+    try:
+        wrapped = MAKERS[wrapper]()(model)
+        wrapped.train()
+        wrapped(*args, **kwargs)
+        wrapped(*args, **kwargs, return_risk=True)
+        if wrapper != "neo":
+            wrapped.eval()
+            with torch.no_grad():
+                wrapped(*args, **kwargs, return_risk=True)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts_are_true_on_the_zoo(name: str) -> None:
+    case = CASES[name]
+    args, kwargs = case.inputs()
+    found = diagnose(case.build(), *args, **kwargs)
+    assert set(found.verdicts) == set(WRAPPERS)
+    for wrapper, verdict in found.verdicts.items():
+        assert verdict in ("ok", "note", "slower", "refused")
+        assert (verdict != "refused") == takes(wrapper, case.build(), *case.inputs())
+        reasons = [each for each in found.findings if each.means[wrapper] == verdict]
+        assert verdict == "ok" or reasons, f"{wrapper}: {verdict} for no reason"
+        if verdict == "slower":
+            assert not takes_one_pass(wrapper, case)
+
+
+def takes_one_pass(wrapper: str, case: Any) -> bool:
+    """Whether all branches run in one pass, in each mode by one of the two ways that there are."""
+    args, kwargs = case.inputs()
+    make: Any = {"vote": vote, "sample": sample, "sculpt": sculpt}[wrapper].Wrapper
+    for training in (True, False):
+        refused = 0
+        for strategy in ("vmap", "rescue"):
+            try:
+                make(strategy=strategy)(case.build()).train(training)(*args, **kwargs, return_risk=True)
+            except Exception:
+                refused += 1
+        if refused == 2:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("build", [If, Item, Mask, AddsInPlace])
+def test_slower_is_what_vmap_refuses(build: Any) -> None:
+    found = diagnose(build(), x())
+    assert found.verdicts["vote"] == "slower"
+    assert found.verdicts["neo"] == "ok"
+    assert not found.ok
+    with pytest.raises(Exception, match=r"."):
+        vote.Wrapper(2, strategy="vmap")(build())(x(), return_risk=True)
+
+
+def test_a_refusal_is_told_in_the_words_of_the_wrapper() -> None:
+    class TwoModels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.weight = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    found = diagnose(TwoModels(), x())
+    assert found.verdicts["sample"] == "refused"
+    assert "sample found no activation" in found.find("refused")[0].what
+    assert found.find("unused")[0].what == "weight"
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+class TwoInputs(Base):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * mask
+
+
+class DictInput(Base):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(batch["x"])
+
+
+def test_examples_are_taken_as_tensors_tuples_dicts_and_keywords() -> None:
+    mask = torch.ones(6, 1)
+    for found in (
+        diagnose(TwoInputs(), x(), mask),
+        diagnose(TwoInputs(), (x(), mask)),
+        diagnose(TwoInputs(), {"x": x(), "mask": mask}),
+        diagnose(TwoInputs(), x(), mask=mask),
+        diagnose(DictInput(), {"x": x()}),
+    ):
+        assert found.ok, str(found)
+    assert diagnose(TwoInputs(), x(), mask=mask).example == "float32 [6, 3], mask=float32 [6, 1]"
+
+
+def test_without_an_example_only_what_stands_there_is_found() -> None:
+    found = diagnose(Unregistered())
+    assert {each.kind for each in found.findings} == {"unregistered"}
+    assert set(found.verdicts.values()) == {"not run"}
+    assert "there is no example" in found.remarks[0]
+    assert not diagnose(Base()).ok
+    assert "wrapping works" in diagnose(Base()).headline()
+    assert set(diagnose(nn.ReLU()).verdicts.values()) == {"refused"}
+
+
+def test_one_row_is_enough_for_all_wrappers() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    found = diagnose(model, x(1))
+    assert found.ok
+    assert "With one row" in found.remarks[0]
+
+
+def test_functions_are_looked_at() -> None:
+    net = Base()
+
+    def twice(x: Tensor) -> Tensor:
+        y = net(x)
+        if y.sum() > 1e9:  # HERE
+            return y
+        return 2 * y
+
+    found = diagnose(twice, x())
+    assert found.name == "twice"
+    (condition,) = found.find("control_flow")
+    assert condition.line == marked(twice)
+    with pytest.raises(TypeError, match=r"nn\.Module or a function"):
+        diagnose(3)  # type: ignore[arg-type]
+
+
+def test_wrapped_models_are_looked_at_as_plain_ones() -> None:
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(If())
+    found = diagnose(wrapped, x())
+    assert found.find("wrapped")[0].what == "with vote, sculpt"
+    assert found.find("control_flow")[0].line == marked(If)
+    assert found.verdicts == {"vote": "refused", "sample": "slower", "sculpt": "refused", "neo": "ok"}
+    wrapped.scale(x_mean=torch.zeros(3), x_scale=torch.ones(3), y_mean=torch.zeros(2), y_scale=torch.ones(2))
+    assert {each.kind for each in diagnose(wrapped, x()).findings} == {"wrapped", "control_flow"}
+
+
+# ---- nothing is changed ----------------------------------------------------------------------------------------------
+def facts(model: nn.Module) -> Any:
+    """All that could have been changed: classes, attributes by identity and contents, tensors, modes, random states, hooks of Python."""
+    held = []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        attributes = {name: (id(value), repr(value)) for name, value in module.__dict__.items() if name != "_engine"}
+        generator = {name: v.get_state().tolist() for name, v in vars(module).items() if isinstance(v, torch.Generator)}
+        held.append((path, type(module), module.training, attributes, generator))
+    lazy = nn.parameter.is_lazy
+    tensors = [
+        (name, id(t), None if lazy(t) else t.tolist(), t.requires_grad, t.grad, t._version)
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    ]
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return (
+        (
+            held,
+            tensors,
+            torch.get_rng_state().tolist(),
+            state[1].tolist(),
+            state[2:],
+            random.getstate(),
+            sys.gettrace(),
+        ),
+        (
+            troubled_models.LAST,
+            list(troubled_models.LOG),
+            WritesClass.calls,
+            torch.is_grad_enabled(),
+            list(warnings.filters),
+            sys.stdout,
+        ),
+        (dict(nn.modules.module._global_forward_hooks), torch.overrides._get_current_function_mode_stack()),
+    )
+
+
+@troubles
+def test_nothing_is_changed(kind: str, build: Any, has_line: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    model, given = build(), x()
+    if isinstance(model, ChangesObject):
+        model.statistics.calls = 7
+    before, values = facts(model), given.clone()
+    diagnose(model, given)
+    assert facts(model) == before
+    assert torch.equal(given, values)
+    assert given._version == 0
+    assert capsys.readouterr().out == ""
+    if isinstance(model, ChangesObject):
+        assert model.statistics.calls == 7
+
+
+class Shared:
+    """Has no copy, so that copies of a model reach the model itself through it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copy")
+
+
+class ReachesOut(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.count = 0
+        self.shared = Shared(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        this: Any = self.shared.model
+        this.count += 1
+        this.a.bias.data.add_(1)
+        return this.b(this.norm(this.a(x)))
+
+
+def test_nothing_is_changed_where_copies_reach_the_model_itself() -> None:
+    model = ReachesOut()
+    with torch.no_grad():
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+    diagnose(model, x())
+    assert model.count == 0
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+
+
+@contextmanager
+def tracing() -> Iterator[list[str]]:
+    seen: list[str] = []
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: seen.append(event))
+    try:
+        yield seen
+    finally:
+        sys.settrace(before)
+
+
+def test_a_trace_function_is_put_back_also_after_an_error() -> None:
+    with tracing() as seen:
+        ours = sys.gettrace()
+        diagnose(Raises(), x())
+        assert sys.gettrace() is ours
+        seen.clear()
+        x()
+        assert "call" in seen
+
+
+def test_inference_mode_and_no_grad_do_not_matter() -> None:
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert diagnose(Base(), x()).ok
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+def test_text() -> None:
+    expected = f"""\
+If on float32 [6, 3]: 1 thing to know, every wrapper takes it.
+
+  vote    slower   [1]
+  sample  ok
+  sculpt  slower   [1]
+  neo     ok
+
+[1] Control flow depends on values (slower: vote, sculpt)
+    {marked(If)} in If: if h[:, 0].max() > -9: # HERE
+      a tensor as a condition
+    Branches may go different ways. One pass for all branches (vmap) is not possible, so each voter, sample or
+    risk head is a pass of its own.
+    What to do: compute both and choose: torch.where(condition, a, b)."""
+    found = diagnose(If(), x())
+    assert str(found) == repr(found) == expected
+
+
+def test_harmless_findings_come_last_in_one_line() -> None:
+    text = str(diagnose(Tied(), x()))
+    assert text == (
+        "Tied on float32 [6, 3]: every wrapper takes it.\n\nAlso seen, and no wrapper minds:\n    tied parameters: c.weight = d.weight"
+    )
+
+
+def test_findings_of_many_layers_take_one_place() -> None:
+    text = str(diagnose(nn.Sequential(*(nn.Sequential(Noisy()) for _ in range(5))), x()))
+    assert "in 0.0 and 4 more" in text
+    assert text.count("torch.randn") == 1
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.randn(3)
+
+
+def test_html_is_escaped_and_leaves_colours_to_the_theme() -> None:
+    page = diagnose(If(), x())._repr_html_()
+    assert "if h[:, 0].max() &gt; -9:" in page
+    assert "vote: slower" in page
+    assert "color: inherit; background: transparent" in page
+    assert "<script" not in page
+    from bs4 import BeautifulSoup
+
+    rows = BeautifulSoup(page, "html.parser").select("table:not(.wb-verdicts) tr")
+    assert [cell.get_text() for cell in rows[1].select("td")][1:5] == ["slower", "ok", "slower", "ok"]
+    assert "<table" not in diagnose(Base(), x())._repr_html_()
+
+
+def test_kinds_are_checked() -> None:
+    found = diagnose(Base(), x())
+    assert isinstance(found, Diagnosis)
+    assert found.find("state") == []
+    with pytest.raises(ValueError, match="kind must be one of"):
+        found.find("stat")

@@ -1,0 +1,204 @@
+"""Real architectures under every wrapper, each held against plain deep copies whose tensors are set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.architectures import ARCHITECTURES
+from helpers.conformance_table import WRAPPERS, Refusal
+from helpers.plain_copies import (
+    Copies,
+    check_dealing,
+    check_evaluation,
+    check_noise,
+    check_signature,
+    check_training,
+    dtype_of,
+    size,
+)
+from helpers.zoo import Case, leaves
+from torch import Tensor
+
+from workbench import WorkbenchWarning
+from workbench.engine.tree import is_float
+from workbench.testing.models import build, inputs
+
+COLUMNS = ("vote", "vote_rank1", "vote_share1", "sculpt", "sample_activations", "neo")
+COMPOSITIONS = ("vote_sculpt", "sample_sculpt", "vote1_sculpt_neo")
+REFUSALS: dict[tuple[str, str], Refusal] = {  # (architecture, wrapper): its error
+    ("big_bird_sparse", wrapper): Refusal(RuntimeError, "puts another layer in the place of 'bert.encoder.layer.0")
+    for wrapper in COLUMNS + COMPOSITIONS
+}
+GENERATING = ("vote", "vote_rank1", "vote_share1", "sample_activations", "sculpt", "vote_sculpt")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """One thread, which is fastest for tiny tensors; transformers says much about tiny configs, functorch about slow rules."""
+    threads, level = torch.get_num_threads(), transformers.logging.get_verbosity()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(level)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_answers_with_numbers_that_depend_on_its_input(name: str) -> None:
+    """Or nothing that is compared below would mean anything."""
+    case = ARCHITECTURES[name]
+    with torch.no_grad():
+        one, other = (
+            [leaf for _, leaf in leaves(build(case, dtype_of(case))(*args, **kwargs)) if is_float(leaf)]
+            for args, kwargs in (inputs(case, dtype_of(case), seed=seed) for seed in (0, 1))
+        )
+    assert all(leaf.isfinite().all() for leaf in one)
+    assert any(size(a - b) > 1e-3 * size(a) > 0 for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", COLUMNS + COMPOSITIONS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_wrapper_does_to_architecture_what_plain_copies_do(name: str, wrapper: str) -> None:
+    case, wrapping = ARCHITECTURES[name], WRAPPERS[wrapper]
+    if (name, wrapper) in REFUSALS:
+        error, words = REFUSALS[name, wrapper]
+        with pytest.raises(error, match=words):
+            check_evaluation(case, wrapping)
+        return
+    check_evaluation(case, wrapping)
+    if wrapper == "neo":
+        check_signature(case, wrapping)
+    else:
+        check_training(case, wrapping)
+    if wrapper == "sample_activations":
+        check_noise(case, wrapping)
+    if wrapper == "vote":
+        check_dealing(case, wrapping)
+
+
+# ---- generation -----------------------------------------------------------------------------------------------------
+
+
+def generated(model: Any, ids: Tensor, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Five tokens by greedy search: (all ids [rows, length + 5], the scores [rows, vocabulary] of each step)."""
+    found = model.generate(
+        input_ids=ids,
+        max_new_tokens=5,
+        eos_token_id=999,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **kwargs,
+    )
+    return found.sequences, [step.double() for step in found.logits]
+
+
+def plainly(models: list[Any], ids: Tensor, *, decoder: bool) -> tuple[Tensor, list[Tensor]]:
+    """The same by hand: the mean of all models' scores at each step, computed anew from all tokens."""
+    start = ids if decoder else torch.zeros(len(ids), 1, dtype=torch.int64)
+    found, steps = start, []
+    for _ in range(5):
+        given = {"input_ids": found} if decoder else {"input_ids": ids, "decoder_input_ids": found}
+        steps.append(sum(model(**given).logits[:, -1] for model in models) / len(models))
+        found = torch.cat([found, steps[-1].argmax(-1, keepdim=True)], 1)
+    return found, steps
+
+
+def copies_of(name: str, wrapper: str) -> tuple[Any, list[Any], Tensor]:
+    """The wrapped architecture in evaluation mode, the plain copies of its branches, and token ids."""
+    case, wrapping = ARCHITECTURES[name], WRAPPERS[wrapper]
+    wrapped = wrapping.wrap(build(case)).eval()
+    models = [branch.model for branch in Copies(case, wrapping, wrapped).answers() if not branch.place.head]
+    return wrapped, models, inputs(case)[1]["input_ids"]
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("wrapper", GENERATING)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generate_is_greedy_search_by_the_mean_of_all_branches(name: str, wrapper: str, use_cache: bool) -> None:
+    wrapped, models, ids = copies_of(name, wrapper)
+    with torch.no_grad():
+        tokens, steps = plainly(models, ids, decoder=True)
+        found, scores = generated(wrapped, ids, use_cache=use_cache)
+    assert_steps(found, scores, tokens, steps)
+
+
+def assert_steps(found: Tensor, scores: list[Tensor], tokens: Tensor, steps: list[Tensor]) -> None:
+    for score, step in zip(scores, steps, strict=True):
+        torch.testing.assert_close(score, step, rtol=1e-5, atol=1e-5)  # generate keeps scores in float32
+    assert torch.equal(found, tokens)
+
+
+@pytest.mark.parametrize("wrapper", GENERATING)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_cache_of_keys_and_values_that_is_passed_by_hand_is_that_of_every_branch(name: str, wrapper: str) -> None:
+    wrapped, models, ids = copies_of(name, wrapper)
+    with torch.no_grad():
+        expected = sum(model(ids).logits for model in models) / len(models)
+        _, risk = wrapped(ids, return_risk=True)
+        for return_risk in (False, True):
+            found: list[Any] = []
+            cache: Any = None
+            for part in ids.split([3, 3, 1], 1):
+                y = wrapped(part, past_key_values=cache, use_cache=True, return_risk=return_risk)
+                found.append(y if return_risk else (y, None))
+                cache = found[-1][0].past_key_values
+            torch.testing.assert_close(torch.cat([y.logits for y, _ in found], 1), expected, rtol=1e-6, atol=1e-6)
+            for kind in WRAPPERS[wrapper].variances if return_risk else ():
+                parts = [r if WRAPPERS[wrapper].single else r[kind] for _, r in found]
+                whole = risk if WRAPPERS[wrapper].single else risk[kind]
+                torch.testing.assert_close(torch.cat([r.logits for r in parts], 1), whole.logits, rtol=1e-6, atol=1e-6)
+
+
+def test_beam_search_sorts_the_cache_of_the_first_branch_only_so_it_is_refused_with_one() -> None:
+    wrapped, _, ids = copies_of("gpt2", "vote")
+    with pytest.raises(RuntimeError, match="use_cache=False"):
+        generated(wrapped, ids, num_beams=3, use_cache=True)
+    found, _ = generated(wrapped, ids, num_beams=3, use_cache=False)
+    assert found.shape == (len(ids), ids.shape[1] + 5)
+
+
+@pytest.mark.parametrize("wrapper", ["vote_share1", "sculpt", "sample_activations"])
+@pytest.mark.parametrize("name", ["t5", "m2m_100"])
+def test_generate_of_an_encoder_and_a_decoder_where_the_encoder_is_shared(name: str, wrapper: str) -> None:
+    wrapped, models, ids = copies_of(name, wrapper)
+    with torch.no_grad():
+        found, scores = generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
+        assert_steps(found, scores, *plainly(models, ids, decoder=False))
+
+
+@pytest.mark.parametrize("name", ["t5", "m2m_100"])
+def test_generate_that_encodes_with_the_first_voter_only_says_so(name: str) -> None:
+    """`generate` calls the encoder by itself, a sub-module, which can be only one voter's."""
+    wrapped, _, ids = copies_of(name, "vote")
+    with pytest.warns(WorkbenchWarning, match=r"answers as the first voter only.*voters\(\)"):
+        generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
+
+
+@pytest.mark.parametrize("wrapper", ["vote", "vote_share1", "sculpt", "sample_activations"])
+def test_forward_that_divides_its_weights_in_place_is_refused_where_branches_share_them(wrapper: str) -> None:
+    """RWKV does so in evaluation mode, once; every branch would do it again."""
+    case = rescaled()
+    if wrapper == "vote":
+        check_evaluation(case, WRAPPERS[wrapper])  # every voter has weights of its own
+        return
+    with pytest.raises(RuntimeError, match=r"writes into its parameter.*output\.weight"):
+        check_evaluation(case, WRAPPERS[wrapper])
+
+
+def rescaled() -> Case:
+    """RWKV as it is by default, which row "rwkv" is not; by default it rescales from its seventh layer on."""
+    case = ARCHITECTURES["rwkv"]
+
+    def build() -> Any:
+        model: Any = case.build()
+        model.rwkv.config.rescale_every = 1
+        return model
+
+    return Case("rwkv_rescaled", build, case.inputs, case.tags)

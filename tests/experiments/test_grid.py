@@ -1,0 +1,358 @@
+"""`experiments.grid`: models x wrappers x data x seeds, the same wherever and in whichever order cells run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from workbench import compose, data, experiments, neo, sculpt, vote
+from workbench.experiments import measure, models, pool, run_cells, specs, sweep
+from workbench.training import fit
+
+TINY: dict[str, Any] = {"epochs": 2, "rows": 60, "progress": False}
+OWN = """
+from torch import nn
+from beside import WIDTH
+from workbench import data as sets
+
+def net(data, width=3):
+    return nn.Sequential(nn.Linear(data.input_shape[0], width), nn.Tanh(), nn.Linear(width, data.n_outputs))
+
+class Fixed(nn.Sequential):
+    def __init__(self, bias=True):
+        super().__init__(nn.Linear(1, WIDTH, bias=bias), nn.Linear(WIDTH, 1))
+
+def cubic(seed):
+    return sets.toy.cubic(n_train=50, seed=seed)
+
+def largest(wrapped, data):
+    return {"largest": max(float(p.detach().abs().max()) for p in wrapped.parameters())}
+
+def clash(wrapped, data):
+    return {"rmse": 0.0}
+
+word = "no function"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str], str]:
+    """own("net") refers to what the file above defines."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    return lambda name: f"{tmp_path / 'own.py'}:{name}"
+
+
+def repeatable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows and columns in one order, without what a clock or the memory told."""
+    frame = frame.sort_values(["data", "model", "wrapper", "seed"], ignore_index=True)
+    return frame[sorted(set(frame) - set(sweep.MEASURED))]
+
+
+# ---- the grid
+@pytest.mark.slow
+def test_results_do_not_depend_on_where_and_in_which_order_cells_run() -> None:
+    wrappers = ["plain", "sample", "vote(n_voters=2) + sculpt"]
+    alone = experiments.grid("mlp(width=8)", wrappers, ["diabetes", "wine"], [0, 1], **TINY)
+    assert len(alone) == 12
+    assert alone.attrs["failed"] == []
+    two = experiments.grid(["mlp( width = 8 )"], wrappers[::-1], ["wine", "diabetes"], (1, 0), jobs=2, **TINY)
+    pd.testing.assert_frame_equal(repeatable(alone), repeatable(two), check_exact=True)
+    assert alone["checksum"].nunique() == 4  # two sets, two splits each
+    assert (alone["train_rows"] == 60).all()
+    assert set(alone["task"]) == {"regression", "classification"}
+    assert alone.groupby("data")[["rmse", "accuracy"]].count().to_numpy().tolist() == [[6, 0], [0, 6]]
+    assert (alone["predict_seconds"] > 0).all()
+    assert alone["peak_memory"].between(50, 20_000).all()
+
+
+def test_a_cell_is_the_training_that_anyone_would_do_by_hand() -> None:
+    state = torch.get_rng_state()
+    row = sweep.run("mlp(width=8)", "vote(n_voters=2) + sculpt", "diabetes", 1, epochs=2, rows=60)
+    assert torch.equal(torch.get_rng_state(), state)
+    d = data.load("diabetes", split=1)
+    few = d.train.take(torch.randperm(len(d.train), generator=torch.Generator().manual_seed(1))[:60])
+    train, held = replace(d, train=few).validation(0.1, seed=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        wrapped = compose(vote.Wrapper(n_voters=2), sculpt.Wrapper())(models.mlp(d, width=8))
+        fit(wrapped, train, validation=held, epochs=2, seed=1, progress=False)
+    with torch.no_grad():
+        assert row["rmse"] == float((wrapped(d.test.x).double() - d.test.y).square().mean().sqrt())
+    assert row["checksum"] == f"sha256:{replace(d, train=few).checksum[:12]}"
+    assert (row["split"], row["train_rows"], row["task"]) == (1, 60, "regression")
+
+
+def test_folds_take_the_place_of_held_rows() -> None:
+    row = sweep.run("mlp(width=8)", "vote(n_voters=4)", "diabetes", 0, epochs=2, rows=80, folds=2)
+    assert row["sharpness"] > row["epistemic"]  # cross-fitting has found the noise
+    assert row["mixture_nll"] == pytest.approx(row["nll"], abs=math.log(4))
+
+
+def test_what_is_in_the_file_is_not_run_again(tmp_path: Path, own: Callable[[str], str]) -> None:
+    path = tmp_path / "a.csv"
+    given: dict[str, Any] = {"path": path, "metrics": own("largest"), **TINY}
+    first = experiments.grid(own("net(width=2)"), "plain", own("cubic"), 0, **given)
+    assert first.attrs["failed"] == []
+    assert first["model"].tolist() == [own("net(width=2)")]
+    assert first["parameters"].tolist() == [7]
+    assert first["largest"][0] > 0
+    before = path.read_text()
+    again = experiments.grid(own("net( width=2 )"), "plain", own("cubic"), 0, **given)
+    assert path.read_text() == before
+    assert again["cell"].tolist() == first["cell"].tolist()
+
+
+def test_other_code_of_the_users_is_another_cell(own: Callable[[str], str]) -> None:
+    def cells() -> list[dict[str, Any]]:
+        return sweep.grid_cells([own("net"), "mlp"], "plain", "diabetes", 0)[0]
+
+    before = cells()
+    Path(own("").rstrip(":")).with_name("beside.py").write_text("WIDTH = 5\n")
+    after = cells()
+    assert before[0]["source"] != after[0]["source"]
+    assert before[1] == after[1]
+
+
+def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> None:
+    cubic = data.toy.cubic(n_train=50)
+    assert specs.model_of(own("net"), cubic)[0].out_features == 3  # type: ignore[index]
+    assert specs.model_of(own("Fixed(bias=False)"), cubic)[0].bias is None  # type: ignore[index]
+    assert isinstance(specs.model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)  # type: ignore[index]
+    assert specs.reference(models.linear, "a model") == "workbench.experiments.models:linear"
+    assert set(specs.sources(Path(own("").rstrip(":")))) == {"own.py", "beside.py"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"wrappers": "voter"}, "did you mean vote"),
+        ({"wrappers": "vote(n_voter=2)"}, "did you mean n_voters"),
+        ({"wrappers": "vote(n_voters=0)"}, "whole number of at least 1"),
+        ({"wrappers": "vote +"}, "can't be read"),
+        ({"wrappers": "vote - sculpt"}, "no name of a wrapper"),
+        ({"wrappers": "plain + vote"}, "stands alone"),
+        ({"wrappers": "sculpt(__import__('os'))"}, "neither a literal nor a distribution"),
+        ({"wrappers": "sculpt(Normal)(model)"}, "no name of a wrapper"),
+        ({"wrappers": "vote(**{'n_voters': 2})"}, "name=value"),
+        ({"wrappers": "vote + vote"}, "vote"),
+        ({"wrappers": ["vote", "vote"]}, "give each value once"),
+        ({"wrappers": []}, "needs at least one"),
+        ({"models": "mlpp"}, "did you mean mlp"),
+        ({"models": "mlp(widht=3)"}, "did you mean width"),
+        ({"models": "mlp(3)"}, "name=value"),
+        ({"data": "diabets"}, "did you mean 'diabetes'"),
+        ({"seeds": -1}, "seed must be a whole number of at least 0"),
+        ({"seeds": [0.5]}, "seed must be a whole number"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ({"rows": 1}, "rows must be a whole number of at least 2"),
+        ({"batchsize": 8}, "did you mean batch_size"),
+        ({"metrics": "rmse"}, "is no function"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **given})
+    assert not (tmp_path / "out").exists()
+
+
+def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) -> None:
+    with pytest.raises(TypeError, match=r"at the top of a module or a \.py file"):
+        experiments.grid(lambda data: nn.Linear(1, 1), progress=False)
+    with pytest.raises(TypeError, match="not a function"):
+        experiments.grid(own("word"), progress=False)
+    with pytest.raises(AttributeError, match="nothing"):
+        experiments.grid(own("nothing"), progress=False)
+
+
+def test_a_cell_that_cannot_be_trained_fails_alone(own: Callable[[str], str]) -> None:
+    frame = experiments.grid(["cnn", "linear"], "plain", "diabetes", 0, metrics=[own("clash")], **TINY)
+    assert len(frame) == 0
+    errors = {failure["cell"]["model"]: failure["error"] for failure in frame.attrs["failed"]}
+    assert "cnn takes images" in errors["cnn"]
+    assert "['rmse'], which are there already" in errors["linear"]
+
+
+# ---- wrappers as texts
+@pytest.mark.parametrize(
+    ("text", "methods"),
+    [
+        ("vote(n_voters=5)+sculpt", ["vote(n_voters=5, use_bias=True)", "sculpt(distribution=Normal)"]),
+        ("vote.Wrapper(5)", ["vote(n_voters=5, use_bias=True)"]),
+        ("sculpt(StudentT(df=4), n_layers=1)", ["sculpt(distribution=StudentT, n_layers=1)"]),
+        (
+            "sample(distribution=Normal(0.2))",
+            ["sample(n_samples=5, distribution=Normal(0.2), where=activations, trainable=False)"],
+        ),
+        ("neo(density='knn')", ["neo(density=knn)"]),
+        ("plain", []),
+    ],
+)
+def test_texts_name_wrappers(text: str, methods: list[str]) -> None:
+    assert [repr(method) for method in specs.wrapper_of(text).make()] == methods
+
+
+def test_every_wrapper_of_the_package_has_a_name() -> None:
+    folder = Path(importlib.import_module("workbench.methods").__path__[0])
+    defined = {path.stem for path in folder.glob("*.py") if "class Wrapper(" in path.read_text()}
+    assert set(specs.wrapper_names()) == {"plain", *defined}
+    for name in specs.wrapper_names():
+        specs.wrapper_of(name, classes=True)
+
+
+# ---- the measures, held against their definitions
+def trained(wrapper: Any, d: data.Data, epochs: int = 5) -> tuple[Any, nn.Module]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = models.mlp(d, width=8, depth=1)
+        wrapped = wrapper(plain)
+        fit(wrapped, d, epochs=epochs, progress=False)
+    return wrapped, plain
+
+
+def test_regression_measures() -> None:
+    d = data.load("diabetes")
+    wrapped, plain = trained(compose(vote.Wrapper(3), sculpt.Wrapper()), d)
+    found = measure.measure(wrapped, plain, d, None)
+    with torch.no_grad():
+        y, risk = wrapped(d.test.x, return_risk=True)
+        exact = -float(wrapped.predictive(d.test.x).log_prob(d.test.y).double().mean())
+    y, total, target = (t.double().numpy() for t in (y, risk.total, d.test.y))
+    assert found["nll"] == pytest.approx(-stats.norm.logpdf(target, y, total).mean(), rel=1e-9)
+    low, high = stats.norm.interval(0.9, y, total)
+    assert found["picp90"] == pytest.approx(((low <= target) & (target <= high)).mean(), abs=1e-12)
+    assert found["mpiw90"] == pytest.approx((high - low).mean(), rel=1e-6)
+    assert found["mae"] == pytest.approx(np.abs(y - target).mean(), rel=1e-9)
+    correlation = stats.spearmanr(total.ravel(), np.abs(y - target).ravel()).statistic
+    assert found["risk_error_correlation"] == pytest.approx(correlation, abs=1e-9)
+    assert found["parameters"] == 2 * sum(p.numel() for voter in wrapped.voters() for p in voter.parameters())
+    assert found["passes"] == 6  # three voters, each with a risk head as large as itself
+    assert found["epistemic"] == pytest.approx(float(risk.epistemic.double().square().mean().sqrt()), rel=1e-9)
+    # the exact mixture is no worse than the one Normal by more than its own entropy of which voter it is
+    assert found["nll"] - math.log(3) < found["mixture_nll"] < found["nll"] + math.log(3)
+    assert found["mixture_nll"] == pytest.approx(exact, rel=1e-9)
+
+
+def test_a_model_without_noise_gets_that_of_held_rows() -> None:
+    d = data.load("diabetes")
+    held = d.validation(0.2)[1]
+    wrapped, plain = trained(compose(), d)
+    found = measure.measure(wrapped, plain, d, held)
+    with torch.no_grad():
+        noise = float((wrapped(held.x) - held.y).double().square().mean().sqrt())
+        y = wrapped(d.test.x).double().numpy()
+    assert found["sharpness"] == pytest.approx(noise, rel=1e-6)
+    assert found["nll"] == pytest.approx(-stats.norm.logpdf(d.test.y.double().numpy(), y, noise).mean(), rel=1e-6)
+    assert found["passes"] == 1
+    assert not {"aurc", "risk_error_correlation", "epistemic"} & set(found)  # it tells no rows apart
+
+
+def test_vacuitic_risk_ranks_rows_where_it_is_all_there_is() -> None:
+    d = data.load("diabetes")
+    wrapped, plain = trained(neo.Wrapper(), d)
+    found = measure.measure(wrapped, plain, d, None)
+    with torch.no_grad():
+        y, risk = wrapped(d.test.x, return_risk=True)
+    error = (y - d.test.y).abs().flatten().numpy()
+    assert found["risk_error_correlation"] == pytest.approx(stats.spearmanr(risk.numpy(), error).statistic, abs=1e-6)
+    assert found["vacuitic"] == pytest.approx(float(risk.mean()), abs=1e-6)
+
+
+def test_classification_measures() -> None:
+    d = data.load("wine")
+    wrapped, plain = trained(vote.Wrapper(2, output="logits"), d)
+    found = measure.measure(wrapped, plain, d, None)
+    with torch.no_grad():
+        y, risk = wrapped(d.test.x, return_risk=True)
+    p = y.double().softmax(-1).numpy()
+    target = d.test.y.numpy()
+    assert found["accuracy"] == pytest.approx((p.argmax(1) == target).mean())
+    assert found["nll"] == pytest.approx(-np.log(p[np.arange(len(target)), target]).mean(), rel=1e-6)
+    assert found["brier"] == pytest.approx(((p - np.eye(3)[target]) ** 2).sum(1).mean(), rel=1e-6)
+    assert found["epistemic"] == pytest.approx(float(risk.epistemic.double().mean()), rel=1e-6)
+    assert found["passes"] == 2
+
+
+# ---- devices
+LIGHT = """
+import os
+
+def visible(n):
+    return {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES", "all"), "process": os.getpid()}
+
+def rows(n):
+    return {"third": n / 3, "word": "NA" if n % 2 else "x", "flag": n > 1, **({"extra": n} if n == 2 else {})}
+"""
+
+
+@pytest.fixture
+def light(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of functions: what this one imports would take each process longer than its cells."""
+    file = tmp_path_factory.mktemp("light") / "light.py"
+    file.write_text(LIGHT)
+    return str(file)
+
+
+def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, light: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert pool.visible_gpus() == ["GPU-a", "GPU-b", "GPU-c"]
+    cells = [{"n": n} for n in range(2)]
+    ended = pool.outcomes(f"{light}:visible", cells, jobs=2, threads=1, timeout=None, gpus=["GPU-a", "GPU-b"])
+    found = {outcome.rows[0]["process"]: outcome.rows[0]["gpu"] for outcome in ended}
+    assert len(found) == 2
+    assert set(found.values()) == {"GPU-a", "GPU-b"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert pool.visible_gpus() == ["0", "1", "2"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert pool.visible_gpus() == []  # no choice to make
+
+
+# ---- Parquet
+def test_parquet_keeps_what_csv_keeps(tmp_path: Path, light: str) -> None:
+    pytest.importorskip("pyarrow")
+    cells = [{"n": n} for n in (2, 0, 1)]
+    plain = run_cells(f"{light}:rows", cells, tmp_path / "a.csv", progress=False)
+    run_cells(f"{light}:rows", cells[:2], tmp_path / "a.parquet", progress=False)
+    frame = run_cells(f"{light}:rows", cells, tmp_path / "a.parquet", progress=False)
+    pd.testing.assert_frame_equal(frame.drop(columns="seconds"), plain.drop(columns="seconds"), check_dtype=False)
+    assert frame["third"].tolist() == [2 / 3, 0.0, 1 / 3]
+    assert pd.read_parquet(tmp_path / "a.parquet")["word"].tolist() == ["x", "x", "NA"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_parquet_without_pyarrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: str) -> None:
+    monkeypatch.setitem(importlib.import_module("sys").modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match="Parquet files need pyarrow"):
+        run_cells(f"{light}:rows", [{"n": 1}], tmp_path / "a.parquet", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["models", "specs", "measure", "sweep", "compare"])
+def test_examples_run(name: str) -> None:
+    module = importlib.import_module(f"workbench.experiments.{name}")
+    failed, run = doctest.testmod(module)
+    assert failed == 0
+    assert run
+
+
+def test_grid_is_a_product() -> None:
+    cells, files = sweep.grid_cells(["mlp", "linear"], ["plain", "vote"], ["diabetes", "yacht"], [0, 1, 2], lr=0.01)
+    assert files == []
+    assert len(cells) == 24
+    wanted = set(itertools.product(["mlp", "linear"], ["plain", "vote"], ["diabetes", "yacht"], [0, 1, 2]))
+    assert {tuple(cell[axis] for axis in ("model", "wrapper", "data", "seed")) for cell in cells} == wanted
+    assert {cell["lr"] for cell in cells} == {0.01}

@@ -1,0 +1,192 @@
+"""Calls with model and inputs on a pretended device give what they give on the CPU; `test_other_device.py` starts it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional as F
+
+from helpers import pretend_device
+from helpers.device_models import MODELS, WRAPPERS, criterion_of, mlp, quiet, trained
+from helpers.other_device import DEVICE, answers, close, in_order, states_close
+from workbench import compose, neo, sculpt, vote
+from workbench.engine.executors.rescue import Unfused
+from workbench.methods.densities import DENSITIES
+
+
+@pytest.fixture(autouse=True)
+def the_same_start() -> None:
+    torch.manual_seed(0)  # of the CPU and of the device
+
+
+# ---- the device itself
+def test_the_device_refuses_what_a_gpu_refuses() -> None:
+    x = torch.ones(3)
+    y = x.to(DEVICE)
+    assert y.device == torch.device(DEVICE, 0)
+    for mixed in (lambda: x + y, lambda: y.add_(x), lambda: torch.cat([x, y]), lambda: F.linear(y, x[None])):
+        with pytest.raises(RuntimeError, match="same device"):
+            mixed()
+    assert torch.equal((y + torch.tensor(1.0)).cpu(), x + 1)
+    with pytest.raises(TypeError, match="convert"):
+        y.numpy()
+
+
+def test_the_device_counts_waits() -> None:
+    x = torch.ones(3)
+    y = x.to(DEVICE)
+    pretend_device.WAITS.clear()
+    y.sum().exp()
+    x.to(DEVICE, non_blocking=True)
+    assert pretend_device.WAITS == []
+    for wait in (y.cpu, y.sum().item, lambda: y[y > 0], lambda: y[torch.tensor([0])], y.nonzero, lambda: x.to(DEVICE)):
+        wait()
+        assert pretend_device.WAITS, wait
+        pretend_device.WAITS.clear()
+
+
+# ---- calls
+@functools.cache
+def learned(name: str, model: str) -> tuple[Any, Tensor, Tensor]:
+    with quiet():
+        return trained(WRAPPERS[name], model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_answers_losses_and_gradients(name: str, model: str) -> None:
+    here, x, y = learned(name, model)
+    here = in_order(copy.deepcopy(here)).double()
+    there = copy.deepcopy(here).to(DEVICE)
+    x, y = x.double(), y.double() if y.is_floating_point() else y
+    found: list[Any] = []
+    for part, where in ((here, "cpu"), (there, DEVICE)):
+        given = answers(part.eval(), x.to(where)) + answers(copy.deepcopy(part), x.to(where))
+        part.train().zero_grad()
+        torch.manual_seed(1)
+        if part.methods == ("neo",):
+            loss = part(x.to(where), return_risk=True)[1].mean()
+        else:
+            loss = part.loss(criterion_of(part), x.to(where), y.to(where))
+        loss.backward()
+        found.append([*given, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
+    close(*found, atol=1e-7)  # voters' spread of 1e-16
+    states_close(here, there)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
+    """With all of the network's dropout, and weights that move between the calls."""
+    wrapped, x, y = learned(name, model)
+    wrapped = copy.deepcopy(wrapped).to(DEVICE)
+    x, y = x.to(DEVICE), y.to(DEVICE)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, fused=True)
+
+    def once() -> Tensor:
+        for training in (False, True):
+            wrapped.train(training)
+            for risk in (False, True):
+                wrapped(x, return_risk=risk)
+        optimizer.zero_grad()
+        risky = wrapped.methods == ("neo",)
+        loss = wrapped(x, return_risk=True)[1].mean() if risky else wrapped.loss(criterion_of(wrapped), x, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with quiet():
+        once(), once()
+        pretend_device.WAITS.clear()
+        loss = once()
+    assert pretend_device.WAITS == []
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_signatures_do_not_wait(name: str) -> None:
+    with quiet():
+        wrapped, x, _ = trained(neo.Wrapper(density=name, output="logits"), "mlp", rows=60)
+    wrapped.to(DEVICE).eval()
+    x = x.to(DEVICE)
+    with torch.no_grad():
+        wrapped(x, return_risk=True)
+        pretend_device.WAITS.clear()
+        wrapped(x, return_risk=True)
+    assert pretend_device.WAITS == []
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "loop"])
+@pytest.mark.parametrize("name", ["vote", "vote last layer", "vote rank-1", "sample", "sample, weights", "swag"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_each_strategy(name: str, model: str, strategy: str) -> None:
+    here, x, _ = learned(name, model)
+    here = copy.deepcopy(here).eval()
+    here._workbench.strategy = strategy
+    there = copy.deepcopy(here).to(DEVICE)
+    close(answers(here, x), answers(there, x.to(DEVICE)), atol=1e-6)
+    states_close(here, there)
+
+
+def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all() -> None:
+    """torch.native_dropout, which is dropout on a GPU, crashes there."""
+    x = torch.ones(50, 20, device=DEVICE)
+
+    def kept(function: Any, outer: Tensor, inner: Tensor) -> Tensor:
+        with Unfused():
+            return function(x + outer, 0.25, True) + inner
+
+    zeros = torch.zeros(3, device=DEVICE), torch.zeros(2, device=DEVICE)
+    for function in (F.dropout, torch.dropout):
+        inside = lambda outer: vmap(lambda inner: kept(function, outer, inner), randomness="same")(zeros[1])  # noqa: B023, E731
+        found = vmap(inside, randomness="different")(zeros[0]).cpu()
+        assert torch.equal(found[:, 0], found[:, 1])
+        assert not torch.equal(found[0], found[1])
+        torch.testing.assert_close(found.unique(), torch.tensor([0, 4 / 3]))
+        assert 0.7 < (found > 0).double().mean() < 0.8
+
+
+def test_a_network_may_make_tensors_on_the_cpu() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            shift, moved = torch.zeros(4), torch.zeros_like(x)
+            shift[1] = 2.0
+            moved[:] = x + shift.to(x.device)
+            return self.attention(moved, moved, moved)[0]
+
+    wrapped = vote.Wrapper(3)(Makes()).eval().to(DEVICE)
+    x = torch.randn(2, 5, 4, device=DEVICE)
+    found = answers(wrapped, x)
+    assert "vote: rescue" in str(wrapped.explain())
+    wrapped._workbench.strategy = "loop"
+    torch.testing.assert_close(found, answers(wrapped, x))
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_model_is_wrapped_copied_and_pickled_where_it_is(name: str) -> None:
+    there = WRAPPERS[name](mlp().to(DEVICE))
+    here = copy.deepcopy(there).cpu()
+    for part in (there, copy.deepcopy(there), pickle.loads(pickle.dumps(here)).to(DEVICE)):
+        states_close(here, part)
+
+
+def test_voters_begin_there_as_on_the_cpu() -> None:
+    """And what the user draws next is what it would have been."""
+    torch.manual_seed(0)
+    model, found = mlp(), []
+    for where in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(copy.deepcopy(model).to(where))
+        found.append([*wrapped.parameters(), torch.rand(2, device=where)])
+    close(*found)

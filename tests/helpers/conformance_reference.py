@@ -1,0 +1,187 @@
+"""What a wrapped model must answer, from plain models alone.
+
+A reference never runs the wrapped object: it builds the plain model anew for each branch, copies the branch's tensors into
+it by their names in the `state_dict` (`fc.weight@vote` has one row for each voter, `fc.weight@sculpt` belongs to the risk
+head, ...), calls it, and does the arithmetic of risks itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helpers.conformance_table import DATA_NOISE, PRIOR_PRECISION, ROWS, Wrapping
+from helpers.zoo import Case, leaves
+from workbench.engine.tree import is_float, tree_map
+from workbench.testing import reference
+from workbench.testing.models import Tree, assert_tree, buffers, build, inputs, parameters, seeded
+from workbench.testing.reference import Branch
+
+
+class Place(NamedTuple):
+    """A branch: the voter, the sample and the head (0 predicts, the others are risk heads)."""
+
+    voter: int
+    sample: int
+    head: int
+
+
+class Reference(reference.Reference):
+    """Plain models with the tensors of a wrapped one, which are found by their names.
+
+    Args:
+        case: How to build them.
+        wrapping: How the wrapped model was made.
+        wrapped: Its tensors are copied now, so that it can be called and changed afterwards.
+        dtype: Precision of models and inputs.
+    """
+
+    def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(case, wrapped, dtype)
+        self.wrapping = wrapping
+        self.heads = wrapping.heads or int("aleatoric" in wrapping.kinds)
+
+    def home(self, name: str, place: Any) -> tuple[str, int | None]:
+        """Key and row in the state_dict where a branch keeps a tensor of the plain model."""
+        heads = {key.removesuffix("@vote") for key in self.state}
+        head = f"{name}@sculpt{place.head - 1 or ''}"
+        base = head if place.head and head in heads else name
+        own = self.wrapping.name if self.wrapping.kept else "vote"
+        if self.wrapping.kept and not any(flag for key, flag in self.state.items() if key.endswith(f"@{own}_ready")):
+            return base, None
+        return (f"{base}@{own}", place.voter) if f"{base}@{own}" in self.state else (base, None)
+
+    def value(self, name: str, place: Any) -> Tensor:
+        """The tensor that a branch uses, as a differentiable function of `state`."""
+        key, row = self.home(name, place)
+        tensor = self.state[key] if row is None else self.state[key][row]
+        if (left := self.state.get(f"{key}@vote_out")) is not None:
+            shape = (-1, *[1] * (tensor.dim() - 1))
+            tensor = tensor * left[place.voter].reshape(shape)
+            if (right := self.state.get(f"{key}@vote_in")) is not None:
+                tensor = tensor * right[place.voter].reshape(1, -1, *shape[2:])
+        return tensor
+
+    def answers(self, training: bool = False, noise: float = 0.0, seed: int = 0) -> list[Branch]:
+        """All branches, with the noise of sample on weights or inputs where there is some."""
+        heads = 1 + self.heads
+        branches = []
+        with seeded(seed):
+            for place in map(
+                Place._make, itertools.product(range(self.wrapping.voters), range(self.wrapping.samples), range(heads))
+            ):
+                model = build(self.case, self.dtype, training)
+                tensors = {**parameters(model), **buffers(model)}
+                values = {name: self.value(name, place) for name in tensors}
+                if noise and self.wrapping.where == "weights":
+                    values.update(
+                        {
+                            name: value * (1 + noise * torch.randn_like(value))
+                            for name, value in values.items()
+                            if name in parameters(model) and value.dim() >= 2
+                        }
+                    )
+                given = inputs(self.case, self.dtype)
+                if noise and self.wrapping.where == "inputs":
+                    given = tree_map(lambda x: x + noise * torch.randn_like(x) if is_float(x) else x, given)
+                with torch.no_grad():
+                    for name, tensor in tensors.items():
+                        tensor.copy_(values[name])
+                for name, parameter in parameters(model).items():
+                    parameter.requires_grad_(self.home(name, place)[0] in self.learns)
+                args, kwargs = given
+                branches.append(Branch(place, model, given, values, model(*args, **kwargs)))
+        self.training = training
+        return branches
+
+    def linearised(self, path: str) -> Tensor:
+        """Variance of a leaf of the output under laplace: from its gradients by the last layer's weights, one number after another.
+
+        J (sum_n J_n^T J_n / noise^2 + prior_precision I)^-1 J^T, where J_n are those of the rows that it was fitted to.
+        """
+        [layer] = {name.partition("@")[0] for name in self.state if name.endswith("@laplace_points")}
+
+        def jacobian(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+            model, (args, kwargs) = build(self.case, self.dtype), inputs(self.case, self.dtype, rows, seed)
+            own = parameters(model)
+            held = [own[name] for name in (layer, f"{layer.removesuffix('weight')}bias") if name in own]
+            for name, tensor in {**own, **buffers(model)}.items():
+                tensor.requires_grad_(False).copy_(self.state[name].detach())
+            for tensor in held:
+                tensor.requires_grad_()
+            with torch.enable_grad(), seeded():
+                leaf = dict(leaves(model(*args, **kwargs)))[path]
+            numbers = leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in held) * 0] * leaf.numel()
+            rows_of = [torch.autograd.grad(x, held, retain_graph=True, allow_unused=True) for x in numbers]
+            flat = [
+                [torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of
+            ]
+            return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
+
+        seen, _ = jacobian(40, 3)
+        precision = seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(seen.shape[1], dtype=seen.dtype)
+        asked, leaf = jacobian(ROWS, 0)
+        return (asked @ torch.linalg.inv(precision) * asked).sum(1).reshape(leaf.shape)
+
+    def reduced(self, branches: list[Branch]) -> tuple[Tree, dict[str, Tree]]:
+        """Prediction and risks by the law of total variance, by path; leaves that are not floating: of all answers."""
+        prediction: Tree = {}
+        risks: dict[str, Tree] = {kind: {} for kind in self.wrapping.variances}
+        outputs = [(b.place, dict(leaves(b.output))) for b in branches]
+        for path, first in outputs[0][1].items():
+            answers = [output[path] for place, output in outputs if place.head == 0]
+            if not is_float(first):
+                prediction[path] = answers
+                continue
+            stack = torch.stack(answers)
+            mean = stack.sum(0) / len(answers)
+            prediction[path] = mean if len(answers) > 1 else stack[0]
+            variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
+            raw = [
+                torch.stack([o[path] for p, o in outputs if p.head == head + 1]) for head in range(self.heads)
+            ]  # by head, all voters and samples of each
+            for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
+                variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
+            if self.wrapping.name == "laplace":
+                variances["epistemic"] = torch.zeros_like(mean.real) if self.training else self.linearised(path)
+            if len(self.wrapping.kinds) > 1:
+                variances["total"] = variances["aleatoric"] + variances["epistemic"]
+            for kind, risk in risks.items():
+                risk[path] = root(variances[kind])
+        return prediction, risks
+
+
+def spoken(raw: list[Tensor]) -> dict[str, Tensor]:
+    """The variances that the outputs of the risk heads stand for: of one a Normal, of two quantiles at 10 and 90 %, of three evidence."""
+    risks = [F.softplus(output) for output in raw]
+    if len(risks) == 1:
+        return {"aleatoric": (risks[0] + 1e-9) ** 2}
+    if len(risks) == 2:
+        return {"aleatoric": ((risks[0] + 1e-9) / (2 * 1.2815515655446004)) ** 2}
+    if len(risks) == 3:
+        nu, alpha, beta = risks[0] + 1e-6, risks[1] + 1.005, risks[2] + 1e-9
+        return {"aleatoric": beta / (alpha - 1), "epistemic": beta / (nu * (alpha - 1))}
+    return {}
+
+
+def root(variance: Tensor) -> Tensor:
+    """Standard deviation whose gradient is zero where all branches agree."""
+    spread = variance > 1e-28
+    return torch.where(spread, torch.where(spread, variance, 1.0).sqrt(), 0.0)
+
+
+def assert_answers(
+    reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any], tolerance: float = 1e-9
+) -> None:
+    """Assert that prediction and risks are those of the branches."""
+    prediction, expected = reference.reduced(branches)
+    like = branches[0].output
+    assert_tree(y, like, prediction, "prediction", tolerance)
+    named = {name: risk for name, risk in risks.items() if name != "vacuitic"}
+    assert not named or set(named) == set(expected)
+    for name, risk in named.items():
+        assert_tree(risk, like, expected[name], name, tolerance)

@@ -1,0 +1,60 @@
+"""What tests on a pretended device share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers import pretend_device
+from helpers.device_models import WRAPPERS, leaves, mlp, quiet, still
+from workbench import Risk
+
+DEVICE = pretend_device.NAME
+
+
+def home(value: Any) -> Any:
+    """With tensors on the CPU, checked to come from the device."""
+    if isinstance(value, Tensor):
+        assert value.device.type == DEVICE
+        return value.cpu()
+    if isinstance(value, Risk):
+        return value.map(home)
+    return [home(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def answers(wrapped: Any, x: Tensor) -> list[Tensor]:
+    """The same random numbers each time."""
+    torch.manual_seed(1)
+    with torch.no_grad(), quiet():
+        return leaves(wrapped(x, return_risk=True))
+
+
+def close(here: Any, there: Any, atol: float = 1e-8) -> None:
+    """What the CPU gave, and what the device gave."""
+    torch.testing.assert_close(here, home(there), rtol=1e-6, atol=atol)
+
+
+def states_close(here: nn.Module, there: nn.Module) -> None:
+    for (name, a), b in zip(here.state_dict().items(), there.state_dict().values(), strict=True):
+        assert name.startswith("settings@") or b.device.type == DEVICE, name
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def in_order(wrapped: Any) -> Any:
+    """Without dropout of the model's own; and noise in an order that is the same on all devices."""
+    still(wrapped)
+    if "sample" in wrapped.methods:
+        wrapped._workbench.strategy = "loop"
+    return wrapped
+
+
+def rows(n: int = 40, shape: tuple[int, ...] = (4,), classes: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *shape, generator=generator)
+    return x, torch.arange(n) % 3 if classes else 3 + 2 * torch.randn(n, 3, generator=generator)
+
+
+def is_classes(name: str) -> bool:
+    return WRAPPERS[name](mlp())._workbench.output != "values"

@@ -1,0 +1,198 @@
+"""What a wrapped model must give in evaluation and in one training step, from plain copies whose tensors are set by hand.
+
+For models that are taken as they are: `conformance` checks more, but on models that were written for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.conformance_reference import Reference
+from helpers.conformance_table import NOISE, Wrapping
+from helpers.zoo import Case, leaves
+from workbench import WorkbenchWarning, Wrapped
+from workbench.engine.tree import is_float
+from workbench.testing.models import build, call, close, inputs, majority, seeded
+from workbench.testing.reference import Branch
+
+TOLERANCES = {"float32": 1e-4, "float32_inside": 1e-5}  # by tag: all in float32; float64 with parts in float32
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    return torch.float32 if "float32" in case.tags else torch.float64
+
+
+def tolerance_of(case: Case) -> float:
+    return max((TOLERANCES.get(tag, 0.0) for tag in case.tags), default=0.0) or 1e-9
+
+
+def ask(wrapped: Any, given: Any, wrapping: Wrapping) -> tuple[Any, dict[str, Any]]:
+    """The prediction of a wrapped model and its risks by name."""
+    args, kwargs = given
+    with seeded():
+        y, risk = wrapped(*args, **kwargs, return_risk=True)
+    return y, {wrapping.single: risk} if wrapping.single else {name: risk[name] for name in risk.names()}
+
+
+def fit(wrapped: Any, case: Case, wrapping: Wrapping) -> None:
+    """Learn neo's signature, if there is one, and go to evaluation mode."""
+    wrapped.eval()
+    if "vacuitic" in wrapping.kinds:
+        args, kwargs = inputs(case, dtype_of(case), rows=40, seed=3)
+        batch: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments if kwargs else args
+        Wrapped.fit(wrapped, [({**batch, **batch.pop("kwargs", {})} if kwargs else batch, None)])
+
+
+class Copies(Reference):
+    """Plain copies of a model in the precision of its case; the factor of a single number has no shape."""
+
+    def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any) -> None:
+        super().__init__(case, wrapping, wrapped, dtype_of(case))
+
+    def value(self, name: str, place: Any) -> Tensor:
+        found = super().value(name, place)
+        key, row = self.home(name, place)
+        return found.reshape(self.state[key].shape if row is None else self.state[key].shape[1:])
+
+
+def assert_answers(case: Case, reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any]) -> None:
+    """Assert prediction and risks leaf by leaf; a risk has the floating leaves of the prediction."""
+    prediction, expected = reference.reduced(branches)
+    found, tolerance = dict(leaves(y)), tolerance_of(case)
+    assert type(y) is type(branches[0].output)
+    assert list(found) == [path for path, _ in leaves(branches[0].output)]
+    for path, leaf in found.items():
+        if is_float(leaf):
+            assert leaf.shape == prediction[path].shape
+            close(leaf, prediction[path], path, tolerance)
+        elif isinstance(leaf, Tensor):
+            majority(leaf, prediction[path], path)
+        else:
+            assert all(leaf == answer for answer in prediction[path]), path
+    assert set(risks) - {"vacuitic"} == set(reference.wrapping.variances)
+    for name, risk in risks.items():
+        if name == "vacuitic":
+            assert risk.isfinite().all()
+            continue
+        tree = {path: leaf for path, leaf in leaves(risk) if leaf is not None}
+        assert set(tree) == {path for path, leaf in found.items() if is_float(leaf)}
+        for path, leaf in tree.items():
+            unit = 1 + size(prediction[path])  # answers are rounded in proportion to their size
+            close(leaf / unit, expected[name][path] / unit, f"{name} {path}", tolerance)
+
+
+def size(tensor: Tensor) -> float:
+    """The largest absolute value, 0 of nothing."""
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
+    """Prediction and risks in evaluation mode; then the prediction alone, since a model may keep something from its first call."""
+    wrapped = wrapping.wrap(build(case, dtype_of(case)), strategy)
+    reference = Copies(case, wrapping, wrapped)
+    branches = reference.answers()
+    fit(wrapped, case, wrapping)
+    with torch.no_grad():
+        assert_answers(case, reference, branches, *ask(wrapped, inputs(case, dtype_of(case)), wrapping))
+        y = call(wrapped, inputs(case, dtype_of(case)))
+    prediction, _ = reference.reduced(branches)
+    for path, leaf in leaves(y):
+        if is_float(leaf):
+            close(leaf, prediction[path], f"without risk: {path}", tolerance_of(case))
+
+
+def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
+    """Prediction, risks, all gradients and all buffers of one training step."""
+    wrapped = wrapping.wrap(build(case, dtype_of(case), training=True), strategy)
+    reference = Copies(case, wrapping, wrapped)
+    branches = reference.answers(training=True)
+    y, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
+    assert_answers(case, reference, branches, y, risks)
+    # samples without noise agree, and where all agree a standard deviation has no gradient that could be compared
+    learned = [name for name in wrapping.variances if not wrapping.where or name == "aleatoric"]
+    prediction, spread = reference.reduced(branches)
+    expected = reference.gradients(branches, objective(prediction, *(spread[name] for name in learned)))
+    objective(y, *(risks[name] for name in learned)).backward()
+    largest = max(size(grad) for grad in expected.values() if grad is not None) or 1.0
+    for name, parameter in wrapped.named_parameters():
+        if name in expected:
+            zero = torch.zeros_like(parameter)
+            grad, like = (zero if g is None else g for g in (parameter.grad, expected[name]))
+            close(grad / largest, like / largest, f"gradient of {name}", max(tolerance_of(case), 1e-6))
+    after = {**dict(wrapped.named_buffers()), **wrapped.state_dict()}
+    for name, value in reference.moved(branches).items():
+        close(after[name], value, f"buffer {name}", tolerance_of(case))
+
+
+def objective(*trees: Any) -> Tensor:
+    """A sum in which every number has another weight, so that nothing cancels (the outputs of a softmax, of a norm)."""
+    found = [leaf.flatten() for tree in trees for _, leaf in leaves(tree) if is_float(leaf) and leaf.requires_grad]
+    return torch.stack([leaf @ torch.linspace(0.5, 1.5, len(leaf), dtype=leaf.dtype) for leaf in found]).sum()
+
+
+def check_signature(case: Case, wrapping: Wrapping) -> None:
+    """A gradient step on neo's signature leaves the model and its statistics alone."""
+    wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
+    before = {name: tensor.clone() for name, tensor in wrapped.state_dict().items() if "@workbench" not in name}
+    _, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
+    assert risks["vacuitic"].isfinite().all()
+    risks["vacuitic"].mean().backward()
+    trained = [name for name, parameter in wrapped.named_parameters() if parameter.grad is not None]
+    assert trained
+    assert all("@workbench" in name for name in trained), trained
+    after = wrapped.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def check_noise(case: Case, wrapping: Wrapping) -> None:
+    """With noise, samples are finite and differ, and variances still add."""
+    wrapped = wrapping.wrap(build(case, dtype_of(case)), "loop", NOISE).eval()
+    with torch.no_grad():
+        _, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
+    trees = {name: {path: leaf for path, leaf in leaves(risk) if is_float(leaf)} for name, risk in risks.items()}
+    assert all(leaf.isfinite().all() for tree in trees.values() for leaf in tree.values())
+    assert any((leaf > 0).any() for leaf in trees["epistemic"].values())
+    for path, leaf in trees.get("total", {}).items():
+        sides = (trees[name][path].square() for name in ("aleatoric", "epistemic"))
+        close(leaf.square(), sum(sides), f"total {path}", tolerance_of(case))
+
+
+def check_dealing(case: Case, wrapping: Wrapping) -> None:
+    """Each row of a training batch is answered by one voter; by all, with one warning, where rows depend on each other."""
+    plain, (args, kwargs) = build(case, dtype_of(case)), inputs(case, dtype_of(case))
+    apart = _rows_apart(plain, args, kwargs)
+    wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
+    branches = Copies(case, wrapping, wrapped).answers(training=True)
+    with warnings.catch_warnings(record=True) as caught, seeded():
+        warnings.simplefilter("always")
+        y = wrapped(*args, **kwargs)
+    told = [str(w.message) for w in caught if issubclass(w.category, WorkbenchWarning)]
+    assert len(told) == (not apart), told
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in plain.modules()):
+        return  # what a voter answers depends on the rows that it was dealt
+    answers = [dict(leaves(branch.output)) for branch in branches]
+    for path, leaf in leaves(y):
+        if not is_float(leaf):
+            continue
+        stack = torch.stack([answer[path] for answer in answers])
+        if apart:
+            same = torch.isclose(stack, leaf, rtol=1e-6, atol=1e-6).flatten(2).all(2)
+            assert same.any(0).all(), f"{path}: a row is no voter's"
+        else:
+            close(leaf, stack.mean(0), path, tolerance_of(case))
+
+
+def _rows_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the model answers the first three rows alone as it does among all; a list of rows can't be dealt."""
+    if any(isinstance(value, list) for value in kwargs.values()):
+        return False
+    some = {name: value[:3] for name, value in kwargs.items()}
+    with torch.no_grad():
+        whole, part = (dict(leaves(model(*args, **given))) for given in (kwargs, some))
+    pairs = [(whole[path], leaf) for path, leaf in part.items() if is_float(leaf)]
+    return all(a.dim() and a[:3].shape == b.shape and torch.allclose(a[:3], b, atol=1e-4, rtol=1e-4) for a, b in pairs)

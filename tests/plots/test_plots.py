@@ -1,0 +1,185 @@
+"""What all figures share: the look, the inputs they take and refuse, and that nothing of the caller's is changed."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import plotting
+from helpers.plotting import N, probabilities
+
+from workbench import plots
+
+ax, rng, untouched = plotting.ax, plotting.rng, plotting.untouched  # the fixtures
+
+
+def calls(rng):
+    """Every function once, with realistic input."""
+    x, risk = rng.normal(size=N), rng.random(N) + 0.1
+    p, y = probabilities(rng)
+    xx, yy = np.meshgrid(np.linspace(-1, 1, 7), np.linspace(0, 1, 5))
+    frame = pd.DataFrame({"epoch": range(4), "loss": [4.0, 3.0, 2.0, 1.0]})
+    return {
+        "bands": lambda **k: plots.bands(x, x**3, risk, risk, x, observed=(x, x), truth=(x, x**3), **k),
+        "coverage": lambda **k: plots.coverage(x, risk, x + risk, **k),
+        "decision_map": lambda **k: plots.decision_map(xx, yy, xx * yy, points=(np.stack([x, x], 1), x > 0), **k),
+        "history": lambda **k: plots.history(frame, **k),
+        "ood_histogram": lambda **k: plots.ood_histogram(risk, risk + 1, **k),
+        "predicted_against_true": lambda **k: plots.predicted_against_true(x, x + risk, risk, **k),
+        "reliability": lambda **k: plots.reliability(p, y, **k),
+        "risk_coverage": lambda **k: plots.risk_coverage(risk, risk**2, **k),
+        "risk_against_error": lambda **k: plots.risk_against_error(risk, risk**2, **k),
+        "risk_split": lambda **k: plots.risk_split(risk, risk[::-1], **k),
+        "roc": lambda **k: plots.roc(risk, risk + 1, **k),
+    }
+
+
+NAMES = sorted(set(plots.__all__) - {"COLOURS", "ood"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_given_axes_are_used_and_no_figure_is_left_open(name, rng, ax):
+    assert calls(rng)[name](ax=ax) is ax
+    assert plt.get_fignums() == []
+    assert ax.get_xlabel()
+    assert ax.get_ylabel() or name == "risk_split"  # which has names of cases there
+    assert not ax.spines["top"].get_visible()
+    ax.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_axes_one_new_figure_is_made(name, rng):
+    ax = calls(rng)[name]()
+    assert plt.get_fignums() == [ax.figure.number]
+    assert ax.figure.get_constrained_layout()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_is_cut_off_or_runs_into_another(name, rng):
+    ax = calls(rng)[name]()
+    ax.figure.canvas.draw()
+    drawn, page = ax.get_tightbbox(), ax.figure.bbox
+    assert drawn.x0 >= page.x0 - 1
+    assert drawn.y0 >= page.y0 - 1
+    assert drawn.x1 <= page.x1 + 1
+    assert drawn.y1 <= page.y1 + 1
+    low, high = sorted(ax.get_xlim())
+    texts = [label for label in ax.get_xticklabels() if low <= label.get_position()[0] <= high]
+    low, high = sorted(ax.get_ylim())
+    texts += [label for label in ax.get_yticklabels() if low <= label.get_position()[1] <= high]
+    texts += [ax.xaxis.label, ax.yaxis.label, ax.get_legend()]
+    boxes = [box for box in (text.get_window_extent() for text in texts) if box.width > 1]
+    assert len(boxes) > 5
+    assert not any(box.overlaps(other) for i, box in enumerate(boxes) for other in boxes[i + 1 :])
+
+
+@pytest.mark.parametrize("name", ["coverage", "risk_against_error", "roc", "reliability"])
+def test_tensors_with_gradient_and_low_precision_draw_as_arrays_do(name):
+    a = torch.arange(1.0, 9.0) / 8
+    b, c = a.flip(0), (a * 2).sqrt()
+    p, y = torch.stack([a, 1 - a], 1), torch.tensor([0, 1] * 4)
+    inputs = {"coverage": (a, b, c), "risk_against_error": (a, b), "roc": (a, b), "reliability": (p, y)}[name]
+    draw = getattr(plots, name)
+    low = [v.to(torch.bfloat16) if v.is_floating_point() else v for v in inputs]
+    asked = [v.clone().requires_grad_() if v.is_floating_point() else v for v in low]
+    first, second = draw(*asked), draw(*[v.double().numpy() for v in low])
+    for one, other in zip(first.lines, second.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+
+
+def test_dark_ground_keeps_text_and_lines_light(rng):
+    with plt.style.context("dark_background"):
+        for name, draw in calls(rng).items():
+            ax = draw()
+            for artist in ax.lines:
+                light = matplotlib.colors.rgb_to_hsv(matplotlib.colors.to_rgb(artist.get_color()))[2]
+                assert light > 0.5, name
+
+
+def test_colours_are_distinct_also_in_greys():
+    grey = [np.dot(matplotlib.colors.to_rgb(c), (0.2126, 0.7152, 0.0722)) for c in plots.COLOURS.values()]
+    assert list(plots.COLOURS) == ["aleatoric", "epistemic", "vacuitic", "total"]
+    assert np.diff(sorted(grey)).min() > 0.03
+
+
+@pytest.mark.parametrize("module", ["_common", "classification", "detection", "regression", "selective", "summary"])
+def test_examples_run(module):
+    failed, tried = doctest.testmod(importlib.import_module(f"workbench.plots.{module}"))
+    assert failed == 0
+    assert tried > 0 or module == "_common"
+
+
+def test_import_loads_no_heavy_library():
+    heavy = "('matplotlib', 'pandas', 'scipy', 'sklearn')"
+    code = f"import sys, workbench.plots; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+ONES, NANS = np.ones(4), np.array([1, np.nan, 1, 1])
+GRID = np.ones((3, 2))
+NOT_A_PAIR: Any = ONES
+NOT_AN_ARRAY: Any = {"aleatoric": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.bands(ONES, np.ones(3)), r"x \[4\], prediction \[3\]"),
+        (lambda: plots.bands(ONES, np.ones((4, 2))), r"prediction: expected shape .* found \[4, 2\]; pick one output"),
+        (lambda: plots.bands(ONES, NANS), r"prediction: 1 of 4 values are NaN or infinite, the first at \[1\]"),
+        (lambda: plots.bands(ONES, ONES, -ONES), "aleatoric: expected values of at least 0, found -1"),
+        (lambda: plots.bands(ONES, ONES, level=0), "level: expected a positive"),
+        (lambda: plots.bands(ONES, ONES, observed=(ONES, ONES[:2])), r"observed: .* x \[4\], y \[2\]"),
+        (lambda: plots.bands(ONES, ONES, truth=NOT_A_PAIR), r"truth: expected a pair \(x, y\), found ndarray"),
+        (lambda: plots.coverage(GRID, GRID, np.ones((3, 3))), r"prediction \[3, 2\], risk \[3, 2\], target \[3, 3\]"),
+        (lambda: plots.coverage(ONES, -ONES, ONES), "risk: expected values of at least 0"),
+        (lambda: plots.coverage(ONES, ONES * np.nan, ONES), "risk: none of its 4 values is a finite number"),
+        (lambda: plots.coverage([], [], []), r"prediction: nothing to draw, its shape is \[0\]"),
+        (lambda: plots.risk_against_error(ONES, -ONES), "error: expected values of at least 0"),
+        (lambda: plots.risk_against_error(ONES, ONES, kind="both"), "kind: expected one of aleatoric, .* found 'both'"),
+        (lambda: plots.risk_against_error(ONES, ONES, n_bins=0), "n_bins: expected at least 1, found 0"),
+        (lambda: plots.predicted_against_true(ONES, np.ones(5)), r"prediction \[4\], target \[5\]"),
+        (lambda: plots.predicted_against_true(ONES, ONES, np.ones(5)), r"prediction \[4\], risk \[5\]"),
+        (lambda: plots.reliability(GRID, [0, 1]), r"found probabilities \[3, 2\], target \[2\]"),
+        (lambda: plots.reliability(GRID, [0, 1, 1]), r"a sum of 2 in row 0; pass logits.softmax"),
+        (lambda: plots.reliability(GRID / 2, [0, 1, 2]), "expected integers from 0 to 1, found values from 0 to 2"),
+        (lambda: plots.reliability(GRID / 2, [0, 1, 1], 0), "n_bins: expected at least 1"),
+        (lambda: plots.decision_map(GRID, GRID, GRID.T), r"xx \[3, 2\], yy \[3, 2\], value \[2, 3\]"),
+        (lambda: plots.decision_map(GRID, GRID, GRID, points=(GRID, [1])), r"points: .* found x \[3, 2\], y \[1\]"),
+        (lambda: plots.decision_map(GRID, GRID, GRID * np.nan), "value: none of its 6 values"),
+        (lambda: plots.ood_histogram(GRID, ONES), r"risk_in: expected shape \[n\]"),
+        (lambda: plots.ood_histogram(ONES, ONES, n_bins=0), "n_bins: expected at least 1"),
+        (lambda: plots.roc(ONES, ONES, kind="sum"), "kind: expected one of"),
+        (lambda: plots.roc(ONES, ONES * np.nan), "risk_out: none of its 4 values"),
+        (lambda: plots.risk_coverage(ONES, ONES[:3]), r"risk \[4\], error \[3\]"),
+        (lambda: plots.risk_coverage(ONES, NANS), "error: 1 of 4 values are NaN"),
+        (lambda: plots.risk_coverage(ONES, -ONES), "error: expected values of at least 0"),
+        (lambda: plots.risk_coverage(ONES, ONES, kind="sum"), "kind: expected one of"),
+        (lambda: plots.history(pd.DataFrame({"step": [1]})), "no column epoch or loss, found step"),
+        (lambda: plots.history(pd.DataFrame({"epoch": [], "loss": []})), "nothing to draw"),
+        (lambda: plots.risk_split(ONES, ONES, labels=["a"]), "labels: expected 4, one for each case, found 1"),
+        (lambda: plots.risk_split(ONES, -ONES), "epistemic: expected values of at least 0"),
+    ],
+)
+def test_bad_input_is_refused_before_a_figure_is_made(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert plt.get_fignums() == []
+
+
+def test_what_is_no_array_is_refused_by_type():
+    with pytest.raises(
+        TypeError, match=r"risk: expected a tensor or an array of numbers, found dict .* risk\.epistemic"
+    ):
+        plots.coverage([1.0], NOT_AN_ARRAY, [1.0])

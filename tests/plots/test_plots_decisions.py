@@ -1,0 +1,196 @@
+"""Figures of classes, of detection, of abstaining and of training: what is drawn equals an independent computation."""
+
+from __future__ import annotations
+
+import itertools
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import plotting
+from helpers.plotting import N, legend_texts, line, probabilities
+from scipy.integrate import trapezoid
+
+from workbench import calibration, metrics, plots, sculpt
+
+ax, rng, untouched = plotting.ax, plotting.rng, plotting.untouched  # the fixtures
+
+
+# ------------------------------------------------------------------------------------------------------ classification
+
+
+def test_reliability_bins_counts_and_error(rng, ax):
+    p, y = probabilities(rng, 300)
+    plots.reliability(torch.tensor(p), torch.tensor(y), n_bins=8, ax=ax)
+    rows, ece = [], 0.0
+    for i in range(8):
+        inside = [
+            (row.max(), row.argmax() == k) for row, k in zip(p, y, strict=True) if i / 8 < row.max() <= (i + 1) / 8
+        ]
+        if inside:
+            confidence, accuracy = np.mean(inside, axis=0)
+            rows.append((confidence, accuracy, len(inside)))
+            ece += len(inside) / 300 * abs(confidence - accuracy)
+    np.testing.assert_allclose(line(ax, "ECE").get_xydata(), [row[:2] for row in rows])
+    assert legend_texts(ax) == ["ideal", f"ECE {ece:.3f} (n = 300)", "rows per bin"]
+    assert [text.get_text() for text in ax.texts] == [str(row[2]) for row in rows]
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], [row[2] / 300 for row in rows])
+
+
+def test_decision_map_draws_value_and_points(rng, ax):
+    xx, yy = torch.meshgrid(torch.linspace(-1, 1, 4), torch.linspace(0, 3, 6), indexing="ij")
+    value = xx + 10 * yy
+    x, y = rng.normal(size=(20, 2)), rng.integers(0, 2, 20)
+    plots.decision_map(xx, yy, value.reshape(-1, 1), ax, label="risk (nats)", points=(x, y))
+    mesh = ax.collections[0]
+    np.testing.assert_allclose(mesh.get_array(), value.numpy())
+    corners = mesh.get_coordinates()  # each node in the middle of its cell
+    middle = (corners[1:, 1:] + corners[:-1, 1:] + corners[1:, :-1] + corners[:-1, :-1]) / 4
+    np.testing.assert_allclose(middle, np.stack([xx, yy], -1), atol=1e-6)
+    for label, scatter in enumerate(ax.collections[1:]):
+        np.testing.assert_array_equal(scatter.get_offsets(), x[y == label])
+    assert legend_texts(ax) == ["class 0", "class 1"]
+    assert ax.figure.axes[1].get_ylabel() == "risk (nats)"
+
+
+def test_decision_map_says_what_is_blank_and_keeps_limits(ax):
+    xx, yy = np.meshgrid([0, 1, 2], [0, 1])
+    plots.decision_map(xx, yy, np.array([[1, np.nan, 2], [3, 4, 5]]), ax, limits=(0, 9))
+    assert legend_texts(ax) == ["1 of 6 values not finite, blank"]
+    assert ax.collections[0].get_clim() == (0, 9)
+
+
+# ----------------------------------------------------------------------------------------------------------- detection
+
+
+def brute_auroc(known, unknown):
+    return np.mean([[(u > k) + 0.5 * (u == k) for k in known] for u in unknown])
+
+
+def test_roc_curve_and_area(rng, ax):
+    known, unknown = rng.integers(0, 9, 40).astype(float), rng.integers(3, 12, 30).astype(float)
+    known[0], unknown[:2] = np.nan, np.inf
+    plots.roc(torch.tensor(known)[:, None], unknown, ax, kind="vacuitic")
+    known = known[1:]
+    curve = line(ax, "vacuitic").get_xydata()
+    possible = {((known >= t).mean(), (unknown >= t).mean()) for t in np.unique([*known, *unknown])} | {(0.0, 0.0)}
+    for x, y in curve:
+        assert any(np.isclose([x, y], point).all() for point in possible)
+    area = brute_auroc(known, unknown)
+    assert trapezoid(curve[:, 1], curve[:, 0]) == pytest.approx(area)
+    note = "1 of 40 risk_in values NaN, dropped"
+    assert legend_texts(ax) == ["chance", f"vacuitic: AUROC {area:.3f}", note]
+
+
+def test_roc_curves_of_several_risks_share_axes(ax):
+    plots.roc([0, 1], [2, 3], ax, kind="epistemic")
+    plots.roc([0, 1], [0, 1], ax, kind="aleatoric", label="noise")
+    assert legend_texts(ax) == ["chance", "epistemic: AUROC 1.000", "noise: AUROC 0.500"]
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])  # linear and logarithmic axis
+def test_ood_histogram_loses_no_input(rng, ax, spread):
+    known, unknown = np.exp(spread * rng.normal(size=200)), np.exp(spread * rng.normal(size=77))
+    known[3] = np.nan
+    plots.ood_histogram(known, unknown, ax, labels=("train", "holiday"), n_bins=13)
+    known = known[~np.isnan(known)]
+    for values, patch in zip((known, unknown), (ax.patches[0], ax.patches[2]), strict=True):
+        vertices = patch.get_xy()
+        edges = np.unique(vertices[:, 0])
+        assert len(edges) == 14
+        expected = [np.mean((values >= a) & ((values < b) | (b == edges[-1]))) for a, b in itertools.pairwise(edges)]
+        np.testing.assert_allclose(vertices[1:27:2, 1], expected)
+        assert sum(expected) == pytest.approx(1)
+    assert legend_texts(ax) == ["train (n = 199)", "holiday (n = 77)", "1 of 200 risk_in values not finite, dropped"]
+
+
+def test_ood_histogram_of_one_value(ax):
+    plots.ood_histogram([1.0], [1.0, 1.0], ax)
+    assert max(ax.patches[0].get_xy()[:, 1]) == 1
+
+
+def test_ood_is_both_side_by_side():
+    left, right = plots.ood([0.0, 1.0], [2.0, 3.0], kind="vacuitic")
+    assert legend_texts(left)[0] == "in distribution (n = 2)"
+    assert legend_texts(right)[1] == "vacuitic: AUROC 1.000"
+    assert left.figure is right.figure
+    with pytest.raises(ValueError, match="risk_out"):
+        plots.ood([0.0], [np.nan])
+    assert plt.get_fignums() == [left.figure.number]  # the refused one is closed
+
+
+# ----------------------------------------------------------------------------------------------------------- selective
+
+
+def test_risk_coverage_is_the_mean_error_of_the_rows_answered(rng, ax):
+    risk, error = rng.random(N), rng.random(N) ** 2
+    plots.risk_coverage(risk, error, ax, kind="epistemic", unit="K")
+    ordered, best = error[np.argsort(risk)], np.sort(error)
+    means = [ordered[: k + 1].mean() for k in range(N)]
+    drawn = line(ax, "epistemic")
+    np.testing.assert_allclose(drawn.get_xdata(), np.arange(1, N + 1) / N)
+    np.testing.assert_allclose(drawn.get_ydata(), means)
+    np.testing.assert_allclose(line(ax, "best order").get_ydata(), [best[: k + 1].mean() for k in range(N)])
+    np.testing.assert_allclose(line(ax, "random order").get_ydata(), error.mean())
+    assert drawn.get_color() == plots.COLOURS["epistemic"]
+    assert f"epistemic: AURC {np.mean(means):.3g}" in legend_texts(ax)
+    assert ax.get_ylabel() == "mean error of rows answered (K)"
+    assert ax.get_ylim()[0] <= 0
+
+
+def test_risk_coverage_of_several_risks_shares_axes_and_drops_nan(rng, ax):
+    error = rng.random(N)
+    plots.risk_coverage(error, error, ax)
+    plots.risk_coverage(np.r_[np.nan, np.inf, np.ones(N - 2)], error, ax, kind="vacuitic", label="constant")
+    texts = legend_texts(ax)
+    assert texts.count("best order") == 1
+    assert "1 of 60 risk values NaN, dropped" in texts
+    kept = torch.as_tensor(np.r_[1.0, np.zeros(N - 2)])
+    wanted = metrics.aurc(kept, torch.as_tensor(error[1:])).item()
+    assert f"constant: AURC {wanted:.3g}" in texts
+
+
+def test_risk_coverage_draws_the_curve_of_selective(ax):
+    risk, error = torch.tensor([0.5, 0.1, 0.5]), torch.tensor([1.0, 0.0, 0.0])
+    with torch.random.fork_rng():
+        wrapped = sculpt.Wrapper()(torch.nn.Linear(1, 1))
+    chosen = calibration.Selective(wrapped, "total", risk, error)
+    plots.risk_coverage(chosen.risk, chosen.error, ax)
+    np.testing.assert_allclose(line(ax, "total").get_xydata(), torch.stack(list(chosen.curve), 1))
+
+
+# ------------------------------------------------------------------------------------------------------------- summary
+
+
+def test_history_marks_the_best_epoch(ax):
+    frame = pd.DataFrame({"epoch": [3, 1, 2, 4], "loss": [5, 9, 7, np.nan], "validation_loss": [8, 9.5, 7.25, 9]})
+    before = frame.copy()
+    plots.history(frame, ax)
+    assert line(ax, "training loss").get_ydata()[:3].tolist() == [9, 7, 5]
+    assert line(ax, "validation loss").get_xydata().tolist() == [[1, 9.5], [2, 7.25], [3, 8], [4, 9]]
+    assert line(ax, "best").get_xydata().tolist() == [[2, 7.25]]
+    assert legend_texts(ax)[2:] == ["best: 7.25 in epoch 2", "training loss: 1 of 4 not finite"]
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def test_history_without_validation_and_over_orders_of_magnitude(ax):
+    plots.history(pd.DataFrame({"epoch": [0, 1], "loss": [1e4, 1.0], "validation_loss": [np.nan, np.nan]}), ax)
+    assert legend_texts(ax) == ["training loss", "best: 1 in epoch 1"]
+    assert ax.get_yscale() == "log"
+
+
+def test_history_of_a_training_that_diverged(ax):
+    plots.history(pd.DataFrame({"epoch": [1, 2], "loss": [np.nan, np.inf]}), ax)
+    assert legend_texts(ax) == ["training loss", "training loss: 2 of 2 not finite"]
+
+
+def test_risk_split_shares_are_of_the_variance(ax):
+    plots.risk_split([3, 0, 1, 5], [4, 0, 2, np.nan], labels=["a", "none", "c", "lost"], ax=ax)
+    noise, model = ([(bar.get_x(), bar.get_width()) for bar in bars] for bars in ax.containers)
+    np.testing.assert_allclose(noise, [(0, 36), (0, 0), (0, 20)])
+    np.testing.assert_allclose(model, [(36, 64), (0, 0), (20, 80)])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "none", "c"]
+    assert ax.yaxis_inverted()
+    assert legend_texts(ax) == ["aleatoric", "epistemic", "1 of 4 risk values not finite, dropped"]

@@ -1,0 +1,71 @@
+"""Cross-fitting refuses what it can't share out, and changes nothing then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.fold_models import net, plane, quiet
+
+from workbench import fit, sculpt, snapshot, vote
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"),
+    [
+        (
+            lambda: sculpt.Wrapper()(net()),
+            {},
+            ValueError,
+            r"nothing votes in this model; wrap it with vote.Wrapper\(n_voters=6\)",
+        ),
+        (
+            lambda: vote.Wrapper(4)(net()),
+            {},
+            ValueError,
+            "4 voters can't be shared out evenly to 3 folds; take n_voters=3, 6",
+        ),
+        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2)}, ValueError, "to 3 folds x 2 settings"),
+        (
+            lambda: vote.Wrapper(3, share=1)(net()),
+            {},
+            ValueError,
+            "the voters share 0.weight, which would see all folds",
+        ),
+        (lambda: vote.Wrapper(3, share="rank1")(net()), {}, ValueError, "the voters share 0.weight"),
+        (lambda: vote.Wrapper(3, use_bias=False)(net()), {}, ValueError, "the voters share 0.bias"),
+        (
+            lambda: snapshot.Wrapper(3)(net()),
+            {},
+            ValueError,
+            "nothing votes in this model",
+        ),
+        (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
+        (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),
+        (lambda: vote.Wrapper(3)(net()), {"optimizer": torch.optim.SGD}, ValueError, "leave optimizer out"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": 31}, ValueError, "31 for 60 rows; there must be at least 2"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
+        (
+            lambda: vote.Wrapper(3)(net()),
+            {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
+            ValueError,
+            "give as many of both",
+        ),
+        (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2), "folds": None}, ValueError, "several settings need folds="),
+    ],
+)
+def test_bad_input(make: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(error, match=words):
+        quiet(model, plane(), **{"folds": 3, **options})
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
+    with pytest.raises(TypeError, match="can't be cut into folds"):
+        fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)

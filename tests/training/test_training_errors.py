@@ -1,0 +1,153 @@
+"""What goes wrong in fit: losses that are NaN, and bad input, which gets a clear error and changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_models import Stream, net, options, plain, plane, quiet, same, weights
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from workbench import compose
+
+
+def test_a_nan_loss_names_epoch_and_step_and_keeps_the_best_weights() -> None:
+    class Breaks(nn.Module):
+        def __init__(self, call: int) -> None:
+            super().__init__()
+            self.calls, self.call = 0, call
+
+        def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+            self.calls += 1
+            return F.mse_loss(prediction, target) * (math.nan if self.calls == self.call else 1)
+
+    x, y = plane(40)
+    wrapped = plain()
+    with pytest.raises(FloatingPointError, match=r"nan at epoch 3, step 2 .*lr.*standardize=True.*weights of epoch \d"):
+        quiet(wrapped, (x, y), epochs=9, criterion=Breaks(8), batch_size=18)
+    assert not wrapped.training
+    assert wrapped(x).isfinite().all()
+
+    wrapped = plain()
+    start = weights(wrapped)
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 1 .*weights it had before"):
+        quiet(wrapped, (x, y), epochs=9, criterion=Breaks(1))
+    assert same(weights(wrapped), start)
+    assert wrapped.scaling is None
+    with pytest.raises(FloatingPointError, match="validation of epoch 1"):
+        quiet(wrapped, (x, y), epochs=9, criterion=Breaks(3), batch_size=18)
+
+
+def test_a_nan_that_a_loader_brings_is_told_by_row() -> None:
+    x, y = plane(20)
+    x[13] = math.nan
+    loader = DataLoader(TensorDataset(x, y), batch_size=10)
+    with pytest.raises(FloatingPointError, match=r"step 2 .*x holds NaN or infinite numbers in rows of the batch 3"):
+        quiet(plain(), loader, epochs=1, validation=0)
+
+
+def test_a_rate_that_is_too_high_ends_in_an_error_and_finite_weights() -> None:
+    wrapped = plain()
+    sgd = functools.partial(torch.optim.SGD, lr=1e30)
+    with pytest.raises(FloatingPointError, match="epoch 1"):
+        quiet(wrapped, plane(), epochs=5, optimizer=sgd)
+    assert wrapped(plane()[0]).isfinite().all()
+
+
+def nan_rows(part: int, value: float = math.nan) -> tuple[Tensor, Tensor]:
+    rows = plane(20)
+    rows[part][[3, 8]] = value
+    return rows
+
+
+class Text(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> str:
+        return "abc"
+
+
+x20, y20 = plane(20)
+BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (nan_rows(0), {}, ValueError, "x holds NaN or infinite numbers in 2 of 20 rows, first in row 3"),
+    (nan_rows(1), {}, ValueError, "y holds NaN or infinite numbers in 2 of 20 rows, first in row 3"),
+    (nan_rows(1, math.inf), {}, ValueError, "y holds NaN or infinite"),
+    ((x20, y20[:, 0]), {}, ValueError, r"targets are \[n\], but the model gives \[n, 1\].*y\[:, None\]"),
+    ((x20, y20[:, 0]), {"criterion": F.huber_loss}, ValueError, r"targets are \[n\]"),
+    ((x20, torch.cat([y20, y20], 1)), {}, ValueError, r"targets are \[n, 2\], but the model gives \[n, 1\]"),
+    ((x20, y20[:-1]), {}, ValueError, "x has 20 rows and y has 19"),
+    ((x20, torch.arange(20)), {}, ValueError, "class numbers go from 0 to 19, but the model gives 1 scores"),
+    ((x20, torch.zeros(20, 1, dtype=torch.int64)), {}, ValueError, r"class numbers are \[n, 1\]"),
+    ((x20[:1], y20[:1]), {"validation": 0}, ValueError, "found 1 rows"),
+    ((x20[:2], y20[:2]), {}, ValueError, "2 rows are too few"),
+    ((np.array(["a", "b"]), y20[:2]), {}, TypeError, "x is .*can't be made a tensor"),
+    ((x20, 3.0), {}, ValueError, "y is a single number"),
+    (x20, {}, TypeError, "found a tensor.*workbench Data"),
+    ((x20, x20, y20), {}, TypeError, "found a tuple of 3"),
+    (TensorDataset(x20, x20, y20), {}, TypeError, "TensorDataset of 3"),
+    (Text(), {}, TypeError, r"must give a pair \(x, y\)"),
+    (Stream(), {}, TypeError, "give it in a DataLoader"),
+    (DataLoader(TensorDataset(x20, y20)), {}, ValueError, "validation: the rows of a DataLoader can't be cut"),
+    (DataLoader(TensorDataset(x20, y20)), {"validation": 0, "batch_size": 4}, ValueError, "batch_size"),
+    (DataLoader(TensorDataset(x20, y20)), {"validation": 0, "standardize": True}, ValueError, "standardize: it takes"),
+    (DataLoader(Stream(), batch_size=4), {"validation": 0}, TypeError, "no length"),
+    ((x20, y20), {"validation": 1.0}, ValueError, "validation must be a share"),
+    ((x20, y20), {"validation": -0.1}, ValueError, "validation must be a share"),
+    ((x20, y20), {"validation": (x20[:, :1], y20)}, ValueError, "validation: its rows have shapes"),
+    ((x20, y20), {"validation": (x20[:0], y20[:0])}, ValueError, "validation: there is no row"),
+    ((x20, y20), {"validation": 0, "patience": 3}, ValueError, "patience: without validation rows"),
+    ((x20, y20), {"patience": 0}, ValueError, "patience must be"),
+    ((x20, y20), {"epochs": 0}, ValueError, "epochs must be a whole number of at least 1; found 0"),
+    ((x20, y20), {"batch_size": 1}, ValueError, "batch_size must be a whole number of at least 2"),
+    ((x20, y20), {"lr": 0.0}, ValueError, "lr must be above 0"),
+    ((x20, y20), {"lr": math.nan}, ValueError, "lr must be above 0"),
+    ((x20, y20), {"weight_decay": -1.0}, ValueError, "weight_decay must be"),
+    ((x20, y20), {"dtype": torch.int64}, ValueError, "dtype must be a floating-point type"),
+    ((x20, y20), {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1.0)}, TypeError, "give a callable"),
+    ((x20, y20), {"optimizer": lambda parameters: None}, TypeError, "must give a torch Optimizer"),
+    ((x20, y20), {"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr and weight_decay are of the default"),
+    ((x20, y20), {"criterion": lambda p, t: t.mean()}, ValueError, "depends on no parameter"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kwargs", "error", "message"), BAD, ids=[f"{i}-{row[3][:24]}" for i, row in enumerate(BAD)]
+)
+def test_bad_input_gets_a_clear_error_and_changes_nothing(
+    rows: Any, kwargs: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    wrapped = plain()
+    start = weights(wrapped)
+    state = torch.get_rng_state()
+    with pytest.raises(error, match=message):
+        quiet(wrapped, rows, **options(**kwargs))
+    assert same(weights(wrapped), start)
+    assert wrapped.scaling is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_leaves_every_layer_in_its_mode() -> None:
+    wrapped = plain()
+    wrapped[2].eval()
+    with pytest.raises(ValueError, match="targets are"):
+        quiet(wrapped, (x20, y20[:, 0]))
+    assert [layer.training for layer in wrapped] == [True, True, False, True]
+    assert wrapped.training
+
+
+def test_what_is_not_wrapped_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Sequential is not wrapped; compose\(\)\(model\)"):
+        quiet(net(), plane())
+    function: Any = F.relu
+    with pytest.raises(TypeError, match="found function"):
+        quiet(function, plane())
+    frozen = compose()(net().requires_grad_(False))
+    with pytest.raises(ValueError, match="nothing to train"):
+        quiet(frozen, plane())

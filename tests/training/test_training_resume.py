@@ -1,0 +1,134 @@
+"""How a training ends: with the best weights, by patience, by Ctrl-C; and how it goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training_models import (
+    WRAPPERS,
+    Interrupt,
+    interrupt_after,
+    net,
+    options,
+    plain,
+    plane,
+    quiet,
+    same,
+    weights,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench import compose
+from workbench.errors import WorkbenchWarning
+from workbench.training import checkpoint as checkpoint_module
+
+
+def test_the_best_weights_come_back_and_patience_ends_the_training() -> None:
+    x, y = plane(40)
+    seen: list[dict[str, Tensor]] = []
+
+    class Worse(nn.Module):
+        """A validation loss that is least in epoch 3, whatever the model does."""
+
+        def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+            if not prediction.requires_grad:
+                seen.append(weights(wrapped))
+                return torch.tensor([5.0, 4.0, 1.0, 2.0, 3.0, 2.5, 2.0][len(seen) - 1])
+            return F.mse_loss(prediction, target)
+
+    wrapped = plain()
+    history = quiet(wrapped, (x, y), epochs=7, criterion=Worse(), patience=3)
+    assert history.best_epoch == 3
+    assert list(history.frame.epoch) == [1, 2, 3, 4, 5, 6]
+    assert same(weights(wrapped), seen[2])
+    assert not same(seen[2], seen[5])
+
+
+def test_ctrl_c_leaves_a_usable_model_with_its_best_weights() -> None:
+    wrapped, other = plain(), plain()
+    x, y = plane(40)  # 2 batches and a validation: 3 losses an epoch
+    with pytest.warns(WorkbenchWarning, match="interrupted after 2 of 9 epochs"):
+        history = quiet(wrapped, (x, y), epochs=9, criterion=Interrupt(8), batch_size=18)
+    assert history.interrupted
+    assert "interrupted" in repr(history)
+    assert len(history.frame) == 2
+    assert not wrapped.training
+
+    states: list[dict[str, Tensor]] = []
+
+    def spy(prediction: Tensor, target: Tensor) -> Tensor:
+        if not prediction.requires_grad:
+            states.append(weights(other))
+        return F.mse_loss(prediction, target)
+
+    quiet(other, (x, y), epochs=9, criterion=spy, batch_size=18)
+    assert same(weights(wrapped), states[history.best_epoch - 1])
+    with pytest.warns(WorkbenchWarning, match="after 0 of 9 epochs"):
+        assert quiet(plain(), (x, y), epochs=9, criterion=Interrupt(2), batch_size=18).best_epoch == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "sample", "vote of sculpt", "neo"])
+def test_a_resumed_training_ends_in_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    x, y = plane(60)
+    first = WRAPPERS[name]()(net(dropout=0.2))
+    start = weights(first)
+    whole = quiet(first, (x, y), epochs=5, batch_size=16, validation=0.2)
+
+    def model(garbled: bool) -> Any:
+        wrapped = WRAPPERS[name]()(net(dropout=0.2, seed=9 if garbled else 0))
+        if not garbled:
+            wrapped.load_state_dict(start)
+        return wrapped
+
+    path = tmp_path / "folder" / "state.pt"
+    interrupt_after(3, monkeypatch)
+    with pytest.warns(WorkbenchWarning, match="interrupted after 3 of 5"):
+        quiet(model(False), (x, y), epochs=5, batch_size=16, validation=0.2, checkpoint=path)
+    resumed = model(True)  # other weights: the file has the right ones
+    history = quiet(resumed, (x, y), epochs=5, batch_size=16, validation=0.2, checkpoint=path)
+    assert history.frame.drop(columns="seconds").equals(whole.frame.drop(columns="seconds"))
+    assert same(weights(resumed), weights(first))
+    again = model(True)
+    assert len(quiet(again, (x, y), epochs=5, batch_size=16, validation=0.2, checkpoint=path).frame) == 5
+    assert same(weights(again), weights(first))
+    assert [file.name for file in path.parent.iterdir()] == ["state.pt"]
+
+
+def test_going_on_with_the_interrupted_object_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    path = tmp_path / "state.pt"
+    wrapped, straight = plain(), plain()
+    criterion = Interrupt(8)
+    with pytest.warns(WorkbenchWarning, match="interrupted after 2"):
+        quiet(wrapped, plane(40), epochs=4, batch_size=18, checkpoint=path, criterion=criterion, standardize=True)
+    quiet(wrapped, plane(40), epochs=4, batch_size=18, checkpoint=path, criterion=criterion, standardize=True)
+    quiet(straight, plane(40), epochs=4, batch_size=18, standardize=True)
+    assert same(weights(wrapped), weights(straight))
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    quiet(plain(), plane(40), epochs=2, checkpoint=path)
+    x, y = plane(40)
+    wrapped = plain()
+    start = weights(wrapped)
+    for kwargs, rows, message in (
+        ({"epochs": 3}, (x, y), "epochs: there 2, here 3"),
+        ({"seed": 1}, (x, y), "seed: there 0, here 1"),
+        ({"lr": 0.1}, (x, y), "optimizer"),
+        ({}, (x, y + 1), "data"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quiet(wrapped, rows, **options(checkpoint=path, **kwargs))
+    with pytest.raises(ValueError, match="another model"):
+        quiet(compose()(nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))), (x, y), epochs=2, checkpoint=path)
+    assert same(weights(wrapped), start)
+    path.write_text("something else")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        quiet(wrapped, (x, y), epochs=2, checkpoint=path)
+    assert path.read_text() == "something else"

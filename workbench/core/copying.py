@@ -1,0 +1,118 @@
+"""How a wrapped object is moved, copied, pickled, saved and loaded: as any module of torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.clone import attributes, places
+from .internals import build, portable, restore
+from .ownership import MARK, Record, table_of
+from .state_dict import SETTINGS, Loading, described
+
+
+class Persistent(nn.Module):
+    """What `Wrapped` answers to torch, copy and pickle; its engine and its views are made anew in every copy."""
+
+    _workbench: Record
+    _plain_class: type[nn.Module]
+    _theirs: frozenset[str]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        def each(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except RuntimeError:
+                if tensor.dim() < 5:
+                    raise
+                return torch.stack([fn(part) for part in tensor])  # of voters: a memory format is one of single weights
+
+        result = super()._apply(each, *args, **kwargs)
+        if "_workbench" in self.__dict__:
+            restore(self)
+        return result
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if "_workbench" in self.__dict__:
+            destination[prefix + SETTINGS] = described(self)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; the state may be that of this wrapping, or of the plain model, which every voter then takes.
+
+        Args:
+            state_dict: names and tensors; those of torch.compile and (Distributed)DataParallel are known, too.
+            args, kwargs: strict (True) and assign (False), as for any module.
+
+        Raises:
+            ValueError: if the state was saved with other wrapper settings; nothing is changed then.
+            RuntimeError: if names or shapes do not fit; nothing is changed by a state of the plain model then.
+        """
+        if "_workbench" not in self.__dict__:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        state = self.__dict__["_engine"]
+        state.strict = kwargs.get("strict", args[0] if args else True)
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        finally:
+            state.strict = None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "_workbench" in self.__dict__:
+            state = self.__dict__["_engine"]
+            # torch's own `strict` is always True here
+            state.loading = Loading(
+                self, state.table, lambda: build(self)[0], state_dict, prefix, state.strict, *args[2:]
+            )
+            state.loading.prepare()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __copy__(self) -> Any:
+        return restore(portable(self), table_of(self).given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if "_workbench" not in self.__dict__:
+            raise TypeError("a model that is still being built cannot be copied")
+        memo[id(self)] = new = portable(self)
+        stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
+        for container, key, _ in places(new):
+            tensor = container[key]
+            if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
+                container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
+        return restore(new, table_of(self).given)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if "_workbench" not in self.__dict__:
+            return super().__reduce_ex__(protocol)
+        if "_portable" not in self.__dict__:
+            return _same, (portable(self),)
+        from .wrapped import blank  # which is built on this file
+
+        slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
+        return (
+            blank,
+            (type(self)._plain_class, type(self)._theirs, self._workbench.method),
+            {**self.__dict__, f"slots{MARK}": slots},
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_workbench" not in state:
+            super().__setstate__(state)
+            return
+        for name, value in state.pop(f"slots{MARK}").items():
+            object.__setattr__(self, name, value)
+        self.__dict__.update(state)
+        restore(self)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise TypeError(
+            "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"
+        )
+
+
+def _same(wrapped: Any) -> Any:
+    return wrapped

@@ -1,0 +1,100 @@
+"""How a wrapped model runs, and why, as text and as a table."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from ..engine.ladder import Decision, Kind
+from .ownership import engine_of
+
+COLUMNS = ("call", "branches", "runs on", "cost", "why")
+
+
+class Explanation(str):
+    """A text that is a table in a notebook.
+
+    Args:
+        head: lines above the table.
+        rows: one for each kind of call so far, with as many cells as `COLUMNS`.
+    """
+
+    head: list[str]
+    rows: list[tuple[str, ...]]
+
+    def __new__(cls, head: list[str], rows: list[tuple[str, ...]]) -> Explanation:
+        calls = [f"  {call}, {branches}: {rung}, {cost}, because {why}" for call, branches, rung, cost, why in rows]
+        text = super().__new__(cls, "\n".join([head[0], *(f"  {line}" for line in head[1:]), *calls]))
+        text.head, text.rows = head, rows
+        return text
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<div>{html.escape(line)}</div>" for line in self.head[1:])
+        cells = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        titles = "".join(f'<th style="text-align:left">{name}</th>' for name in COLUMNS)
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>" if cells else ""
+        return f"<div><b>{html.escape(self.head[0])}</b>{head}{table}</div>"
+
+
+def explained(wrapped: Any) -> Explanation:
+    """What wrapping added, and for each kind of call so far the rung of the ladder, its cost against a plain pass, and the reason."""
+    record = wrapped._workbench
+    added, base = (
+        list(p.values()) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped))
+    )
+    head = [
+        f"{type(wrapped)._plain_class.__name__}: {', '.join(map(repr, record.methods)) or 'no methods'}",
+        f"parameters: {_count(added)} of the methods, {_count(base)} shared with the given model",
+    ]
+    if record.released:
+        head.append(f"taken over: {', '.join(record.released[:4])}{' ...' if len(record.released) > 4 else ''}")
+    engine = engine_of(wrapped)
+    if engine.impure:
+        names = sorted(f"{path}.{name}" if path else name for path, name in engine.impure)
+        head.append(f"forward changes {', '.join(names[:6])}: {_PURITY[record.purity]}")
+    moving = sum(p.numel() for p in added)
+    share = moving / max(moving + sum(p.numel() for p in base), 1)
+    decisions = engine.decisions.items()
+    if not decisions:
+        head.append("not called yet: how it runs is decided at the first call of each kind")
+    return Explanation(head, [_row(kind, decision, share) for kind, decision in decisions])
+
+
+_PURITY = {
+    "once": "they end as if it had been called once",
+    "warn": "they end as if it had been called once",
+    "raise": "refused",
+    "allow": "each pass changes them",
+}
+
+
+def _count(parameters: list[Any]) -> str:
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{sum(p.numel() for p in parameters):,} ({size:.3g} {unit})"
+
+
+def _row(kind: Kind, decision: Decision, share: float) -> tuple[str, ...]:
+    call = f"{'training' if kind.training else 'evaluation'}, {'with' if kind.gradients else 'without'} gradients, {kind.device}"
+    if kind.autocast:
+        call += ", autocast"
+    if kind.dealt:
+        call += ", rows dealt"
+    branches = " x ".join(f"{axis.size} {axis.name}" for axis in kind.axes) or "1 branch"
+    n = decision.branches
+    if n == 1 or kind.dealt:
+        cost = "1 pass"
+    elif decision.shared and decision.rung != "loop":
+        cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
+    else:
+        cost = f"{n} passes{' in one' if decision.rung in ('vmap', 'rescue') else ''}"
+    refused = "; ".join(
+        f"{rung} refused: {words}" for rung, words in decision.refused.items() if words not in decision.reason
+    )
+    return call, branches, decision.rung, cost, f"{decision.reason}; {refused}" if refused else decision.reason

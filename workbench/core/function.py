@@ -1,0 +1,258 @@
+"""A function of tensors as a module: the modules that it uses are found, and it runs with others in their place."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+
+from ..introspect.references import children, globals_in, is_own, names_in, reaches, walk
+
+
+class Function(nn.Module):
+    """A function and the modules that it uses, so that it can be wrapped like any module.
+
+    The modules are found wherever the function names them: in its closure, among the globals of its file, as default arguments, in lists,
+    dicts and objects there, and in the helpers that it calls.
+
+    Args:
+        function: a function, a bound method of an object that holds modules, a partial function, or a callable object.
+
+    Raises:
+        TypeError: if no module is found, if the function is a method of a module, or if it trains.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        core: Any = function.func if isinstance(function, functools.partial) else function
+        name = getattr(core, "__qualname__", type(core).__qualname__)
+        owner = getattr(core, "__self__", None)
+        if isinstance(owner, nn.Module):
+            raise TypeError(
+                f"{name} is a method of a module: wrap the module itself, with method={core.__name__!r} if it is not forward"
+            )
+        self._places: dict[str, str] = {}  # where the function refers to a module -> name of the sub-module
+        found: dict[int, str] = {}
+        for place, label, value in walk(function):
+            if isinstance(value, nn.Module):
+                if id(value) not in found:
+                    found[id(value)] = self._free(label)
+                    self.add_module(found[id(value)], value)
+                self._places[place] = found[id(value)]
+            _refuse_training(name, value)
+        if not found:
+            raise TypeError(_nothing_found(core, name))
+        functools.update_wrapper(self, core, updated=())
+        self._held = _Held(function)
+
+    def _free(self, label: str) -> str:
+        name = re.sub(r"\W", "_", label)
+        while hasattr(self, name):
+            name += "_"
+        return name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # found anew each time: a global may be another module by now
+        swap = {
+            id(value): self.get_submodule(self._places[place])
+            for place, _, value in walk(self._held.function)
+            if isinstance(value, nn.Module) and place in self._places
+        }
+        swapping = _Swapping(swap)
+        function = swapping.of(self._held.function, frozenset())
+        try:
+            with _no_others(self):
+                return function(*args, **kwargs)
+        finally:
+            swapping.keep()
+
+
+class _Held:
+    """The user's own function: copies of the module share it, each with modules of its own in the places of those that it refers to."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.checked = function, False
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return self
+
+
+def _refuse_training(name: str, value: Any) -> None:
+    trains = (
+        isinstance(value, types.FunctionType)
+        and is_own(value.__code__.co_filename)
+        and "backward" in names_in(value.__code__)
+    )
+    if trains or isinstance(value, Optimizer):
+        what = f"{value.__qualname__} calls backward" if trains else f"it uses the optimizer {type(value).__name__}"
+        raise TypeError(
+            f"{name} does not only predict, it trains: {what}; wrap only the forward pass, and call backward on what it returns when wrapped"
+        )
+
+
+def _nothing_found(core: Any, name: str) -> str:
+    parts = name.split(".")
+    if isinstance(core, types.FunctionType) and len(parts) > 1 and parts[-2] != "<locals>":
+        return (
+            f"{name} uses no nn.Module that can be found; if it is a method of a class of models, wrap the class, "
+            f"Wrapper()({parts[-2]}, method={parts[-1]!r}), or its instances"
+        )
+    return (
+        f"{name} uses no nn.Module that can be found in its closure or among its globals; define the module before the function, or wrap the "
+        "module itself"
+    )
+
+
+class _Overlay(dict):
+    """Globals of a function with some names replaced; all others are looked up where the function was defined."""
+
+    def __init__(self, original: dict[str, Any]) -> None:
+        super().__init__()
+        self.original = original
+        self["__builtins__"] = original.get("__builtins__")
+
+    def __missing__(self, key: str) -> Any:
+        return self.original[key]
+
+
+class _Swapping:
+    """Makes copies of functions and of what they refer to, with modules replaced; what leads to no module stays as it is.
+
+    Args:
+        swap: id of a module -> what stands in its place.
+    """
+
+    def __init__(self, swap: dict[int, nn.Module]) -> None:
+        self.swap = swap
+        self.done: dict[int, tuple[Any, Any]] = {}  # id -> the value, kept alive, and what replaces it
+        self.made: list[tuple[Any, Any, dict[str, Any]]] = []  # an object, its copy, and what that held at first
+
+    def of(self, value: Any, names: frozenset[str]) -> Any:
+        if isinstance(value, nn.Module):
+            return self.swap.get(id(value), value)
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        if not reaches(value, names):
+            return value
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        return self._other(value, names)
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        code, original, names = function.__code__, function.__globals__, names_in(function.__code__)
+        follow = globals_in(code) if is_own(code.co_filename) else ()
+        changing = {name for name in follow if name in original and reaches(original[name], names)}
+        held: Any = _Overlay(original) if changing else original
+        # a cell whose content stays is shared, since others may read what the function writes there
+        cells = tuple(
+            types.CellType() if _filled(cell) and reaches(cell.cell_contents, names) else cell
+            for cell in function.__closure__ or ()
+        )
+        new = types.FunctionType(code, held, function.__name__, None, cells or None)
+        self.done[id(function)] = function, new
+        new.__module__, new.__qualname__ = function.__module__, function.__qualname__
+        new.__dict__.update(function.__dict__)
+        new.__defaults__ = self.of(function.__defaults__, names)
+        new.__kwdefaults__ = self.of(function.__kwdefaults__, names)
+        for mine, theirs in zip(cells, function.__closure__ or (), strict=True):
+            if mine is not theirs:
+                mine.cell_contents = self.of(theirs.cell_contents, names)
+        for name in changing:
+            dict.__setitem__(held, name, self.of(original[name], names))
+        return new
+
+    def _other(self, value: Any, names: frozenset[str]) -> Any:
+        if isinstance(value, types.MethodType):
+            code = getattr(value, "__code__", None)
+            inner = names_in(code) if isinstance(code, types.CodeType) else names
+            return types.MethodType(self.of(value.__func__, inner), self.of(value.__self__, inner))
+        if isinstance(value, functools.partial):
+            args, keywords = self.of(value.args, names), self.of(value.keywords, names)
+            return functools.partial(self.of(value.func, names), *args, **keywords)
+        if isinstance(value, tuple):
+            items = [self.of(item, names) for item in value]
+            return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+        if isinstance(value, set | frozenset):
+            return type(value)(self.of(item, names) for item in value)
+        new: Any
+        if isinstance(value, types.ModuleType):
+            new = types.ModuleType(value.__name__)
+            vars(new).update(vars(value))
+        else:
+            new = copy.copy(value)
+        self.done[id(value)] = value, new
+        if isinstance(value, list | deque):
+            for i, item in enumerate(value):
+                new[i] = self.of(item, names)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                new[key] = self.of(item, names)
+        else:
+            vars(new).update({name: self.of(item, names) for name, item in children(value, names)})
+            self.made.append((value, new, dict(vars(new))))
+        return new
+
+    def keep(self) -> None:
+        """What the functions assigned to globals and to attributes of objects."""
+        for function, new in self.done.values():
+            if isinstance(function, types.FunctionType) and isinstance(new.__globals__, _Overlay):
+                for name in globals_in(new.__code__, "STORE_GLOBAL"):
+                    if dict.__contains__(new.__globals__, name):
+                        function.__globals__[name] = dict.__getitem__(new.__globals__, name)
+        for value, new, before in self.made:
+            for name, item in vars(new).items():
+                if name not in before or before[name] is not item:
+                    setattr(value, name, item)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _no_others(module: Function) -> Iterator[None]:
+    """In the first call: raise if the function calls a module that was not found, so that nothing was swapped there."""
+    if module._held.checked:
+        yield
+        return
+    known = set(map(id, module.modules()))
+    thread, depth = threading.get_ident(), 0
+
+    def before(called: nn.Module, args: Any) -> None:
+        nonlocal depth
+        if threading.get_ident() != thread:
+            return
+        if not depth and id(called) not in known and next(called.parameters(), None) is not None:
+            raise RuntimeError(
+                f"{module.__name__} calls a {type(called).__name__} that it does not refer to in a way that can be followed, so that it would "
+                "stay as it is: refer to it by a variable, by an attribute of an object, or in a list or dict"
+            )
+        depth += 1
+
+    def after(called: nn.Module, args: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= threading.get_ident() == thread
+
+    first, second = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
+    try:
+        yield
+    finally:
+        first.remove()
+        second.remove()
+    module._held.checked = True
+
+
+__all__ = ["Function"]

@@ -1,0 +1,132 @@
+"""What a wrapped object holds inside: its table and engine, plain copies for the branches, and how they survive copying and pickling."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.clone import places, structural_copy
+from ..engine.run import Engine
+from .optimizer_guard import watch
+from .ownership import MARK, Table, engine_of, plain, table_of
+from .state_dict import Loading
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+BRANCHES = f"branches{MARK}"  # in a copy that is under way: what attributes are in each branch
+
+
+class State:
+    """What a wrapped object needs to run and can make anew: its table of tensors and its engine; and of a load what it has to remember."""
+
+    strict: bool | None = None
+    loading: Loading | None = None
+
+    def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
+        self.table = Table(root, root._workbench, views, given)
+        self.engine = Engine(
+            root, functools.partial(build, root), self._originals, self.table.homes, functools.partial(forward_of, root)
+        )
+
+    def _originals(self) -> dict[int, str]:
+        given = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
+        return {id(tensor): name for name, tensor in given if tensor is not None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+
+def forward_of(root: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(type(root)._plain_class, root._workbench.method)(root, *args, **kwargs)
+
+
+def show(module: nn.Module, incompatible: Any) -> None:
+    if "_workbench" in module.__dict__:
+        state = module.__dict__["_engine"]
+        if state.loading is not None:
+            state.loading.finish(incompatible)
+            state.loading = None
+        state.table.show()
+
+
+def build(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
+    """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
+    record, table = root._workbench, table_of(root)
+    table.verify()
+    sharded = [path for path, module in root.named_modules() if path and type(module).__name__.startswith("FSDP")]
+    if sharded:
+        raise RuntimeError(
+            f"{sharded[0]} is sharded by itself (fully_shard), and branches run on copies that cannot gather its shards; call fully_shard on "
+            "the wrapped model only"
+        )
+    new = plain(root, record, "", table.views)
+    del new.__dict__["_workbench"]
+    new.__class__ = type(root)._plain_class
+    for key in HOOKS if record.method == "forward" else ():
+        new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
+    hooks = new._load_state_dict_post_hooks
+    new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not show)
+    if record.method + MARK in new.__dict__:
+        new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
+    slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
+    return new, slots, {name for name, slot in record.slots.items() if slot.buffer}, record.method
+
+
+def portable(wrapped: Any) -> Any:
+    """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
+    views = table_of(wrapped).views
+    if branches := engine_of(wrapped).remembered():
+        wrapped.__dict__[BRANCHES] = branches
+    try:
+        new = structural_copy(wrapped)
+    finally:
+        wrapped.__dict__.pop(BRANCHES, None)
+    stand_ins = {name: torch.empty(0) for name in views}
+    for container, key, name in places(new, {id(view): name for name, view in views.items()}):
+        container[key] = stand_ins[name]
+    new.__dict__["_portable"] = stand_ins
+    return new
+
+
+def restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
+    """Make engine and views anew, after copying, unpickling or moving.
+
+    Args:
+        wrapped: the object.
+        given: the tensors of the given model; by default those that the object knows.
+        views: what it holds in the places of released slots; by default what it, or its stand-ins, say.
+    """
+    old = wrapped.__dict__.get("_engine")
+    stand_ins = wrapped.__dict__.pop("_portable", None)
+    views = views or stand_ins or (old.table.views if old is not None else {})
+    if given is None:
+        given = old.table.given if old is not None else {}
+    branches = wrapped.__dict__.pop(BRANCHES, None)
+    wrapped.__dict__["_engine"] = state = State(wrapped, dict(views), dict(given))
+    if branches:
+        state.engine.recall(branches)
+    state.table.show()
+    watch(wrapped)
+    return wrapped
+
+
+def part(model: nn.Module, known: set[int]) -> None:
+    """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
+    rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
+    for key, tensor in rest.items():
+        own = tensor.detach().clone()
+        rest[key] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+    for container, key, name in places(model, {key: str(key) for key in rest}):
+        container[key] = rest[int(name)]

@@ -1,0 +1,157 @@
+"""What single voters say: each on rows of its own, for cross-fitting, or all on the same rows, for the predictive distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..distributions import Normal, StudentT
+from ..distributions.base import Distribution
+from ..distributions.mixture import Mixture
+from ..engine.run import Branched
+from ..engine.tree import is_float
+from ..risk import Risk
+from .crossfit import VOTERS, committee_of
+from .method import Call, apart
+from .ownership import extra, table_of
+from .predict import pair_of, plan_of, reduced, run
+
+
+def loss(
+    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, y: Any, rows: Tensor, whole: bool
+) -> Tensor:
+    """The sum of the voters' training losses, each on rows of its own.
+
+    Args:
+        wrapped: with voters.
+        criterion: `criterion(prediction, target)`; None for the likelihood of the risk heads alone.
+        args, y: the rows of all voters, one after another, in the model's own units.
+        rows: for each voter the numbers of its rows, [voters, n].
+        whole: whether the losses are means over as many rows each, so that one call does for all voters.
+
+    Returns:
+        A scalar.
+    """
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
+    record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
+    groups = [None] if whole else list(rows)
+    total: Any = 0
+    for at in _models(branched, pair is not None):
+        for group in groups:
+            leaves = [
+                leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair) for leaf in at
+            ]
+            target = y if group is None else y.index_select(0, group.to(y.device))
+            total = total + _one(branched, leaves, criterion, target, pair)
+    total = total * (len(rows) / len(groups)) / _count(branched, pair is not None)
+    for method in record.methods:
+        if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
+            total = total + len(rows) * term
+    return total
+
+
+def _one(branched: Branched, leaves: list[Any], criterion: Any, y: Any, pair: Any) -> Tensor:
+    if pair is None:
+        return criterion(branched.rebuild(leaves), y)
+    prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    beside = branched.rebuild([apart(leaf, 0)[1] if is_float(leaf) else leaf for leaf in leaves])
+    likelihood = pair.likelihood(y, prediction, beside)
+    return likelihood if criterion is None else criterion(prediction, y) + likelihood
+
+
+def _count(branched: Branched, paired: bool) -> int:
+    sizes = next(leaf.shape[: len(branched.axes)] for leaf in branched.leaves if isinstance(leaf, Tensor))
+    return int(torch.Size(sizes[:-1] if paired else sizes).numel())
+
+
+def _models(branched: Branched, paired: bool) -> list[list[Any]]:
+    """The leaves of each combination of samples, with the pair's axis in front where there is one."""
+    depth = len(branched.axes) - paired
+    return [
+        [leaf.reshape(-1, *leaf.shape[depth:])[k] if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
+        for k in range(_count(branched, paired))
+    ]
+
+
+def _take(leaf: Tensor, rows: Tensor, pair: Any) -> Tensor:
+    return leaf.index_select(0 if pair is None else 1, rows.to(leaf.device, non_blocking=True))
+
+
+def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
+    """What each voter says about rows of its own: predictions and risks, in the places of the rows and in original units.
+
+    Args:
+        wrapped: with voters; their factors are not applied.
+        args: the inputs of all voters, one after another, in original units.
+        rows: for each voter the numbers of its rows, [voters, n].
+    """
+    scaling = extra(wrapped, "scaling")
+    if scaling is not None:
+        args = scaling.inputs(args)
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True), rows), args, {})
+    y, risks = reduced(wrapped, branched, True)
+    if scaling is not None:
+        y = scaling.prediction(y)
+        if wrapped._workbench.output == "values":
+            risks = {name: scaling.risk(value) for name, value in risks.items()}
+    return y, Risk(**risks)
+
+
+def family(wrapped: Any) -> Distribution:
+    """The distribution of each member's targets: sculpt's, or Student's t where cross-fitting found heavier tails.
+
+    Normal without sculpt, and where it says no density of one risk (evidence, quantiles).
+    """
+    committee = committee_of(wrapped)
+    if committee is not None and bool(committee.df.isfinite()):
+        return StudentT(float(committee.df))
+    found = (method.distribution for method in wrapped._workbench.methods)
+    return next((f for f in found if isinstance(f, Distribution) and f.n_heads == 1), Normal())
+
+
+def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
+    """See `Wrapped.predictive`."""
+    record, scaling, committee = wrapped._workbench, extra(wrapped, "scaling"), committee_of(wrapped)
+    if record.output != "values":
+        raise ValueError(
+            f'output="{record.output}" gives class probabilities, which are the predictive distribution: wrapped(x)'
+        )
+    if scaling is not None:
+        args = scaling.inputs(args)
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
+    pair, of = pair_of(wrapped._workbench, branched.axes), family(wrapped)
+    if committee is None and (pair is None or pair.distribution.n_heads > 1):
+        raise ValueError(
+            "no member says a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
+            "workbench.fit(..., folds=5); for intervals around any prediction there is workbench.calibrate"
+        )
+    leaves = [leaf for leaf in branched.leaves if is_float(leaf)]
+    if len(leaves) != 1:
+        raise ValueError(
+            f"the model gives {len(leaves)} tensors; predictive needs one: wrap a function or a method that returns it"
+        )
+    axes = [axis for axis in branched.axes if pair is None or axis != pair.name]
+    if pair is None and leaves[0][(0,) * (len(axes) + 1)].numel() > 1:
+        raise ValueError(
+            "cross-fitting without risk heads finds one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
+        )
+    if pair is None:
+        loc, risk = leaves[0], torch.ones_like(leaves[0])
+    else:
+        parts = pair.reduce({"y": leaves[0]}, branched.axes.index(pair.name))
+        risk = parts["aleatoric"].sqrt()
+        loc = parts["y"].to(risk.dtype)
+    if scaling is not None:
+        loc, risk = scaling.prediction(loc), risk if pair is None else scaling.risk(risk)
+    weights = torch.ones((), dtype=risk.dtype, device=risk.device)
+    for i, axis in enumerate(axes):
+        counts = weights.new_full((loc.shape[i],), 1 / loc.shape[i])
+        if committee is not None and axis == VOTERS:
+            counts = committee.weights.to(weights)
+            risk = committee.widened(risk, i)
+        weights = weights[..., None] * counts
+    loc, risk = (t.reshape(-1, *t.shape[len(axes) :]) for t in (loc, risk))
+    return Mixture(of, loc, risk, weights.reshape(-1))

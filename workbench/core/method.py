@@ -1,0 +1,186 @@
+"""The protocol of a method: what one wrapper does to a model, in one small class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
+
+if TYPE_CHECKING:
+    from .ownership import Table
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of a wrapped object in one call.
+
+    Args:
+        training: whether the object is in training mode.
+        return_risk: whether risks are wanted.
+        dealt: whether each row of the batch is answered by one branch of the dealing method only.
+        loss: whether the call computes the training loss.
+    """
+
+    training: bool
+    return_risk: bool
+    dealt: bool = False
+    loss: bool = False
+
+
+class Method:
+    """One method on one wrapped object: settings only, since all tensors are registered in the wrapped modules.
+
+    A subclass names itself, says what it registers (`attach`), along which axis its branches lie (`axis`), what happens inside a branch
+    (`intervention`), and how its axis is reduced to a prediction and variances (`reduce`).
+    """
+
+    name: str  # also the name of its axis, and the mark of its tensors
+    kind: str  # the risk it measures: aleatoric, epistemic or vacuitic
+    order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
+    distribution: Any = None
+    needs_fit = False  # whether `fit` must see the training inputs before there is a risk
+    own_pass = (
+        False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    )
+    collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
+    members = False  # whether its branches are whole models, which `voters()` gives one by one
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that must be equal for a state_dict to fit."""
+        return {}
+
+    def attach(self, table: Table) -> None:
+        """Check everything, then register tensors and set rules."""
+
+    def extend(self, table: Table, slots: list[str]) -> None:
+        """Another method has registered tensors of its own in these slots after this one was attached."""
+
+    def axis(self, call: Call) -> Axis | None:
+        """The axis along which branches differ in this call, or None."""
+        return None
+
+    def intervention(self, table: Table, call: Call) -> Intervention | None:
+        """What happens inside every branch of this call beside replaced tensors, or None."""
+        return None
+
+    def deals(self, training: bool, asked: bool = False) -> int:
+        """To how many branches the rows of a batch are dealt out, each row to one; 0 for none.
+
+        Args:
+            training: whether the object is in training mode.
+            asked: whether the caller wants it (`tile_and_reduce=False`).
+        """
+        return 0
+
+    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+        """Remove the method's axis; its branches are taken for equally likely models, see `spread`.
+
+        Args:
+            parts: "y" and the variances so far ("aleatoric", "epistemic"), each with the axis at `dim`.
+            dim: where the axis stands.
+
+        Returns:
+            The same without the axis, with the method's own variance added.
+        """
+        return spread(parts, dim)
+
+    def average(self, y: Tensor, dim: int) -> Tensor:
+        """Remove the method's axis from a prediction of which no risk is wanted: what `reduce` would make of "y"."""
+        return y.mean(dim) if type(self).reduce is Method.reduce else self.reduce({"y": y}, dim)["y"]
+
+    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
+        """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
+
+        Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...].
+        """
+        raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
+
+    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
+        """For an axis with `own_first`: class probabilities, given the model's log-scores and what the branch beside it gave."""
+        raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
+
+    def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
+        """For an axis with `own_first`: the quantiles [levels, ...] that the branches beside the model's own say, if they do."""
+        return None
+
+    def check_ready(self, wrapped: Any) -> None:
+        """Raise if there is no risk to ask for yet."""
+
+    def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """With `own_pass`: the prediction, and one risk [rows]."""
+        raise NotImplementedError(f"{self.name} has a pass of its own and measures nothing in it")
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
+
+    def tune(self, wrapped: Any, held: Any) -> None:
+        """With `needs_fit`: what `workbench.fit` lets be chosen by its validation rows, pairs (input, target), after `fit`."""
+
+    def pace(self, at: float, epochs: int) -> float:
+        """With `collects`: the learning rate of `workbench.fit` as a share of its peak, after `at` of so many epochs."""
+        raise NotImplementedError(f"{self.name} collects weights and says no learning rate")
+
+    def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
+        """With `collects`: what `workbench.fit` does after each epoch, counted from 1."""
+
+    def forget(self, table: Table) -> None:
+        """The weights are others now, read from a state that knows nothing of this method: what was learned about the old ones is void."""
+
+    def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
+        """A term that training adds to the loss, or None."""
+        return None
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{key}={value}" for key, value in self.settings().items() if value is not None)
+        return f"{self.name}({inside})"
+
+
+def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+    """The mean over an axis of equally likely models, and their variance as epistemic (law of total variance).
+
+    Var[y] = E[Var[y | model]] + Var[E[y | model]]: variances that are there already take their mean, the variance of the predictions (of the
+    population, not the unbiased estimate: one model alone has none) is added to the epistemic one.
+    """
+    y = parts["y"]
+    out = {name: value.mean(dim) for name, value in parts.items()}
+    variance = torch.var(y, dim, correction=0) if y.numel() else out["y"].real  # torch warns about an empty batch
+    out["epistemic"] = out.get("epistemic", 0) + variance
+    return out
+
+
+def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of an axis with `own_first`: the model's own answer, and that of the branch beside it; of several, theirs stacked in front."""
+    own, *beside = answers.unbind(dim)
+    return own, beside[0] if len(beside) == 1 else torch.stack(beside)
+
+
+@contextmanager
+def evaluating(model: Any, whole: bool = False) -> Iterator[None]:
+    """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own, unless the whole is meant."""
+    modules = [module for path, module in model.named_modules() if module.training and (whole or "@" not in path)]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def sqrt(variance: Tensor) -> Tensor:
+    """The square root with a gradient of zero, not NaN, where the variance is zero."""
+    if not torch.is_grad_enabled():  # under vmap no tensor says that it requires gradients
+        return variance.clamp_min(0).sqrt()
+    positive = variance > 0
+    return torch.where(
+        positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0)
+    )
+
+
+__all__ = ["Axis", "Call", "Intervention", "Method", "RankOne", "Rule", "Shared", "Split", "Stacked", "spread", "sqrt"]

@@ -1,0 +1,391 @@
+"""Who owns which tensor of a wrapped module: shared with the given model, or taken over by a method."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.clone import is_scripted, places, structural_copy
+from ..engine.plan import Bank, RankOne, Rule, Shared
+from ..engine.tree import version
+from ..errors import WorkbenchWarning
+from ..introspect.references import used_by
+
+if TYPE_CHECKING:
+    from ..engine.run import Engine
+    from .method import Method
+
+MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
+EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
+
+
+def table_of(wrapped: Any) -> Table:
+    """The table of tensors of a wrapped object."""
+    return wrapped.__dict__["_engine"].table
+
+
+def engine_of(wrapped: Any) -> Engine:
+    """The engine of a wrapped object."""
+    return wrapped.__dict__["_engine"].engine
+
+
+def extra(root: nn.Module, name: str) -> Any:
+    """What wrapping holds beside the layers under a name ("scaling", "density"), None if there is none."""
+    held: Any = root._modules.get(EXTRAS)
+    return None if held is None else held._modules.get(name)
+
+
+def extras(root: nn.Module) -> nn.Module:
+    """The sub-module that holds what belongs to no single layer; made when it is first asked for."""
+    if root._modules.get(EXTRAS) is None:
+        root._modules[EXTRAS] = nn.Module()
+    return root._modules[EXTRAS]  # type: ignore[return-value]
+
+
+def _name(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute
+
+
+@dataclass
+class Slot:
+    """One parameter or buffer of the model under all its names.
+
+    Args:
+        name: the first of them, `fc.weight`.
+        owners: (path of the module, attribute) of each.
+        buffer: whether it is a buffer.
+    """
+
+    name: str
+    owners: list[tuple[str, str]]
+    buffer: bool
+
+
+class Alone:
+    """Hook of a layer whose tensors voters have of their own: warns once where it is called by itself, not by the wrapped model."""
+
+    told = False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if self.told or torch.compiler.is_compiling():
+            return
+        self.told = True
+        warnings.warn(
+            f"a {type(module).__name__} inside a wrapped model is called by itself, and answers as the first voter only (methods that call "
+            "layers do so: generate of an encoder-decoder model, feature extraction). Call the wrapped model as a whole, wrap that method "
+            "(wrapper(model, method=...)), or ask each of wrapped.voters()",
+            WorkbenchWarning,
+            stacklevel=4,
+        )
+
+
+@dataclass
+class Record:
+    """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
+
+    slots: dict[str, Slot]
+    order: dict[
+        str, tuple[list[str], list[str]]
+    ]  # by module path: names of its parameters and buffers, as first registered
+    method: str = "forward"  # of the user's class: the one that answers with risk
+    methods: list[Method] = field(default_factory=list)
+    rules: dict[str, Rule] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
+    output: str = "values"
+    strategy: str = "auto"
+    purity: str = "once"  # what is made of attributes that forward changes
+    chunk: int | None = None  # how many branches run at once under vmap
+    verbose: int = 0
+    rows: int | None = None  # number of training rows, which the regularising terms need
+    dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
+    told: set[str] = field(default_factory=set)  # warnings that were given
+    alone: Alone = field(default_factory=Alone)
+
+    @classmethod
+    def of(cls, root: nn.Module, method: str = "forward") -> Record:
+        """Of a plain module; slots are the tensors that the method uses."""
+        slots: dict[int, Slot] = {}
+        order: dict[str, tuple[list[str], list[str]]] = {}
+        for path, module in root.named_modules(remove_duplicate=False):
+            order[path] = (list(module._parameters), list(module._buffers))
+            if is_scripted(module):
+                continue
+            for buffer, held in ((False, module._parameters), (True, module._buffers)):
+                for attribute, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    slots.setdefault(id(tensor), Slot(_name(path, attribute), [], buffer)).owners.append(
+                        (path, attribute)
+                    )
+        used = None if method == "forward" else used_by(root, method)
+        return cls(
+            {s.name: s for s in slots.values() if used is None or any(_name(*owner) in used for owner in s.owners)},
+            order,
+            method,
+        )
+
+
+class Table:
+    """Reads and changes the ownership of tensors in a wrapped module.
+
+    Args:
+        root: the wrapped module.
+        record: its record.
+        views: slot -> what stands in its place in the wrapped tree: the first branch's row.
+        given: slot -> the tensor of the given model, for as long as that lives.
+    """
+
+    def __init__(
+        self, root: nn.Module, record: Record, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]
+    ) -> None:
+        self.root, self.record, self.views, self.given = root, record, views, given
+        self._homes: dict[str, tuple[dict[str, Any], str]] = {}
+        self._trunks: dict[tuple[str, ...], bool] = {}
+        self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # those that were seen to hold numbers, and when
+
+    # ---- looking
+    def module(self, path: str) -> nn.Module:
+        """The sub-module at a path, "" for the root."""
+        return self.root.get_submodule(path) if path else self.root
+
+    def get(self, name: str) -> Tensor:
+        """The registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""
+        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        home = None if tracing else self._homes.get(name)
+        if home is None or home[1] not in home[0]:
+            path, _, attribute = name.rpartition(".")
+            module = self.module(path)
+            held = module._parameters if attribute in module._parameters else module._buffers
+            if attribute not in held:
+                raise RuntimeError(
+                    f"{name!r} is not registered in {type(self.root).__name__} any more: a layer was replaced after wrapping. Make the change "
+                    "in the plain model (workbench.unwrap), and wrap it again"
+                )
+            home = (held, attribute)
+            if not tracing:
+                self._homes[name] = home
+        return home[0][home[1]]  # type: ignore[return-value]
+
+    def holds(self, name: str) -> bool:
+        """Whether a registered tensor holds anything but zeros; looked at once until it is written into, for a GPU makes each look wait."""
+        tensor = self.get(name)
+        seen = self._held.get(name)
+        if seen is None or seen[0]() is not tensor or seen[1] != version(tensor):
+            if not tensor.is_meta and not bool(tensor.any()):
+                return False
+            self._held[name] = weakref.ref(tensor), version(tensor)
+        return True
+
+    def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
+        """The dict entries that hold each slot."""
+        out: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        for name, slot in self.record.slots.items():
+            out[name] = []
+            for path, attribute in slot.owners:
+                module = self.module(path)
+                held = module.__dict__ if name in self.views else module._buffers if slot.buffer else module._parameters
+                out[name].append((held, attribute))
+        return out
+
+    def verify(self) -> None:
+        """Raise if somebody has replaced a layer or a parameter that a method has taken over."""
+        self._homes.clear()
+        self._trunks.clear()
+        for name, rule in self.record.rules.items():
+            whole = all(self._holds(other) for other in rule.registered())
+            for path, attribute in self.record.slots[name].owners if name in self.views else ():
+                module = self._find(path)
+                whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
+            if not whole:
+                raise RuntimeError(
+                    f"{name} was replaced after wrapping, where {rule.axes()[0] if rule.axes() else 'sample'} works with it: make the change "
+                    "in the plain model (workbench.unwrap, or wrapped.voters()), and wrap it again"
+                )
+
+    def _find(self, path: str) -> nn.Module | None:
+        module: Any = self.root
+        for part in path.split(".") if path else ():
+            module = None if module is None else module._modules.get(part)
+        return module
+
+    def _holds(self, name: str) -> bool:
+        path, _, attribute = name.rpartition(".")
+        module = self._find(path)
+        return module is not None and (attribute in module._parameters or attribute in module._buffers)
+
+    def parameters(self) -> list[str]:
+        """Slots of floating parameters, in the order of registration."""
+        return [
+            name
+            for name, slot in self.record.slots.items()
+            if not slot.buffer
+            and (name in self.views or self.get(name).is_floating_point() or self.get(name).is_complex())
+        ]
+
+    def has_trunk(self, axes: tuple[str, ...]) -> bool:
+        """Whether branches along these axes differ in some parameters only, so that what comes before these is the same for all."""
+        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        found = None if tracing else self._trunks.get(axes)
+        if found is None:
+            rules = self.record.rules
+            moving = [slot for slot, rule in rules.items() if any(name in axes for name in rule.axes())]
+            factored = any(isinstance(rules[slot], RankOne) for slot in moving)
+            found = bool(moving) and not factored and any(slot not in moving for slot in self.parameters())
+            if not tracing:
+                self._trunks[axes] = found
+        return found
+
+    def value(self, name: str) -> Tensor:
+        """The present value of a slot: its own, or what stands in its place."""
+        return self.views[name] if name in self.views else self.get(name)
+
+    def replaced(self) -> Iterator[tuple[str, Tensor, list[str]]]:
+        """Every parameter of the given model that this one does not use: (slot, parameter, names of those used instead)."""
+        for name, ref in self.given.items():
+            given = ref()
+            if given is None or self.record.slots[name].buffer:
+                continue
+            if name in self.views:
+                yield name, given, self.record.rules[name].registered()
+            elif self._holds(name) and self.get(name) is not given:  # of a deep copy
+                yield name, given, [name]
+
+    def layers(self) -> list[str]:
+        """Paths of the modules that own a weight (of two or more dimensions; of any if there is none), in the order of registration."""
+        names = self.parameters()
+        weights = [name for name in names if self.value(name).dim() >= 2] or names
+        return list(dict.fromkeys(self.record.slots[name].owners[0][0] for name in weights))
+
+    def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
+        """Slots of the last n layers and of all that is registered between and after them (norms, buffers).
+
+        Args:
+            n: how many; None takes `default`, or as many as there are.
+            argument: what the user calls n, for the message.
+        """
+        layers = self.layers()
+        if n is None:
+            n = min(default or len(layers), len(layers))
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"{argument} must be a whole number of at least 1, not {n!r}")
+        if n > len(layers):
+            raise ValueError(
+                f"{argument}={n}, but {type(self.root).__name__} has {len(layers)} layers with weights "
+                f"({', '.join(path or 'its own' for path in layers)})"
+            )
+        if not layers:
+            return list(self.record.slots)
+        paths = list(self.record.order)
+        chosen = set(paths[paths.index(layers[-n]) :])
+        return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
+
+    def plain_module(self, path: str) -> nn.Module:
+        """A module of its own, equal to the one at `path` but for what wrapping added, with tensors of its own."""
+        new = plain(self.module(path), self.record, path, self.views)
+        for module in new.modules():
+            if is_scripted(module):
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.detach().clone()
+        return new
+
+    # ---- changing
+    def register(self, name: str, tensor: Tensor, like: Tensor | None = None, buffer: bool = False) -> str:
+        """Register a new tensor under a marked name, beside the tensor that it belongs to.
+
+        Args:
+            name: such as `fc.weight@vote`.
+            tensor: its value; it becomes a Parameter unless `buffer`.
+            like: whose `requires_grad` it takes.
+        """
+        path, _, attribute = name.rpartition(".")
+        module = self.module(path)
+        if buffer:
+            module._buffers[attribute] = tensor.detach()
+        else:
+            module._parameters[attribute] = nn.Parameter(
+                tensor.detach(), requires_grad=True if like is None else like.requires_grad
+            )
+        return name
+
+    def drop(self, name: str) -> None:
+        """Forget a registered tensor."""
+        path, _, attribute = name.rpartition(".")
+        module = self.module(path)
+        (module._parameters if attribute in module._parameters else module._buffers).pop(attribute)
+        self._homes.pop(name, None)
+
+    def release(self, name: str) -> None:
+        """Take a slot out of the registered tensors: a method owns it now, under another name."""
+        slot, old = self.record.slots[name], self.get(name)
+        self.record.released.append(name)
+        for path, _ in slot.owners:
+            if path and not any(isinstance(hook, Alone) for hook in self.module(path)._forward_pre_hooks.values()):
+                self.module(path).register_forward_pre_hook(self.record.alone)
+        for path, attribute in slot.owners:
+            module = self.module(path)
+            (module._buffers if slot.buffer else module._parameters).pop(attribute, None)
+            module.__dict__[attribute] = old  # `show` puts the view here, and into lists such as an LSTM's flat weights
+        self.views[name] = old
+        self._homes.pop(name, None)
+
+    def show(self) -> None:
+        """Let every released slot show its first branch, so that sub-modules can still be called by themselves."""
+        wanted = {id(view): name for name, view in self.views.items()}
+        found = places(self.root, wanted)
+        bank = _Lookup(self.get)
+        with torch.enable_grad():
+            self.views.update({name: self.record.rules[name].pick(bank, {}) for name in self.record.released})
+        for container, key, name in found:
+            container[key] = self.views[name]
+
+
+class _Lookup(Bank):
+    """A bank for single looks: one row, not all."""
+
+    def row(self, name: str, i: int) -> Tensor:
+        return self.get(name)[i]
+
+
+def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]) -> nn.Module:
+    """A structural copy of (a part of) a wrapped module as the user's class had it: nothing that wrapping added, all slots registered.
+
+    Args:
+        module: the module, `path` below the wrapped root.
+        record: the record of the root.
+        views: what stands in the places of released slots.
+    """
+    new = structural_copy(module, keep=lambda name: MARK not in name)
+    for part in new.modules():
+        for key in [
+            key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)
+        ]:
+            del part._forward_pre_hooks[key]
+    for slot in (record.slots[name] for name in record.released):
+        for owner, attribute in slot.owners:
+            if owner != path and path and not owner.startswith(f"{path}."):
+                continue
+            below = owner[len(path) :].lstrip(".") if path else owner
+            at = new.get_submodule(below) if below else new
+            at.__dict__.pop(attribute, None)
+            names = record.order[owner][1 if slot.buffer else 0]
+            held: dict[str, Any] = at._buffers if slot.buffer else at._parameters
+            held[attribute] = views[slot.name]
+            ordered = {name: held[name] for name in names if name in held}
+            ordered.update(held)
+            held.clear()
+            held.update(ordered)
+    return new
+
+
+__all__ = ["EXTRAS", "MARK", "Record", "Rule", "Shared", "Slot", "Table", "plain"]

@@ -1,0 +1,378 @@
+"""What wrapping gives: an object of the user's own class that can say how far to trust it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.clone import structural_copy
+from . import predict as calling
+from .copying import Persistent
+from .inputs import opened
+from .internals import HOOKS, State, build, part, restore, show
+from .members import predictive
+from .method import Call
+from .ownership import MARK, Record, engine_of, extra, extras, table_of
+from .standardize import Scaling
+from .state_dict import extract
+
+if TYPE_CHECKING:
+    from ..distributions.mixture import Mixture
+    from .explain import Explanation
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Wrapped(Persistent):
+    """Mixed into the class of the model that is wrapped; see `Wrapper`.
+
+    Call it as the model itself for the prediction, with `return_risk=True` for the pair of prediction and risk. All attributes, methods,
+    sub-modules and the `state_dict` keys of shared parameters are the model's own. Where the model has a name of its own that is also
+    one of those below, the model's wins; `Wrapped.loss(model, ...)` reaches ours.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """The user's class may ask for arguments here that only its own subclasses know."""
+
+    def forward(self, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any) -> Any:
+        """The prediction of the model, and with `return_risk=True` its risk beside it.
+
+        Args:
+            args, kwargs: as for the model.
+            return_risk: whether to return (prediction, risk). One wrapper: the risk has the structure and shapes of the prediction; several,
+                or class outputs: a `Risk`.
+            tile_and_reduce: for vote: True answers with the mean of all voters also in training mode, False deals the rows of the batch out
+                to the voters, None (default) deals in training mode and averages in evaluation mode.
+        """
+        return _answer(self, "forward", args, kwargs, return_risk, tile_and_reduce)
+
+    def quantiles(self, *args: Any, **kwargs: Any) -> Any:
+        """The quantiles of the targets that quantile heads predict, `sculpt.Wrapper(Quantiles(levels))`.
+
+        Args:
+            args, kwargs: as for the model.
+
+        Returns:
+            Like the prediction, each tensor [levels, ...] and rising, in its units; of voters and samples the mean for each level.
+
+        Raises:
+            ValueError: if the model has no quantile heads.
+
+        Example:
+            >>> import torch
+            >>> from workbench import sculpt
+            >>> model = sculpt.Wrapper(sculpt.Quantiles((0.1, 0.9)))(torch.nn.Linear(2, 1))
+            >>> lower, upper = model.quantiles(torch.zeros(4, 2))
+            >>> bool((lower < upper).all())
+            True
+        """
+        return calling.quantiles(self, args, kwargs)
+
+    def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
+        """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
+
+        Args:
+            args, kwargs: as for the model.
+
+        Returns:
+            A `Mixture` with log_prob, cdf, icdf, mean, stddev and sample, in the units of the prediction.
+
+        Raises:
+            ValueError: if no member says a distribution (there is no sculpt), or the model gives several tensors or class outputs.
+
+        Example:
+            >>> import torch
+            >>> from workbench import compose, sculpt, vote
+            >>> model = compose(vote.Wrapper(5), sculpt.Wrapper())(torch.nn.Linear(2, 1)).eval()
+            >>> found = model.predictive(torch.zeros(4, 2))
+            >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
+            (torch.Size([4, 1]), True)
+        """
+        return predictive(self, args, kwargs)
+
+    # ---- training
+    def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
+        """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
+
+        Args:
+            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`.
+            x: the input, a tuple of positional inputs, or a dict of keyword inputs.
+            y: the target.
+
+        Returns:
+            A scalar. With a scaling set it is computed in standardised units.
+        """
+        return calling.loss(self, criterion, *opened(self, x), y)
+
+    def fit(self, inputs: Any) -> Any:
+        """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
+
+        Args:
+            inputs: a tensor [rows, ...], or an iterable of input batches or of (input, target) pairs; laplace takes its noise from the targets.
+
+        Returns:
+            The object itself.
+        """
+        calling.fit(self, inputs)
+        return self
+
+    @property
+    def needs_fit(self) -> bool:
+        """Whether `fit` has something to learn in closed form."""
+        return any(method.needs_fit for method in self._workbench.methods)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in canonical order."""
+        return tuple(method.name for method in self._workbench.methods)
+
+    # ---- units
+    @property
+    def scaling(self) -> Scaling | None:
+        """The standardisation between the user's units and the model's, if there is one."""
+        return extra(self, "scaling")
+
+    def scale(self, *args: None, **values: Tensor | None) -> None:
+        """Standardise the first input, and give predictions and risks in original units.
+
+        Args:
+            values: x_mean, x_scale, y_mean, y_scale; see `Scaling`. `scale(None)` removes it.
+        """
+        if args:
+            extras(self)._modules.pop("scaling", None)
+            return
+        like = next((p for p in self.parameters() if p.is_floating_point()), None)
+        extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
+
+    @property
+    def location_scale(self) -> bool:
+        """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
+        return all(getattr(method.distribution, "location_scale", True) for method in self._workbench.methods)
+
+    # ---- parts
+    def voters(self) -> list[nn.Module]:
+        """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
+        every = Call(training=False, return_risk=True)
+        axes = [
+            axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None
+        ]
+        places = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
+        return [_branch(self, place, own=True) for place in places]
+
+    def unwrap(self) -> nn.Module:
+        """The plain model, over the parameters as they are now; see `unwrap`."""
+        return unwrap(self)
+
+    def risk_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that wrapping added or took over, by name."""
+        return {name: p for name, p in self.named_parameters() if MARK in name}
+
+    def base_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters shared with the model that was given, by name."""
+        return {name: p for name, p in self.named_parameters() if MARK not in name}
+
+    def set_risk_parameters(self, values: dict[str, Tensor]) -> None:
+        """Set the values of `risk_parameters`, such as those of another object wrapped alike.
+
+        Raises:
+            ValueError: if a name or a shape does not fit; nothing is changed then.
+        """
+        own = self.risk_parameters()
+        wrong = sorted(own.keys() ^ values.keys()) or [
+            n for n in own if own[n].shape != values[n].shape and own[n].numel()
+        ]
+        if wrong:
+            raise ValueError(
+                f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings"
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                if parameter.shape == values[name].shape:
+                    parameter.copy_(values[name])
+                else:  # not materialised yet
+                    parameter.data = values[name].detach().clone().to(parameter)
+
+    def explain(self) -> Explanation:
+        """How calls so far were run, and why: a text, and a table in a notebook."""
+        from .explain import explained
+
+        return explained(self)
+
+    def _get_name(self) -> str:
+        if "_workbench" not in self.__dict__:
+            return super()._get_name()
+        names = ", ".join(repr(method) for method in self._workbench.methods)
+        method = "" if self._workbench.method == "forward" else f".{self._workbench.method}"
+        return f"{type(self)._plain_class.__name__}{method}[{names}]"
+
+
+PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
+
+
+# ---- building
+_CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
+
+
+class _Theirs:
+    """Gives way to what the user's object holds under a name of ours."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else nn.Module.__getattr__(instance, self.name)
+
+
+def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset(), method: str = "forward") -> type[Wrapped]:
+    """The subclass of the user's class that its wrapped objects have.
+
+    Args:
+        cls: the user's class.
+        theirs: names of ours that the object to be wrapped holds itself.
+        method: name of the method that answers with risk.
+    """
+    if (cls, theirs, method) not in _CLASSES:
+        _CLASSES[cls, theirs, method] = _wrapped_class(cls, theirs, method)
+    return _CLASSES[cls, theirs, method]
+
+
+def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_plain_class": cls,
+        "_theirs": theirs,
+        **{name: _Theirs(name) for name in theirs},
+    }
+
+    for name in (*PUBLIC, "forward"):
+        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
+            namespace[name] = inspect.getattr_static(cls, name)
+
+    @functools.wraps(getattr(cls, method, Wrapped.forward))
+    def answer(
+        self: Any, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any
+    ) -> Any:
+        return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
+
+    namespace[method] = answer
+    if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
+        namespace["__call__"] = nn.Module.__call__
+    if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
+        methods = ("__len__", "__iter__", "__getitem__")
+        torchs = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
+        namespace["__len__"] = lambda self: len(_contained(self, torchs))
+        namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
+        namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
+    return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))
+
+
+def _contained(container: Any, torchs: bool) -> Any:
+    """The container without what wrapping added; where torch's own methods look at it, no more than they see, which torch.compile can trace."""
+    view = object.__new__(type(container)._plain_class)
+    if not torchs:
+        view.__dict__.update({name: value for name, value in container.__dict__.items() if name != "_workbench"})
+    modules = {name: module for name, module in container._modules.items() if MARK not in name}
+    object.__setattr__(view, "_modules", modules)
+    return view
+
+
+def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:
+    # a branch, or an object that is still being built
+    if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).seen.inside:
+        return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
+    return calling.predict(wrapped, args, kwargs, risk, tile)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A structural copy of a model that may be wrapped, or have wrapped parts."""
+    new = structural_copy(model)
+    for path, inner in model.named_modules():
+        if is_wrapped(inner):
+            table = table_of(inner)
+            restore(new.get_submodule(path.replace("_orig_mod.", "")), table.given, table.views)
+    return new
+
+
+def adopt(module: nn.Module, method: str = "forward") -> Any:
+    """Make a module that nobody else uses a wrapped one without methods.
+
+    Args:
+        module: it is changed in place.
+        method: name of its method that answers with risk.
+    """
+    record = Record.of(module, method)
+    held = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
+    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in held), method)
+    if method in module.__dict__:  # set on the object: it would hide ours
+        module.__dict__[method + MARK] = module.__dict__.pop(method)
+    for key in (
+        HOOKS
+    ):  # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
+        if method == "forward" and module.__dict__.get(key):
+            module.__dict__[key + MARK] = module.__dict__[key]
+            module.__dict__[key] = OrderedDict()
+    module.register_load_state_dict_post_hook(
+        show
+    )  # fires last, also when the module is part of a larger one that loads
+    module.__dict__["_workbench"] = record
+    module.__dict__["_engine"] = state = State(module, {}, {})
+    state.table.given.update({name: weakref.ref(state.table.get(name)) for name in record.slots})
+    return module
+
+
+def blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
+    """An object that a pickle fills."""
+    return object.__new__(wrapped_class(cls, theirs, method))
+
+
+def unwrap(wrapped: Any) -> nn.Module:
+    """The plain model inside a wrapped one.
+
+    It shares the parameters that no method took over; of those that vote took over it has the first voter's, as tensors of its own
+    (`wrapped.voters()` gives them all). If a scaling is set, the result keeps it, or its units would silently change: it is then a
+    wrapped object without methods.
+
+    Args:
+        wrapped: a wrapped object.
+
+    Returns:
+        A module of the class that was wrapped.
+    """
+    if not is_wrapped(wrapped):
+        parts = (
+            [name for name, part in wrapped.named_modules() if is_wrapped(part)]
+            if isinstance(wrapped, nn.Module)
+            else []
+        )
+        hint = f"; its wrapped part is {parts[0]!r}, unwrap that" if parts else ""
+        raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}{hint}")
+    return _branch(wrapped, {}, own=False)
+
+
+def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
+    new = build(wrapped)[0]
+    new.__class__ = type(wrapped)._plain_class
+    if own:
+        part(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
+    extract(new, table_of(wrapped), index, own)
+    scaling = extra(wrapped, "scaling")
+    if scaling is None:
+        return new
+    kept = adopt(new, wrapped._workbench.method)
+    Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
+    return kept
+
+
+def is_wrapped(model: object) -> bool:
+    """Whether a model is a wrapped one."""
+    return isinstance(model, Wrapped) and "_workbench" in model.__dict__

@@ -1,0 +1,382 @@
+"""What users call: wrappers, alone or composed, on a model, a function or a class."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..engine.clone import eager, is_scripted
+from ..engine.effects.private_random import CPU, generator_of, own_random
+from ..engine.run import PURITIES, STRATEGIES
+from ..introspect.references import used_by
+from ..introspect.unregistered import warn_unregistered
+from .function import Function
+from .method import Method
+from .optimizer_guard import watch
+from .ownership import MARK, table_of
+from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
+
+M = TypeVar("M", bound=nn.Module)
+OUTPUTS = ("values", "logits", "probs")
+
+
+class Wrapper:
+    """What can be called on a model, on a function or on a class, to make it say its risk.
+
+    Args:
+        output: what the model gives: "values" (risk is a standard deviation), class "logits" or "probs" (risks are entropies).
+        strategy: how branches are run: "auto", "tune" (measures what is possible at the first call of each kind, and takes the fastest), or one
+            rung of the ladder: "vmap" (all in one pass), "rescue" (the same, with operations that vmap lacks in other words), "replay" (one
+            pass each, what they share handed out from the first), "loop" (one pass each).
+        purity: what is made of attributes that forward changes, such as a counter or a list that grows: "once" (they end as if the model had
+            been called once), "warn" (the same, and says which, before and after), "raise" (`PurityError`), "allow" (each pass changes them).
+        chunk: how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all
+            activations for its backward pass); None for all, or for as many as there is memory for.
+        verbose: 1 prints what was wrapped.
+        example: example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once.
+            They are those of the method that is wrapped; with `at=` those of the whole model.
+
+    With the defaults it is also a decorator without parentheses, `@vote.Wrapper`; type checkers want them, `@vote.Wrapper()`.
+    """
+
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        target = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(target, (nn.Module, *_FUNCTIONS)) or _is_class_of_models(target):
+            return cls()(target)  # type: ignore[arg-type]  # used as a decorator without parentheses
+        made = super().__new__(cls)
+        made._given = args, kwargs  # what it was made of, so that it can be written down again
+        return made
+
+    def __init__(
+        self,
+        output: str = "values",
+        strategy: str = "auto",
+        verbose: int = 0,
+        example: Any = None,
+        purity: str = "once",
+        chunk: int | None = None,
+    ) -> None:
+        if output not in OUTPUTS:
+            raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+        if purity not in PURITIES:
+            raise ValueError(f"purity must be one of {', '.join(PURITIES)}, not {purity!r}")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise ValueError(f"chunk must be a whole number of at least 1, not {chunk!r}")
+        self.output, self.strategy, self.verbose, self.example = output, strategy, verbose, example
+        self.purity, self.chunk = purity, chunk
+
+    def make(self) -> list[Method]:
+        """The methods that this wrapper puts on a model, new ones at each call."""
+        raise TypeError(
+            f"{type(self).__name__} is no wrapper by itself; use that of a method, such as vote.Wrapper or sculpt.Wrapper"
+        )
+
+    @overload
+    def __call__(self, target: type[M], *, method: str = "forward", at: str | None = None) -> type[M]: ...
+    @overload
+    def __call__(
+        self, target: nn.Module | Callable[..., Any], *, method: str = "forward", at: str | None = None
+    ) -> Any: ...
+    def __call__(self, target: Any, *, method: str = "forward", at: str | None = None) -> Any:
+        """Wrap a model, a function of tensors, or a class of models.
+
+        Args:
+            target: an `nn.Module` (it stays as it is; a new object over the same tensors is returned), a function that uses modules (they are
+                found and shared), or a subclass of `nn.Module` (its instances are built wrapped).
+            method: name of the method that answers with risk. If it is not forward, all other methods and forward are the model's own: where
+                they call this one they get its wrapped prediction, and layers that it does not use stay shared with the given model.
+            at: dotted name of a sub-module: that one is wrapped, inside a new object of the model's class over the same tensors, which calls it
+                as ever. `wrapped.get_submodule(at)(x, return_risk=True)` gives its risk.
+
+        Returns:
+            The wrapped object, of the class of the model if it is one. A type checker sees it as Any, since Python has no type for an object
+            that is both the user's and `workbench.Wrapped`.
+
+        Raises:
+            TypeError: if the target is none of these, is scripted or sharded, or if the function trains a model.
+            ValueError: if the model has uninitialised lazy parameters, no parameters, carries this method already, or has no such method or
+                sub-module.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1))
+            >>> from workbench import vote
+            >>> part = vote.Wrapper(3)(model, at="0")
+            >>> h, risk = part[0](torch.zeros(4, 3), return_risk=True)
+            >>> h.shape, part(torch.zeros(4, 3)).shape
+            (torch.Size([4, 8]), torch.Size([4, 1]))
+        """
+        if _is_class_of_models(target):
+            return _decorated(target, self, method, at)
+        if isinstance(target, _FUNCTIONS) or (callable(target) and not isinstance(target, nn.Module | type)):
+            target = Function(target)
+        if not isinstance(target, nn.Module):
+            what = (
+                f"the class {target.__name__}"
+                if isinstance(target, type)
+                else f"{type(target).__name__} {target!r:.60}"
+            )
+            raise TypeError(
+                f"{self._name()} wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
+            )
+        self._check(_part(target, at), method)
+        whole: Any = copied(target)
+        part: Any = self._put(_part(whole, at), method)
+        if self.example is not None:
+            inputs = self.example if isinstance(self.example, tuple) else (self.example,)
+            with torch.no_grad():
+                probe: Any = copied(whole).eval()
+                getattr(probe, method)(*inputs) if at is None and method != "forward" else nn.Module.__call__(
+                    probe, *inputs
+                )
+        if self.verbose:
+            print(Wrapped.explain(part))
+        return whole
+
+    def _put(self, part: nn.Module, method: str) -> nn.Module:
+        """Wrap a module that nobody else uses, in place."""
+        if not is_wrapped(part):
+            adopt(part, method)
+        attach(part, self)
+        return part
+
+    def _check(self, model: nn.Module, method: str) -> None:
+        _check_method(model, method)
+        names = [name for name, p in model.named_parameters() if is_lazy(p)]
+        if names:
+            raise ValueError(
+                f"{type(model).__name__} has parameters without a shape yet ({', '.join(names[:3])}): call the model once with real inputs "
+                "before wrapping it"
+            )
+        scripted = [name or "the model itself" for name, module in model.named_modules() if is_scripted(module)]
+        if scripted:
+            raise TypeError(
+                f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters: wrap the "
+                "model as it was before scripting, and deploy the wrapped one by torch.export.export"
+            )
+        sharded = [name for name, p in model.named_parameters() if type(p).__name__ == "DTensor"]
+        if sharded:
+            raise TypeError(
+                f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
+                "first, then shard the wrapped one"
+            )
+        inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
+        if inside:
+            raise ValueError(
+                f"the sub-module {inside[0]!r} of {type(model).__name__} is wrapped already; wrap the whole model once, with "
+                "compose(...), or put the plain sub-module back first (workbench.unwrap)"
+            )
+        used = None if method == "forward" or is_wrapped(model) else used_by(model, method)
+        tensors = (p for n, p in model.named_parameters(remove_duplicate=False) if used is None or n in used)
+        if not any(p.is_floating_point() or p.is_complex() for p in tensors) and self.make():
+            what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
+            raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
+        present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
+        for new in self.make():
+            if new.name in present:
+                raise ValueError(
+                    f"the model carries {new.name} already; wrap the plain model (`workbench.unwrap(model)`), or choose other settings there"
+                )
+            present.add(new.name)
+        if not is_wrapped(model):
+            warn_unregistered(model)
+
+    def __repr__(self) -> str:
+        return f"{self._name()}({', '.join(map(repr, self.make()))})"
+
+    def _name(self) -> str:
+        module = type(self).__module__
+        return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else type(self).__name__
+
+
+# the arguments that all wrappers have, and what they are where nobody asked for anything
+_COMMON: dict[str, Any] = {
+    "output": "values",
+    "strategy": "auto",
+    "verbose": 0,
+    "example": None,
+    "purity": "once",
+    "chunk": None,
+}
+
+
+class _Composed(Wrapper):
+    def __init__(self, wrappers: tuple[Wrapper, ...]) -> None:
+        super().__init__()
+        self.wrappers = wrappers
+        for name, plain in _COMMON.items():
+            chosen = [getattr(w, name) for w in wrappers if getattr(w, name) is not plain and getattr(w, name) != plain]
+            if name != "example" and len({str(value) for value in chosen}) > 1:
+                raise ValueError(f"the wrappers ask for different {name}: {', '.join(map(repr, chosen))}")
+            setattr(self, name, chosen[0] if chosen else plain)
+
+    def make(self) -> list[Method]:
+        return [method for wrapper in self.wrappers for method in wrapper.make()]
+
+    def __repr__(self) -> str:
+        return f"compose({', '.join(map(repr, self.wrappers))})"
+
+
+def compose(*wrappers: Wrapper) -> Wrapper:
+    """Several wrappers on one model; their order does not matter.
+
+    Args:
+        wrappers: at most one of each kind; none at all gives the plain model with the interface of a wrapped one, as a baseline.
+
+    Returns:
+        A wrapper. What it wraps returns a `Risk` with aleatoric, epistemic, vacuitic (those that were measured) and total.
+
+    Example:
+        >>> import torch
+        >>> from workbench import compose, sculpt, vote
+        >>> model = compose(vote.Wrapper(3), sculpt.Wrapper())(torch.nn.Linear(2, 1))
+        >>> y, risk = model(torch.zeros(4, 2), return_risk=True)
+        >>> risk.names()
+        ('aleatoric', 'epistemic', 'total')
+    """
+    for wrapper in wrappers:
+        if not isinstance(wrapper, Wrapper):
+            raise TypeError(f"compose takes wrappers such as vote.Wrapper(5), not {type(wrapper).__name__}")
+    return _Composed(tuple(part for w in wrappers for part in (w.wrappers if isinstance(w, _Composed) else (w,))))
+
+
+def attach(wrapped: Any, wrapper: Wrapper) -> None:
+    """Put the methods of a wrapper on a wrapped object, in place."""
+    record, table = wrapped._workbench, table_of(wrapped)
+    if wrapper.output != "values":
+        if record.output not in ("values", wrapper.output):
+            raise ValueError(
+                f'the model was wrapped with output="{record.output}", this wrapper asks for "{wrapper.output}"'
+            )
+        record.output = wrapper.output
+    for name in ("strategy", "purity", "chunk"):
+        if getattr(wrapper, name) != _COMMON[name]:
+            setattr(record, name, getattr(wrapper, name))
+    devices = sorted({p.device for p in wrapped.parameters()}, key=str)
+    # a stream of its own, that does not repeat in what the user draws next
+    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
+    with own_random(seed, *devices), torch.no_grad():
+        for method in sorted(
+            wrapper.make(), key=lambda method: -method.order
+        ):  # heads first, so that voters get a risk head each
+            before = set(record.rules)
+            method.attach(table)
+            record.methods.append(method)
+            table.show()
+            changed = [slot for slot in record.rules if slot not in before or method.name in record.rules[slot].axes()]
+            for other in record.methods[:-1]:
+                other.extend(table, changed)
+    record.methods.sort(key=lambda method: method.order)
+    watch(wrapped)
+    table.show()
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def _is_class_of_models(target: Any) -> bool:
+    return isinstance(target, type) and issubclass(target, nn.Module)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = [n for n in known if n and MARK not in n]
+    near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
+    return f"; nearest: {', '.join(near)}" if near else f"; it has {', '.join(names[:6]) or 'none'}"
+
+
+def _part(model: nn.Module, at: str | None) -> nn.Module:
+    """The sub-module of a dotted name, the model itself without one."""
+    if at is None:
+        return model
+    model = part = eager(model)
+    steps = at.split(".") if isinstance(at, str) else [at]
+    for i, step in enumerate(steps):
+        if is_wrapped(part):
+            raise ValueError(
+                f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole once, with "
+                "compose(...), or wrap the plain model (workbench.unwrap)"
+            )
+        found = part._modules.get(step) if not is_scripted(part) else None
+        if found is None:
+            names = [name for name, _ in model.named_modules()]
+            held = getattr(part, step, None) if isinstance(step, str) and step else None
+            hint = f"; {step!r} is a method, give method={step!r}" if inspect.ismethod(held) else _near(str(at), names)
+            raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
+        part = eager(found)
+    return part
+
+
+def _check_method(model: nn.Module, method: str) -> None:
+    name = type(model).__name__
+    if is_wrapped(model) and model._workbench.method != method:  # type: ignore[union-attr]
+        raise ValueError(
+            f"this {name} answers with risk in {model._workbench.method}(), and an object does so in one method only: give "  # type: ignore[union-attr]
+            f"method={model._workbench.method!r}, or wrap the plain model twice"  # type: ignore[union-attr]
+        )
+    if method == "forward":
+        return
+    if method in model._modules:
+        raise ValueError(f"method: {method!r} is a sub-module of {name}; give at={method!r}")
+    held = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
+    torchs = held is not None and held is inspect.getattr_static(nn.Module, method, None)
+    if isinstance(held, property | staticmethod | classmethod) or not callable(held) or torchs:
+        own = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
+        known = [n for n in own if inspect.isfunction(inspect.getattr_static(type(model), n))]
+        raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
+
+
+class _Past:
+    """What `super(Net, self).name` finds in the methods of a decorated class Net: by then the name Net means the class that `_decorated` gave,
+    and what comes next after that is the user's class itself, which must be passed over.
+    """
+
+    def __init__(self, cls: type, name: str) -> None:
+        self.cls, self.name = cls, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return getattr(super(self.cls, owner if instance is None else instance), self.name)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return vars(self.cls)[self.name]
+
+
+def _decorated(cls: type[nn.Module], wrapper: Wrapper, method: str, at: str | None) -> type[nn.Module]:
+    """The class whose instances, and those of its subclasses, wrap themselves once they are built."""
+    meta: Any = type(cls)
+
+    class Built(meta):
+        @property
+        def __signature__(self) -> inspect.Signature:
+            """Of the constructor, which __call__ would hide."""
+            parameters = list(inspect.signature(self.__init__).parameters.values())  # type: ignore[misc]
+            return inspect.Signature(parameters[1:])
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            instance = super().__call__(*args, **kwargs)
+            part = _part(instance, at)
+            wrapper._check(part, method)
+            wrapper._put(part, method)
+            return instance
+
+    own = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")}
+    past: dict[str, Any] = {name: _Past(cls, name) for name, value in own.items() if hasattr(value, "__get__")}
+    # the user's class may ask for arguments here that only its own subclasses know
+    past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
+    own.pop("__init_subclass__", None)
+    return Built(cls.__name__, (type("Past", (), past), cls), own)
+
+
+__all__ = ["Wrapper", "compose", "unwrap"]

@@ -1,0 +1,156 @@
+"""What forward changes beside its output: found by marks of the modules' attributes before and after."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..clone import is_scripted, left_out
+from ..tree import version
+
+# what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
+_OWN = frozenset(
+    {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
+)
+_MISSING = object()
+Attribute = tuple[str, str]  # module path, attribute name
+Tree = dict[str, nn.Module]
+Values = dict[Attribute, Any]
+
+
+def modules(root: nn.Module) -> Tree:
+    """Every module below `root` by path, the copies of shared ones left out, scripted ones as well."""
+    return {path: module for path, module in root.named_modules() if not is_scripted(module)}
+
+
+def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
+    """Every attribute that is no registered tensor or module, and that copies of the module have of their own."""
+    for path, module in tree.items():
+        shared = left_out(module)
+        for name, value in module.__dict__.items():
+            if name not in _OWN and name not in shared:
+                yield (path, name), value
+
+
+def mark(value: Any, depth: int = 3) -> Any:
+    """Something that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for the rest."""
+    if isinstance(value, Tensor):
+        return "tensor", id(value), version(value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if not depth or isinstance(value, nn.Module | type) or callable(value):
+        return id(value)
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return type(value).__name__, len(value), tuple(mark(item, depth - 1) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((key, mark(item, depth - 1)) for key, item in value.items())
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
+        return "array", value.tobytes() if value.nbytes < 1 << 20 else id(value)
+    if hasattr(value, "__dict__"):
+        return "object", id(value), tuple((key, mark(item, depth - 1)) for key, item in vars(value).items())
+    return id(value)
+
+
+def fingerprint(tree: Tree, only: frozenset[Attribute] | None = None) -> Values:
+    """A mark of every attribute, or of some."""
+    return {key: mark(value) for key, value in attributes(tree) if only is None or key in only}
+
+
+def changed(before: Values, after: Values) -> frozenset[Attribute]:
+    """The attributes that differ, appeared or went away between two fingerprints."""
+    return frozenset(
+        key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING)
+    )
+
+
+def described(tree: Tree, only: frozenset[Attribute] | None = None) -> dict[Attribute, str]:
+    """Attributes in words, for a comparison that people read."""
+    return {key: _words(value) for key, value in attributes(tree) if only is None or key in only}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return (
+            f"{shape} tensor {value.tolist()}" if value.numel() <= 4 else f"{shape} tensor (version {version(value)})"
+        )
+    if isinstance(value, list | tuple | deque) and any(isinstance(item, Tensor) for item in value):
+        return f"{type(value).__name__} of {len(value)}: [{', '.join(map(_words, value))}]"[:120]
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:70]} ... ({type(value).__name__})"
+
+
+def difference(before: dict[Attribute, str], after: dict[Attribute, str], names: frozenset[Attribute]) -> str:
+    """What changed, a line for each attribute: `encoder.steps: 0 -> 1`."""
+    lines = []
+    for path, name in sorted(names):
+        old, new = before.get((path, name), "(not there)"), after.get((path, name), "(gone)")
+        if old == new:
+            new = "(changed inside)"
+        lines.append(f"  {path}.{name}: {old} -> {new}" if path else f"  {name}: {old} -> {new}")
+    return "\n".join(lines)
+
+
+def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
+    """The ids by name of the tensors and modules that each module holds."""
+    return {
+        (path, kind): {name: id(item) for name, item in module.__dict__[kind].items() if item is not None}
+        for path, module in tree.items()
+        for kind in ("_parameters", "_buffers", "_modules")
+    }
+
+
+class Snapshot:
+    """Which objects modules hold, for one question at every call: are they the same still?
+
+    Args:
+        tree: the modules.
+        ignore: attributes that may change; what they hold is not kept alive.
+    """
+
+    def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
+        kinds = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        self._holders: list[dict[str, Any]] = []
+        self._items: list[Any] = []  # held here, so that no other object gets the place in memory of one of them
+        for path, module in tree.items():
+            held = module.__dict__
+            self._holders += (held, *(held[kind] for kind in kinds))
+            self._items += [value for name, value in held.items() if (path, name) not in ignore]
+            self._items += itertools.chain.from_iterable(held[kind].values() for kind in kinds)
+
+    def holds(self) -> bool:
+        """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
+        now = itertools.chain.from_iterable(held.values() for held in self._holders)
+        return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
+
+
+def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:
+    """A cheap fingerprint by identity: it changes when somebody replaces a parameter, a sub-module or an attribute.
+
+    Args:
+        tree: the modules.
+        ignore: attributes that may change.
+        modes: whether training or evaluation mode counts.
+    """
+    ignored: dict[str, set[str]] = {path: set() for path, _ in ignore}
+    for path, name in ignore:
+        ignored[path].add(name)
+    facts: list[Any] = []
+    for path, module in tree.items():
+        held = module.__dict__
+        if path in ignored or not modes:
+            skip = {*ignored.get(path, ()), "_engine", *(() if modes else ("training",))}
+            facts.append(tuple((name, id(value)) for name, value in held.items() if name not in skip))
+        else:
+            facts.append(tuple(map(id, held.values())))
+        facts.append(tuple(map(id, held["_parameters"].values())))
+        facts.append(tuple(map(id, held["_buffers"].values())))
+        facts.append(tuple(map(id, held["_modules"].values())))
+        facts.append((len(held["_forward_hooks"]), len(held["_forward_pre_hooks"]), len(held["_backward_hooks"])))
+    return tuple(facts)

@@ -1,0 +1,53 @@
+"""Buffers: each branch runs on its own, and what they have become is merged once."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+from ...errors import WorkbenchWarning
+from ..plan import Bank
+
+
+class Buffers:
+    """Collects the buffers of all branches and merges them once.
+
+    A buffer that a method has given an axis keeps one row for each of its branches. Over all other axes a floating buffer takes the mean:
+    for running statistics, whose update is linear, the mean of n updates is the one update with the mean statistic. Counters must agree.
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
+
+    def add(self, name: str, row: int | None, value: Tensor) -> None:
+        self._new[name, row].append(value)
+
+    def merge(self, bank: Bank) -> None:
+        with torch.no_grad():
+            for (name, row), values in self._new.items():
+                target = bank.get(name) if row is None else bank.get(name)[row]
+                new = self._merged(name, target, values)
+                if new.shape != target.shape:
+                    raise RuntimeError(
+                        f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
+                        "register it with its final shape before wrapping"
+                    )
+                target.copy_(new)
+
+    def _merged(self, name: str, target: Tensor, values: list[Tensor]) -> Tensor:
+        if len(values) == 1 or all(value is values[0] for value in values):
+            return values[0]
+        if target.is_floating_point() or target.is_complex():
+            return torch.stack(values).mean(0)
+        # elsewhere than on the CPU every look would make the program wait for the device
+        looks = target.device.type == "cpu" and not torch.compiler.is_dynamo_compiling()
+        if looks and any(not torch.equal(values[0], value) for value in values[1:]):
+            warnings.warn(
+                f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
+        return values[0]

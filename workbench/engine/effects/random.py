@@ -1,0 +1,167 @@
+"""The random streams of the branches: different, the same, or forbidden, as `torch.func.vmap` has them, for passes made one by one."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..clone import is_generator
+from ..plan import Axis
+from .private_random import CPU, generator_of, has_generator
+
+
+def devices(leaves: list[Any]) -> list[torch.device]:
+    """The devices beside the CPU that tensors among the leaves lie on, and that draw from a generator."""
+    elsewhere = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_cpu}
+    return sorted(filter(has_generator, elsewhere), key=str)
+
+
+def generators(tree: dict[str, nn.Module]) -> list[Any]:
+    """The generators that modules hold as attributes, in lists and dicts as well."""
+    found: dict[int, Any] = {}
+
+    def look(value: Any, depth: int) -> None:
+        if is_generator(value):
+            found[id(value)] = value
+        elif depth and isinstance(value, list | tuple):
+            for item in value:
+                look(item, depth - 1)
+        elif depth and isinstance(value, dict):
+            for item in value.values():
+                look(item, depth - 1)
+
+    for module in tree.values():
+        for name, value in module.__dict__.items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                look(value, 2)
+    return list(found.values())
+
+
+class Sources:
+    """Everything that a model may draw random numbers from: torch's generators, Python's, numpy's, and generators of its own.
+
+    Args:
+        leaves: the inputs, for their devices.
+        own: generators that the model holds.
+    """
+
+    def __init__(self, leaves: list[Any], own: list[Any]) -> None:
+        self._devices, self._own = devices(leaves), own
+
+    def torch(self) -> list[Any]:
+        """The state of the generators that torch draws from here: the CPU's, then each device's."""
+        return [generator_of(device).get_state() for device in (CPU, *self._devices)]
+
+    def elsewhere(self) -> list[Any]:
+        """The states of Python's, numpy's and the model's own generators."""
+        numpy: Any = sys.modules.get("numpy")
+        return [
+            random.getstate(),
+            None if numpy is None else numpy.random.get_state(legacy=False),
+            *(_state(generator) for generator in self._own),
+        ]
+
+    def unknown_to_torch(self) -> list[Any]:
+        """Those among them that vmap does not know."""
+        python, numpy, *own = self.elsewhere()
+        return [python, numpy, *(s for g, s in zip(self._own, own, strict=True) if not isinstance(g, torch.Generator))]
+
+    def all(self) -> tuple[list[Any], list[Any]]:
+        return self.torch(), self.elsewhere()
+
+    def restore_torch(self, states: list[Any]) -> None:
+        """Set what `torch` gave."""
+        for device, value in zip((CPU, *self._devices), states, strict=True):
+            generator_of(device).set_state(value)
+
+    def restore(self, states: tuple[list[Any], list[Any]]) -> None:
+        """Set what `all` gave."""
+        torchs, (python, numpy, *own) = states
+        self.restore_torch(torchs)
+        random.setstate(python)
+        if numpy is not None:
+            sys.modules["numpy"].random.set_state(numpy)
+        for generator, value in zip(self._own, own, strict=True):
+            _set(generator, value)
+
+
+def valueless() -> bool:
+    """Whether tensors have no values to look at: under torch.export, and inside a function transform."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def moved(before: list[Any], after: list[Any]) -> bool:
+    """Whether anything was drawn between two states; where tensors have no values to look at, nothing is taken for drawn."""
+    if valueless():
+        return False
+    return comparable(before) != comparable(after)
+
+
+def comparable(value: Any) -> Any:
+    """A form of a generator's state that can be compared."""
+    if isinstance(value, Tensor):
+        return value.numpy().tobytes()
+    if hasattr(value, "tobytes"):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return tuple((key, comparable(item)) for key, item in value.items())
+    return tuple(map(comparable, value)) if isinstance(value, list | tuple) and len(value) < 16 else value
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "get_state"):  # numpy's RandomState
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state  # numpy's Generator, or a bit generator
+
+
+def _set(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator | random.Random) or hasattr(generator, "set_state"):
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
+
+
+class Streams:
+    """Gives each pass the stream that its place along the axes asks for.
+
+    Args:
+        axes: of the run.
+        sources: what the model may draw from.
+        elsewhere: whether it draws from others than torch's generators, whose states take longer to read than a small network to run.
+    """
+
+    def __init__(self, axes: tuple[Axis, ...], sources: Sources, elsewhere: bool) -> None:
+        self._states: Callable[[], Any] = sources.all if elsewhere else sources.torch
+        self._restore: Callable[[Any], None] = sources.restore if elsewhere else sources.restore_torch
+        self._same = {axis.name for axis in axes if axis.randomness in ("same", "error") and axis.size > 1}
+        self._error = any(axis.randomness == "error" for axis in axes)
+        self.differ = any(axis.randomness == "different" and axis.size > 1 for axis in axes)
+        self._starts: dict[tuple, Any] = {}
+
+    @contextmanager
+    def branch(self, index: Mapping[str, int]) -> Iterator[None]:
+        """Around one pass; along a "same" axis every pass starts where the first one did."""
+        if not self._same:
+            yield
+            return
+        key = tuple((name, i) for name, i in index.items() if name not in self._same)
+        if key in self._starts:
+            self._restore(self._starts[key])
+        else:
+            self._starts[key] = self._states()
+        yield
+        if self._error and moved([*self._starts[key]], [*self._states()]):
+            raise RuntimeError(
+                'the model draws random numbers, which randomness="error" forbids; use randomness="different" (each sample its own) or '
+                '"same" (all samples alike)'
+            )

@@ -1,0 +1,72 @@
+"""Autocast under vmap, which takes some operations apart before autocast sees them: their inputs are cast here instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._functorch import maybe_current_level
+from torch.overrides import TorchFunctionMode
+
+from ..branch import is_batched
+from ..sites import transparent
+from ..tree import flatten, tree_map
+
+# by name, since one operation has many spellings; what vmap leaves whole, such as matmul, autocast sees itself
+_LOW = frozenset(["linear", "addmm", "addbmm", "baddbmm", "scaled_dot_product_attention", "prelu"]) | frozenset(
+    f"{stem}{n}d" for stem in ("conv", "conv_transpose") for n in (1, 2, 3)
+)
+_NORMS = frozenset(["batch_norm", "instance_norm", "layer_norm", "group_norm"])
+_SINGLE = frozenset(["cross_entropy", "mv", "cdist"]) | frozenset(
+    f"fft_{name}" for name in torch.fft.__all__
+)  # on the CPU
+
+
+class Lowered(TorchFunctionMode):
+    """Around a pass under vmap and autocast: operations get and give the dtypes that they have in a pass by itself.
+
+    Args:
+        device: the type of device that autocast is on for.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self._low = torch.get_autocast_dtype(device)
+        self._level = maybe_current_level()
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name == "multi_head_attention_forward":
+            with self:
+                return transparent(F.multi_head_attention_forward)(*args, **kwargs)
+        # neither in a vmap of the model's own, nor in a block without autocast
+        if maybe_current_level() != self._level or not torch.is_autocast_enabled(self._device):
+            return function(*args, **kwargs)
+        if name in _LOW or (name in _SINGLE and self._device == "cpu"):
+            args, kwargs = _cast((args, kwargs), self._low if name in _LOW else torch.float32)
+            return function(*args, **kwargs)
+        if name not in _NORMS or not any(map(is_batched, flatten((args, kwargs))[0])):
+            return function(*args, **kwargs)
+        # as their kernels do it: few bits come in and go out, sums have all of them
+        given = args[0]
+        args, kwargs = _cast((args, kwargs), torch.float32)
+        out = function(*args, **kwargs)
+        single = self._device == "cuda" and name in ("layer_norm", "group_norm")
+        return out if single or given.dtype is torch.float64 else out.to(given.dtype)
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Tensors of float32 and less in this dtype; those that stand for something else stay."""
+
+    def cast(leaf: Any) -> Any:
+        plain = type(leaf) in (Tensor, nn.Parameter) and leaf.is_floating_point() and leaf.dtype is not torch.float64
+        return leaf.to(dtype) if plain else leaf
+
+    return tree_map(cast, tree)
+
+
+__all__ = ["Lowered"]

@@ -1,0 +1,191 @@
+"""The executor for shared trunks where vmap refuses the model: one pass a branch, in which what came before the first branched tensor is not
+computed again but handed out from the first pass. Works through Python control flow, `.item()`, dynamic shapes and recurrent layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..branch import Result, call, refuse_recomputing
+from ..effects.random import Sources, Streams, moved
+from ..plan import Plan
+from ..tree import flatten, tensors, version
+
+if TYPE_CHECKING:
+    from ..run import Engine
+
+# They hand out memory in which writes are not counted, so that nobody could tell whether the trunk is still what it was.
+_MEMORY = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "set_"])
+_AUTOGRAD = frozenset(["backward", "grad", "requires_grad_", "retain_grad", "register_hook"])
+# They read facts that are the same for all branches, so they are neither written down nor do they end the trunk.
+_FACTS = frozenset([
+    "__get__", "__len__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride",
+    "element_size", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device",
+])  # fmt: skip
+_CONSTANT = (
+    Tensor,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    type(None),
+)
+_DATA = Tensor.data
+
+
+class NotReplayableError(RuntimeError):
+    """The trunk cannot be shared by handing out its results."""
+
+
+class _Watching(TorchFunctionMode):
+    """Sees every call of a pass for as long as it is part of the trunk, and later on only what must not happen at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = True
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in _MEMORY or (name in ("__get__", "__set__") and getattr(function, "__self__", None) is _DATA):
+            raise NotReplayableError(f"the model reaches into a tensor's memory (.{name.strip('_')})")
+        if name in _AUTOGRAD or (name == "__get__" and getattr(function, "__self__", None) is Tensor.grad):
+            raise NotReplayableError("the model differentiates in its forward pass")
+        if not self.trunk:
+            return function(*args, **kwargs)
+        if name in _FACTS and not isinstance(fact := function(*args, **kwargs), Tensor):
+            return fact
+        return self.seen(function, args, kwargs)
+
+    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class Recording(_Watching):
+    """The first pass: writes down each call with what it was given and what it gave, up to the first that touches a branched tensor."""
+
+    def __init__(self, branched: set[int], buffers: Mapping[str, Tensor], sources: Sources) -> None:
+        super().__init__()
+        self.buffers = buffers
+        self._branched, self._sources, self._start = branched, sources, sources.all()
+        self._gradients = torch.is_grad_enabled()
+        self.calls: list[tuple[Any, list[Any], Any]] = []
+
+    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        given = flatten((args, kwargs))[0]
+        if any(isinstance(leaf, Tensor) and id(leaf) in self._branched for leaf in given):
+            self.end()
+            return function(*args, **kwargs)
+        out = function(*args, **kwargs)
+        if all(isinstance(leaf, _CONSTANT) for leaf in flatten(out)[0]) and not isinstance(out, list | dict):
+            self.calls.append((function, given, out))
+        else:  # a list that the model may change, or an object that nobody knows
+            self.end()
+        return out
+
+    def end(self) -> None:
+        """The trunk ends here; called once more after the pass, for a model that touches no branched tensor."""
+        if not self.trunk:
+            return
+        if torch.is_grad_enabled() is not self._gradients:
+            raise NotReplayableError("the trunk ends inside a block with other gradients than the call")
+        self.trunk = False
+        self._streams = self._sources.all()
+        self.random = moved([*self._start], [*self._streams])
+        with torch.no_grad(), torch.inference_mode(False):
+            self.values = {slot: value.clone() for slot, value in self.buffers.items()}
+        held = [leaf for _, given, out in self.calls for leaf in (*given, *flatten(out)[0]) if isinstance(leaf, Tensor)]
+        own = {id(value) for value in self.buffers.values()}
+        self._versions = [(leaf, version(leaf)) for leaf in {id(t): t for t in held}.values() if id(leaf) not in own]
+
+    def draw_on(self) -> None:
+        """Let the next random draw be the one after the trunk's."""
+        if self.random:
+            self._sources.restore(self._streams)
+
+    def check(self) -> None:
+        """Nobody may have written into the trunk's tensors since."""
+        if any(version(leaf) != count for leaf, count in self._versions):
+            raise NotReplayableError("what comes after the trunk writes into it in place")
+
+
+class Replaying(_Watching):
+    """A later pass: gives out recorded results while the calls are the same, on the very same tensors; from the first other call on it runs.
+
+    Args:
+        tape: the first pass.
+        buffers: those of this pass, by slot, that stand for the first pass's.
+    """
+
+    def __init__(self, tape: Recording, buffers: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._tape, self._next = tape, 0
+        self._same = {id(value): id(tape.buffers[slot]) for slot, value in buffers.items()}
+
+    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self._next < len(self._tape.calls):
+            recorded, given, out = self._tape.calls[self._next]
+            if recorded != function or not self._equal(given, flatten((args, kwargs))[0]):
+                raise NotReplayableError("the trunk does not do the same in every pass")
+            self._next += 1
+            return out
+        self.trunk = False
+        self._tape.draw_on()
+        return function(*args, **kwargs)
+
+    def _equal(self, recorded: list[Any], given: list[Any]) -> bool:
+        return len(recorded) == len(given) and all(map(self._alike, recorded, given))
+
+    def _alike(self, recorded: Any, given: Any) -> bool:
+        if recorded is given:
+            return True
+        if isinstance(given, Tensor):
+            return self._same.get(id(given)) == id(recorded)
+        try:
+            return type(recorded) is type(given) and bool(recorded == given)
+        except Exception:  # arrays and other things that have no one truth value
+            return False
+
+
+def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
+    """All branches, one after another, on one computation of their trunk.
+
+    Returns:
+        One result a branch, in the order of `plan.indices`.
+    """
+    sources = engine.sources(tensors((args, kwargs)))
+    streams = Streams(plan.axes, sources, engine.draws_elsewhere())
+    engine.begin(plan)
+    tape: Recording | None = None
+    results: list[Result] = []
+    for k, index in enumerate(plan.indices):
+        clone = engine.clone(plan, index)
+        values = plan.values(index, clone)
+        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}
+        shared = {slot: values[slot] for slot in clone.own if id(values[slot]) not in branched}
+        with streams.branch(index), engine.watching(clone, plan, k == 0), refuse_recomputing():
+            if tape is None:
+                tape = Recording(branched, shared, sources)
+                results.append(call(clone, plan, values, index, args, kwargs, tape))
+                tape.end()
+                continue
+            if tape.random and streams.differ:
+                raise NotReplayableError("the trunk draws random numbers, and each branch is to have its own")
+            tape.check()
+            with torch.no_grad():
+                for slot, value in shared.items():
+                    value.copy_(tape.values[slot])  # as the trunk left them
+            results.append(call(clone, plan, values, index, args, kwargs, Replaying(tape, shared)))
+            tape.check()
+    return results

@@ -1,0 +1,108 @@
+"""From the feature maps of a layer to a short vector per row."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.engine.effects.random import valueless
+from workbench.methods.densities.moments import full_precision
+
+_BINS = 2
+
+
+def pool(
+    feature: Tensor, rows: int, *, row_dim: int = 0, channel_dim: int | None = None, keep: Tensor | None = None
+) -> Tensor:
+    """Average a feature map of any shape over a coarse grid, one vector per row.
+
+    A 2x2 grid keeps the rough place of things, which a global mean throws away.
+
+    Args:
+        feature: Real tensor with `rows` entries along `row_dim`: a vector per row [rows, d] is kept as it is, a map
+            [rows, c, h, w] (or with one or three axes in place of h, w) is averaged over two bins per axis, a
+            sequence [rows, t, c] over two bins of t.
+        rows: Number of rows of the batch.
+        row_dim: Dimension of the rows; 1 for the [t, rows, c] of recurrent layers.
+        channel_dim: Dimension of the channels, counted with the rows first. Default: the last one of three, else 1;
+            give 1 for the [rows, c, length] of a 1-D convolution and -1 for [rows, h, w, c].
+        keep: Mask [rows, t] of the steps of a sequence that are no padding. The bins of a row are then the two halves
+            of its own steps, so that neither padding nor its amount counts; a row without any gets zeros.
+
+    Returns:
+        Tensor [rows, d], at least float32. Axes of size 1 are not split, except t of a sequence, so that d does not
+        depend on its length.
+
+    Raises:
+        TypeError: If the feature is complex.
+        ValueError: If the feature has not `rows` entries along `row_dim`, no entries to average, or other steps than
+            `keep`.
+
+    Example:
+        >>> pool(torch.ones(8, 16, 7, 7), rows=8).shape
+        torch.Size([8, 64])
+        >>> pool(torch.ones(8, 20, 16), rows=8).shape
+        torch.Size([8, 32])
+    """
+    if feature.is_complex():
+        raise TypeError(f"cannot pool a complex feature {list(feature.shape)}; choose layers with real outputs")
+    if feature.dim() <= row_dim or feature.shape[row_dim] != rows:
+        raise ValueError(
+            f"a feature of shape {list(feature.shape)} has not the {rows} rows of the batch in dimension {row_dim}; "
+            "leave its layer out, or say where the rows are with row_dim="
+        )
+    feature = feature.to(torch.promote_types(feature.dtype, torch.float32)).movedim(row_dim, 0)
+    if feature.dim() <= 2:
+        return feature if feature.dim() == 2 else feature[:, None]
+    is_sequence = channel_dim is None and feature.dim() == 3
+    if channel_dim is None:
+        channel_dim = -1 if is_sequence else 1
+    feature = feature.movedim(channel_dim, 1)
+    if feature.dim() > 5:  # three axes are split; the trailing ones become one
+        feature = feature.flatten(4)
+    axes = tuple(feature.shape[2:])
+    if 0 in feature.shape[1:]:
+        raise ValueError(f"a feature of shape {list(feature.shape)} has nothing to average; leave its layer out")
+    with full_precision(feature):
+        if keep is not None:
+            if keep.shape != (rows, *axes):
+                raise ValueError(f"keep must be a mask {[rows, *axes]} of rows and steps, got {list(keep.shape)}")
+            return (feature @ _halves(keep, feature)).flatten(1)
+        sizes = tuple(_BINS if is_sequence else min(_BINS, size) for size in axes)
+        if len(axes) == 2 and not feature.is_contiguous() and feature.is_contiguous(memory_format=torch.channels_last):
+            return F.adaptive_avg_pool2d(feature, (sizes[0], sizes[1])).flatten(1)  # the product would copy it
+        # one product with a few columns, which many a CPU does twice as fast as pooling (and not as `@ weights.T`)
+        return F.linear(feature.flatten(2), _grid(axes, sizes, feature)).flatten(1)
+
+
+def _grid(axes: tuple[int, ...], bins: tuple[int, ...], like: Tensor) -> Tensor:
+    """Weights [bins, steps] of the means over a grid, whose bins overlap where they do not divide the axes."""
+    build = _grid_of.__wrapped__ if valueless() or torch.compiler.is_compiling() else _grid_of
+    return build(axes, bins, like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _grid_of(axes: tuple[int, ...], bins: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        weights = torch.ones(1, 1, dtype=dtype, device=device)
+        for size, n in zip(axes, bins, strict=True):
+            line = torch.zeros(n, size, dtype=dtype, device=device)
+            for i in range(n):
+                first, last = i * size // n, -(-(i + 1) * size // n)
+                line[i, first:last] = 1 / (last - first)
+            weights = torch.kron(weights, line)
+        return weights
+
+
+def _halves(keep: Tensor, like: Tensor) -> Tensor:
+    """Weights [rows, t, 2] of the means over the first and the second half of the steps that are kept."""
+    kept = keep.to(like.dtype)
+    count = kept.sum(1, keepdim=True)
+    before = kept.cumsum(1) - kept  # how many kept steps come before
+    first = kept * (before < (count / 2).ceil())
+    second = kept * (before >= (count / 2).floor())
+    both = torch.stack([first, second], 2)
+    return both / both.sum(1, keepdim=True).clamp_min(1)

@@ -1,0 +1,104 @@
+"""From a long vector per row to a short one: principal components, and what they miss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.methods.densities.moments import units
+
+
+def _leading_axes(centred: Tensor, k: int) -> Tensor:
+    """First k principal axes [d, k] by subspace iteration (Halko, Martinsson & Tropp 2011, algorithm 4.4)."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (centred.shape[1], min(k + 10, centred.shape[1]))
+    axes = torch.randn(shape, generator=generator, device="cpu").to(centred)
+    for _ in range(6):
+        axes, _ = torch.linalg.qr(centred.T @ (centred @ axes))
+    scores = centred @ axes
+    _, rotation = torch.linalg.eigh(scores.T @ scores)
+    return axes @ rotation.flip(1)[:, :k]
+
+
+class Growing(nn.Module):
+    """A module whose tensors are empty until the first data, or a state dict, tell their sizes.
+
+    Empty tensors rather than `UninitializedParameter`: counting parameters, deepcopy, state_dict and a weights-only
+    torch.load all work before the first data, and a parameter stays the same object when it grows.
+    """
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take over the sizes of the state dict, if nothing here has another size already."""
+        own = {**self._parameters, **self._buffers}
+        pairs = [(own[name], state_dict[prefix + name]) for name in own if prefix + name in state_dict]
+        if all(old is not None and (not old.numel() or old.shape == new.shape) for old, new in pairs):
+            for old, new in pairs:
+                if old is not None and old.shape != new.shape:
+                    old.data = old.data.new_zeros(new.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Reduce(Growing):
+    """Standardise the features of one layer and, where they are many, keep scores and what the scores miss.
+
+    For more than `n_components` features v (standardised) with principal axes P the reduced features are
+    [v P, log1p(|v|^2 - |v P|^2)]: the residual energy sees what leaves the subspace of the training data, as in the
+    reconstruction error of principal component analysis.
+
+    Args:
+        n_components: Largest number of scores that is kept.
+
+    Example:
+        >>> reduce = Reduce(n_components=3)
+        >>> reduce.fit(torch.randn(100, 8, generator=torch.Generator().manual_seed(0)))
+        >>> reduce(torch.zeros(2, 8)).shape
+        torch.Size([2, 4])
+    """
+
+    mean: Tensor
+    unit: Tensor
+    axes: Tensor
+
+    def __init__(self, n_components: int = 64) -> None:
+        super().__init__()
+        self.n_components = n_components
+        for name in ("mean", "unit", "axes"):
+            self.register_buffer(name, torch.empty(0))
+
+    def fit(self, features: Tensor) -> None:
+        """Set mean, unit and principal axes.
+
+        The axes number min(n_components, d) whatever n is, so that sizes do not depend on the amount of data; when
+        rows are few, at most every second one is used and the others are zero, so that training rows keep a residual.
+
+        Args:
+            features: Tensor [n, d] of finite floats, n >= 2.
+        """
+        dtype = self.mean.dtype
+        features = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+        n, d = features.shape
+        mean, unit, _ = units(features)
+        axes = features.new_zeros(d, self.n_components if d > self.n_components else 0)
+        used = min(axes.shape[1], (n - 1) // 2)
+        if used:
+            axes[:, :used] = _leading_axes((features - mean) / unit, used)
+        self.mean, self.unit, self.axes = mean.to(dtype), unit.to(dtype), axes.to(dtype)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Reduced features.
+
+        Args:
+            features: Tensor [m, d].
+
+        Returns:
+            Tensor [m, d], or [m, n_components + 1] where d > n_components; in units of the training rows.
+        """
+        dtype = torch.promote_types(self.mean.dtype, torch.float32)
+        v = (features.to(dtype) - self.mean) / self.unit
+        if not self.axes.numel():
+            return v
+        scores = v @ self.axes.to(dtype)
+        residual = (v.square().sum(1, keepdim=True) - scores.square().sum(1, keepdim=True)).clamp_min(0)
+        return torch.cat([scores, residual.log1p()], 1)

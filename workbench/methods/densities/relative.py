@@ -1,0 +1,109 @@
+"""Relative Mahalanobis scores: how far from the nearest class, beyond how far from everything."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.methods.densities.moments import double, units
+from workbench.methods.densities.reduce import Growing
+
+_RIDGE = 1e-4  # share of its diagonal that is added to the within-class covariance
+MOST_DIRECTIONS = 64
+
+
+class Relative(Growing):
+    """Relative Mahalanobis distance of every layer (Ren et al. 2021) in the discriminant directions only.
+
+    With within-class covariance S_w = L L', class means M and shares p, and the singular values s and vectors U of
+    L^-1 M diag(sqrt(p)), the projections u = U' L^-1 (v - mean) have covariance I within classes and 1 + s^2 in total
+    (linear discriminant analysis, Fisher 1936), and
+
+        min_c |u - u_c|^2 - sum_k u_k^2 / (1 + s_k^2)
+
+    is the Mahalanobis distance to the nearest class minus that to all of the training data. The other d - classes + 1
+    directions have equal covariances in both and cancel exactly, so they are never computed.
+
+    One set of buffers holds all layers, so that a batch costs one product a layer and a handful of operations.
+    """
+
+    directions: Tensor
+    offset: Tensor
+    means: Tensor
+    height: Tensor
+    share: Tensor
+    sizes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("directions", "offset", "means", "height", "share"):
+            self.register_buffer(name, torch.empty(0))
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there were classes to tell apart."""
+        return self.directions.numel() > 0
+
+    def fit(self, layers: list[Tensor], groups: Tensor) -> None:
+        """Find the discriminant directions.
+
+        Args:
+            layers: Tensors [n, d_l] of finite floats.
+            groups: Class number of every row, int64 [n]; classes without rows do not count.
+        """
+        names, groups = groups.unique(return_inverse=True)
+        if len(names) < 2:
+            for name in ("directions", "offset", "means", "height", "share"):
+                setattr(self, name, self.get_buffer(name).new_empty(0))
+            return
+        found = [_discriminant(double(v), groups.to(double(v).device), len(names)) for v in layers]
+        width = max(w.shape[1] for w, *_ in found)
+        columns = [[F.pad(t, (0, width - t.shape[-1])) for t in parts] for parts in found]
+        directions, offset, means, share = zip(*columns, strict=True)
+        device, dtype = layers[0].device, self.directions.dtype
+        self.directions = torch.cat(directions).to(device, dtype)
+        self.offset = torch.stack(offset).to(device, dtype)
+        self.means = (-2 * torch.stack(means).mT).to(device, dtype)
+        self.height = torch.stack(means).square().sum(2)[:, None].to(device, dtype)
+        self.share = torch.stack(share).to(device, dtype)
+
+    def forward(self, layers: list[Tensor]) -> Tensor:
+        """Scores of every layer.
+
+        Args:
+            layers: Tensors [m, d_l], the same sizes as in `fit`.
+
+        Returns:
+            Tensor [layers, m].
+        """
+        dtype = torch.promote_types(self.directions.dtype, torch.float32)
+        directions = self.directions.to(dtype).split([v.shape[1] for v in layers])
+        offsets = self.offset.to(dtype).unbind(0)
+        u = torch.stack([torch.addmm(o, v.to(dtype), w) for o, v, w in zip(offsets, layers, directions, strict=True)])
+        nearest = torch.baddbmm(self.height.to(dtype), u, self.means.to(dtype)).amin(2)
+        return nearest + (u.square() @ self.share.to(dtype)[:, :, None])[:, :, 0]
+
+
+def _discriminant(v: Tensor, groups: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Directions [d, k] and offset [k] of raw features, class means [classes, k], and s^2 / (1 + s^2) [k], float64."""
+    mean, unit, _ = units(v)
+    z = (v - mean) / unit
+    share = torch.bincount(groups, minlength=classes).to(z) / len(z)
+    means = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
+    means = means / (share * len(z))[:, None]
+    within = z - means[groups]
+    covariance = within.T @ within / len(z)
+    spread = covariance.diagonal().clamp_min(1e-3)  # of features that never vary within a class
+    covariance = (1 - _RIDGE) * covariance + _RIDGE * spread.diag() + 1e-6 * torch.eye(len(spread)).to(z)
+    factor = torch.linalg.cholesky(covariance)
+    between = torch.linalg.solve_triangular(factor, (means * share.sqrt()[:, None]).T, upper=False)
+    axes, values, _ = torch.linalg.svd(between, full_matrices=False)
+    k = min(classes - 1, len(spread), MOST_DIRECTIONS)
+    directions = torch.linalg.solve_triangular(factor.T, axes[:, :k], upper=True)
+    raw = directions / unit[:, None]
+    power = values[:k].square()
+    return raw, -(mean @ raw), means @ directions, power / (1 + power)
+
+
+__all__ = ["Relative"]

@@ -1,0 +1,83 @@
+"""Baselines that look at the class scores only."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from workbench.methods.densities.base import Density, refuse_size
+from workbench.methods.densities.features import Rows
+
+
+class Output(Density):
+    """A score of the model's own class scores; `fit` only standardises it."""
+
+    needs_features: ClassVar[bool] = False
+    needs_logits: ClassVar[bool] = True
+
+    classes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("classes", torch.empty(0))
+
+    @property
+    def fitted(self) -> bool:
+        return self.classes.numel() > 0
+
+    def _check_sizes(self, rows: Rows) -> None:
+        refuse_size(self, _logits(rows).shape[1], self.classes.numel(), "logits")
+
+    def _learn(self, rows: Rows) -> None:
+        self.classes = torch.arange(_logits(rows).shape[1], dtype=self.classes.dtype)
+        self.to(rows.device)
+
+    def _score(self, rows: Rows) -> Tensor:
+        logits = _logits(rows)
+        score = self._strange(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        return score.where(logits.isfinite().all(1), torch.nan)
+
+    @abstractmethod
+    def _strange(self, logits: Tensor) -> Tensor:
+        """From [m, classes] to [m]."""
+
+
+class Energy(Output):
+    """Free energy of the logits, -log sum_c exp(logit_c) (Liu et al. 2020, at temperature 1).
+
+    Example:
+        >>> density = Energy()
+        >>> density.fit([], torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) + 9)
+        >>> sure, unsure = density([], torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
+        >>> bool(sure < unsure)
+        True
+    """
+
+    def _strange(self, logits: Tensor) -> Tensor:
+        return -logits.logsumexp(1)
+
+
+class MaxLogit(Output):
+    """Minus the largest logit (Hendrycks et al. 2022).
+
+    Example:
+        >>> density = MaxLogit()
+        >>> density.fit([], torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) + 9)
+        >>> sure, unsure = density([], torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
+        >>> bool(sure < unsure)
+        True
+    """
+
+    def _strange(self, logits: Tensor) -> Tensor:
+        return -logits.amax(1)
+
+
+def _logits(rows: Rows) -> Tensor:
+    assert rows.logits is not None  # `needs_logits`
+    return rows.logits
+
+
+__all__ = ["Energy", "MaxLogit"]

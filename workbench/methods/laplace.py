@@ -1,0 +1,389 @@
+"""Laplace: a Gaussian posterior of the last layer's weights tells how far the training data settle them (epistemic risk)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.method import Call, Method, evaluating, sqrt
+from ..core.ownership import engine_of, extra, table_of
+from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
+from ..engine.tree import tree_map
+from ..errors import NotFittedError
+from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
+from .weight_sets import method_of
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+    from ..engine.plan import Rule
+
+CENTRED = torch.tensor(
+    [[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64
+)  # mean 0, variance 1; the first is the model itself
+PARTS = ("basis", "variance", "mixing")
+FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)  # of the prior precision, that held-out pairs choose among
+
+
+class Wrapper(_Wrapper):
+    """Epistemic risk from the Laplace approximation of the last layer (MacKay 1992; Daxberger et al. 2021).
+
+    The last layer's weights get a Gaussian posterior around their trained values, of covariance (H + prior_precision I)^-1, where H is the
+    generalised Gauss-Newton matrix of the training inputs: for values sum_n phi_n phi_n^T / noise^2, for classes its Kronecker form A (x) B of
+    A = sum_n phi_n phi_n^T and B the mean of diag(p_n) - p_n p_n^T (Ritter et al. 2018). Predictions of values and their risk are then in
+    closed form, y and sqrt(phi^T V phi); of classes they are means over draws of the logits from their Gaussian.
+
+    Fit it after training, `wrapped.fit(loader)` with pairs (input, target); `workbench.fit` does so itself. Fit it again after training on.
+    A network that fits its training classes nearly perfectly leaves the weights so free that the marginal likelihood gives too broad a
+    posterior: `laplace.tune(wrapped, held)` chooses the prior by held-out pairs, as `workbench.fit` does with its validation rows.
+
+    Args:
+        layer: name of the last layer, an `nn.Linear` whose output is the model's; by default the one registered last.
+        prior_precision: of the weights, the inverse of their prior variance; by default that of the largest marginal likelihood.
+        noise: standard deviation of the data's noise, in the units of the targets; by default sculpt's where the model has it, else that of
+            the residuals. For values only.
+        n_samples: draws of the logits, for classes only.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = Wrapper()(torch.nn.Linear(1, 1)).eval().fit([(x, torch.sin(3 * x))])
+        >>> y, risk = model(torch.tensor([[0.0], [9.0]]), return_risk=True)
+        >>> bool(risk[1] > 3 * risk[0])
+        True
+    """
+
+    def __init__(
+        self,
+        layer: str | None = None,
+        prior_precision: float | None = None,
+        noise: float | None = None,
+        n_samples: int = 32,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        for name, value in (("prior_precision", prior_precision), ("noise", noise)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be a number above 0, not {value!r}")
+        if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 2:
+            raise ValueError(f"n_samples must be a whole number of at least 2, not {n_samples!r}")
+        self._method: dict[str, Any] = {
+            "layer": layer,
+            "prior_precision": prior_precision,
+            "noise": noise,
+            "n_samples": n_samples,
+        }
+
+    def make(self) -> list[Method]:
+        return [Laplace(**self._method)]
+
+
+class Laplace(Method):
+    """The method on one model; see `Wrapper`."""
+
+    name, kind, order, needs_fit = "laplace", "epistemic", 25, True
+
+    def __init__(self, layer: str | None, prior_precision: float | None, noise: float | None, n_samples: int) -> None:
+        self.layer, self.prior_precision, self.noise, self.n_samples = layer, prior_precision, noise, n_samples
+        self._path = ""
+        self._slots: list[str] = []
+        self._draws, self._size = False, 0
+
+    def settings(self) -> dict[str, Any]:
+        return {"layer": self._path, "n_samples": self.n_samples}
+
+    # ---- what is registered beside the layer's weight: a posterior, and the points of its Gaussian that the branches stand at
+    def attach(self, table: Table) -> None:
+        if other := next((m.name for m in table.record.methods if m.name in ("snapshot", "swag")), None):
+            raise ValueError(
+                f"laplace and {other} both say which weights the model could have; use one of them (vote, sample, sculpt and neo compose)"
+            )
+        layers = [path.partition(".parametrizations")[0] for path in table.layers()]
+        self._path = self.layer if self.layer is not None else layers[-1] if layers else ""
+        modules = dict(table.root.named_modules())
+        found: Any = modules.get(self._path)
+        if found is None:
+            raise ValueError(f"layer: the model has no module {self._path!r}; it has {', '.join(layers)}")
+        if not isinstance(found, nn.Linear) or not found.weight.is_floating_point():
+            linear = [path for path, part in modules.items() if isinstance(part, nn.Linear) and part is not found]
+            remedy = (
+                f"name the layer whose output is the model's, such as layer={linear[-1]!r}"
+                if linear
+                else "use vote or sample"
+            )
+            raise ValueError(
+                f"laplace knows the posterior of an nn.Linear of real numbers, and {self._path or 'the model itself'!r}, taken for the last "
+                f"layer, is a {type(found).__name__}; {remedy}"
+            )
+        self._slots = [
+            name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
+        ]
+        self._settle(table)
+
+    def _inside(self, path: str) -> bool:
+        return path == self._path or path.startswith(f"{self._path}.parametrizations")
+
+    def layer_names(self, table: Table) -> frozenset[str]:
+        """All names of the layer's parameters."""
+        return frozenset(
+            f"{path}.{attribute}".lstrip(".")
+            for name in self._slots
+            for path, attribute in table.record.slots[name].owners
+        )
+
+    def extend(self, table: Table, slots: list[str]) -> None:
+        self._settle(table)
+
+    def _settle(self, table: Table) -> None:
+        """Register what all methods on the model ask for: a posterior for each voter, and other heads left alone."""
+        rules = table.record.rules
+        layer: Any = table.module(self._path)
+        outputs, inputs = layer.weight.shape[0], layer.weight.shape[1] + (layer.bias is not None)
+        values = table.record.output == "values"
+        voters = _voters(table)
+        bases = outputs if values and heads_of(table) else 1
+        mixed = 1 if values else outputs
+        for part, shape in (
+            ("basis", (bases, inputs, inputs)),
+            ("variance", (inputs, outputs)),
+            ("mixing", (mixed, mixed)),
+            ("prior", ()),
+        ):
+            name = self._register(table, part, torch.zeros(shape if voters is None else (voters.size, *shape)))
+            if part in PARTS:
+                rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
+        points = CENTRED if values else _draws(self.n_samples, outputs)
+        self._draws, self._size = not values, len(points)
+        own = Stacked(self.name, self._register(table, "points", points))
+        none = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
+        rules[own.name] = _mirrored(rules.get(self._slots[0], Shared(self._slots[0])), own, none)
+
+    def part(self, name: str) -> str:
+        """The name of a registered tensor: "basis", "variance" and "mixing" of `Posterior`, and "points"."""
+        return f"{self._path}.weight@laplace_{name}".lstrip(".")
+
+    def _register(self, table: Table, part: str, value: Tensor) -> str:
+        name = self.part(part)
+        layer: Any = table.module(self._path)
+        held = layer._buffers.get(name.rpartition(".")[2])
+        if held is None or held.shape != value.shape:
+            table.register(name, value.to(layer.weight.device, layer.weight.dtype, copy=True), buffer=True)
+        return name
+
+    # ---- branches
+    def axis(self, call: Call) -> Axis | None:
+        if call.loss or call.dealt or not (call.return_risk or (self._draws and not call.training)):
+            return None
+        return Axis(self.name, self._size, "same")
+
+    def intervention(self, table: Table, call: Call) -> Intervention | None:
+        return None if self.axis(call) is None else _Shift(self, table)
+
+    def forget(self, table: Table) -> None:
+        table.get(self.part("variance")).zero_()
+
+    def check_ready(self, wrapped: Any) -> None:
+        if wrapped.training or torch.compiler.is_compiling():
+            return
+        if not table_of(wrapped).holds(self.part("variance")):
+            raise NotFittedError(
+                "laplace has seen no training data yet: train the model, then call wrapped.fit(loader) with pairs (input, target)"
+            )
+
+    # ---- fitting
+    @torch.no_grad()
+    def tune(self, wrapped: Any, held: Any) -> None:
+        """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
+        from ..core.inputs import batches_of
+
+        if not self._draws or self.prior_precision is not None:
+            return
+        table = table_of(wrapped)
+        prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
+        before = prior.double()
+        curvature = variance.double().reciprocal() - before[..., None, None]
+        batches = list(batches_of(held, wrapped))
+        losses = []
+        for factor in FACTORS.tolist():
+            variance.copy_(1 / (curvature + factor * before[..., None, None]))
+            losses.append(sum(_surprise(wrapped, *batch) for batch in batches))
+        best = float(FACTORS[torch.tensor(losses).argmin()])
+        variance.copy_(1 / (curvature + best * before[..., None, None]))
+        prior.copy_(best * before)
+
+    def places(self, table: Table) -> list[dict[str, int]]:
+        """The place of each voter; one, nowhere, where nothing votes."""
+        voters = _voters(table)
+        return [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
+        from tqdm.auto import tqdm
+
+        from ..core.inputs import batches_of
+
+        table = table_of(wrapped)
+        places, names = self.places(table), self.layer_names(table)
+        looks = [Look(wrapped, place, self._path, names, self.noise) for place in places]
+        like = next(wrapped.parameters())
+        with torch.no_grad(), evaluating(wrapped):
+            for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
+                batch = tree_map(lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, batch)
+                for look in looks:
+                    look(*batch)
+            if not looks[0].curvature.rows:
+                raise ValueError(
+                    "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
+                )
+            found = [look.posterior(self.prior_precision) for look in looks]
+            for part in (*PARTS, "prior"):
+                values = [value for posterior in found if (value := getattr(posterior, part)) is not None]
+                if values:
+                    table.get(self.part(part)).copy_(torch.stack(values) if places[0] else values[0])
+
+
+def _voters(table: Table) -> Axis | None:
+    return next((method.axis(ASKED) for method in table.record.methods if method.members), None)
+
+
+def _mirrored(rule: Rule, own: Rule, none: Rule) -> Rule:
+    """What the layer's own branches get, and those that have another layer in its place do not."""
+    return Split(rule.axis, (own, *[none] * (len(rule.options) - 1))) if isinstance(rule, Split) else own
+
+
+def _draws(n: int, outputs: int) -> Tensor:
+    """Standard normal draws [n, outputs] in opposite pairs, scaled so that mean 0 and variance 1 hold exactly."""
+    half = torch.randn(n // 2, outputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = torch.cat([half, -half, half.new_zeros(n % 2, outputs)])
+    return points / points.square().mean(0).sqrt()
+
+
+def _variances(phi: Tensor, basis: Tensor, variance: Tensor) -> Tensor:
+    """h of `Posterior`: [..., outputs] for features [..., inputs]."""
+    squares = torch.einsum("...d,kde->...ke", phi, basis).square()
+    return squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
+
+
+class _Shift(AtLayer):
+    """Moves the outputs by as many standard deviations as the branch's point says."""
+
+    def __init__(self, method: Laplace, table: Table) -> None:
+        super().__init__(method.layer_names(table))
+        self.parts = [method.part(part) for part in (*PARTS, "points")]
+        self.mixed = method._draws
+
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        self._held = [installed[part] for part in self.parts]
+        return installed
+
+    def active(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
+        (basis, variance, mixing, point), self._held = self._held, []  # nothing of a branch may outlive it
+        self.trail = ()
+
+        def shifted(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+            self.trail = (*self.trail, "layer")
+            phi = augmented(features, bias is not None).to(basis.dtype)
+            moved = sqrt(_variances(phi, basis, variance)) * point
+            return out + (moved @ mixing.mT if self.mixed else moved).to(out.dtype)
+
+        return self.at_layer(parameters, state, inputs, shifted)
+
+
+def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
+    """Sum of -log p of the classes in a batch."""
+    place = next(wrapped.parameters()).device
+    args, kwargs, target = tree_map(lambda t: t.to(place) if isinstance(t, Tensor) else t, (args, kwargs, target))
+    y = wrapped(*args, **kwargs)
+    if not isinstance(y, Tensor) or not isinstance(target, Tensor) or target.shape != y.shape[:-1]:
+        raise ValueError(
+            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(getattr(y, 'shape', []))}; "
+            f"it got {list(target.shape) if isinstance(target, Tensor) else type(target).__name__}"
+        )
+    logs = y.log_softmax(-1) if wrapped._workbench.output == "logits" else y.clamp_min(torch.finfo(y.dtype).tiny).log()
+    return -float(logs.gather(-1, target[..., None]).sum())
+
+
+def tune(wrapped: Any, held: Any) -> Any:
+    """Choose the prior precision by held-out classes: of steps between a tenth and 10,000 times the present one, the one of the best likelihood.
+
+    Args:
+        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", fitted and in evaluation mode.
+        held: pairs (input, class numbers) that it was not trained on, as batches.
+
+    Returns:
+        The object itself.
+
+    Raises:
+        TypeError: if the model is not wrapped so.
+        ValueError: if it gives no classes, or the targets are none.
+        NotFittedError: if it was not fitted.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.linspace(-1, 1, 50)[:, None], torch.arange(50) // 25
+        >>> model = tune(Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x), [(x, y)])
+    """
+    method = _classifying(wrapped, "tune")
+    if wrapped.training:
+        raise ValueError("tune looks at predictions in evaluation mode: call wrapped.eval() before")
+    method.tune(wrapped, held)
+    return wrapped
+
+
+def _classifying(wrapped: Any, asked: str) -> Any:
+    method = method_of(wrapped, "laplace")
+    if wrapped._workbench.output == "values":
+        raise ValueError(f'{asked} is for class outputs: wrap the model with output="logits" or output="probs"')
+    method.check_ready(wrapped)
+    return method
+
+
+@torch.no_grad()
+def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Class probabilities in closed form from one pass, instead of means over draws (MacKay 1992; Gibbs 1997 for several classes).
+
+    softmax(z / sqrt(1 + pi v / 8)) of the logits z and their variances v; of voters the mean.
+
+    Args:
+        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", and fitted.
+        args, kwargs: as for the model.
+
+    Returns:
+        Probabilities [rows, classes].
+
+    Raises:
+        TypeError: if the model is not wrapped so.
+        ValueError: if it gives no classes.
+        NotFittedError: if it was not fitted.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> model = Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x)
+        >>> mean_field(model, x).shape
+        torch.Size([50, 2])
+    """
+    method, table, scaling = _classifying(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
+    if scaling is not None:
+        args = scaling.inputs(args)
+    found = []
+    for place in method.places(table):
+        probe, bank = Probe(method.layer_names(table)), Bank(table.get)
+        plan = Plan((), table.record.rules, bank, (probe,), keep_state=False, fixed=place)
+        with evaluating(wrapped):
+            taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
+        basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
+        v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
+        found.append((taps["outputs"] / (1 + math.pi * v / 8).sqrt()).softmax(-1))
+    return torch.stack(found).mean(0)
+
+
+__all__ = ["Laplace", "Wrapper", "mean_field", "tune"]

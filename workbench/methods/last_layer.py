@@ -1,0 +1,239 @@
+"""What the last layer of a model is given and gives, and what the training data say about it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core.method import Call
+from ..core.ownership import engine_of, extra, table_of
+from ..core.predict import reduced
+from ..engine.branch import is_batched
+from ..engine.plan import Axis, Bank, Intervention, Plan
+from ..engine.sites import Sites
+from ..engine.tree import flatten, is_float, tree_map
+from .curvature import Curvature, Posterior
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+
+Handle = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
+ASKED = Call(training=False, return_risk=True)
+REMEDY = "Name the layer whose output is the model's, layer=..., move what follows it out of the model, or use vote or sample"
+
+
+def rows_of(values: Tensor) -> Tensor:
+    return values.reshape(-1, values.shape[-1])
+
+
+def augmented(features: Tensor, bias: bool) -> Tensor:
+    return torch.cat([features, torch.ones_like(features[..., :1])], -1) if bias else features
+
+
+class _LayerSites(Sites):
+    """Calls `handle` with the features, weight, bias and outputs of a linear layer, and lets what it gives be the outputs."""
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[Tensor, str]],
+        state: Sequence[Tensor],
+        inputs: list[Tensor],
+        names: frozenset[str],
+        handle: Handle,
+    ) -> None:
+        super().__init__(parameters, state, inputs, self._met)
+        self.names, self.handle = names, handle
+        self.pending: tuple[Tensor, Tensor, Tensor | None] | None = None
+
+    def _met(self, names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+        data = [*live, *raw]
+        given = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in data]
+        if names <= self.names and len(data) == 1 and len(given) <= 2 and given[0].dim() == 2:
+            self.pending = leaves[data[0]], given[0], given[1] if len(given) == 2 else None
+        return leaves
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = super().__torch_function__(function, kinds, args, kwargs)
+        pending, self.pending = self.pending, None
+        return out if pending is None else self.handle(*pending, out)
+
+
+class AtLayer(Intervention):
+    """What happens where a linear layer runs in a branch.
+
+    Args:
+        names: of its parameters.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names, self.taps = names, {}
+
+    def at_layer(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor], handle: Handle
+    ) -> AbstractContextManager[Any]:
+        """The context for a branch that lets `handle` see features, weight, bias and outputs, and takes what it gives for the outputs."""
+        return _LayerSites(parameters, state, inputs, self.names, handle)
+
+
+class Probe(AtLayer):
+    """Keeps what the last layer was given and gave, and adds `step` to the latter."""
+
+    step: Tensor | float = 0.0
+
+    def active(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
+        self.taps, self.calls = {}, 0
+        return self.at_layer(parameters, state, inputs, self._kept)
+
+    def _kept(self, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+        if is_batched(out):  # a vmap of the model's own, whose rows cannot be told apart here
+            return out
+        self.calls += 1
+        weights = weight if weight.shape == (out.shape[-1], features.shape[-1]) else weight.mT
+        self.taps = {
+            "features": augmented(features, bias is not None),
+            "weights": weights if bias is None else torch.cat([weights, bias[:, None]], 1),
+            "outputs": out,
+        }
+        return out + self.step
+
+
+def heads_of(table: Table) -> list[Axis]:
+    """The axes along which other heads stand beside the model's own."""
+    axes = [method.axis(ASKED) for method in table.record.methods]
+    return [axis for axis in axes if axis is not None and axis.own_first]
+
+
+class Look:
+    """Looks at the last layer of one voter, batch after batch, and sums up what its posterior needs to know.
+
+    Args:
+        wrapped: the model.
+        place: of the voter, axis -> position; none where nothing votes.
+        path: of the layer.
+        names: of its parameters.
+        noise: standard deviation of the data's noise in the units of the targets, if it is known.
+    """
+
+    def __init__(
+        self, wrapped: Any, place: dict[str, int], path: str, names: frozenset[str], noise: float | None
+    ) -> None:
+        self.wrapped, self.place, self.noise = wrapped, place, noise
+        self.name = path or "the model itself"
+        self.record, self.table, self.scaling = wrapped._workbench, table_of(wrapped), extra(wrapped, "scaling")
+        self.values = self.record.output == "values"
+        self.curvature = Curvature()
+        self.weights: Any = None
+        self.probe = Probe(names)
+
+    def _run(self, args: tuple, kwargs: dict[str, Any], axes: Sequence[Axis] = ()) -> Any:
+        """The model's own branch under the probe; or all branches along some axes, as they are."""
+        plan = Plan(
+            tuple(axes),
+            self.record.rules,
+            Bank(self.table.get),
+            () if axes else (self.probe,),
+            keep_state=False,
+            fixed=self.place,
+        )
+        engine = engine_of(self.wrapped)
+        if engine.writes_inputs is not False:
+            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        return engine.run(plan, args, kwargs)
+
+    def __call__(self, args: tuple, kwargs: dict[str, Any], target: Any) -> None:
+        """Take in a batch.
+
+        Raises:
+            ValueError: if the output is not the layer's own, or targets are needed and are not there.
+        """
+        if self.scaling is not None:
+            args, target = self.scaling.inputs(args), self.scaling.targets(target)
+        leaves, taps = self._seen(args, kwargs)
+        phi, z = rows_of(taps["features"]), taps["outputs"]
+        if self.weights is None:
+            self.at, self.slope = self._answer(args, kwargs, leaves, z)
+            self.weights = taps["weights"]
+        leaf = leaves[self.at]
+        if not self.values:
+            probs = leaf.softmax(-1) if self.record.output == "logits" else leaf
+            self.curvature.add_classes(phi, rows_of(probs), self.slope)
+            return
+        precision, residuals, heads = None, None, heads_of(self.table)
+        if heads:
+            noise = reduced(self.wrapped, self._run(args, kwargs, heads)[0], True)[1]["aleatoric"]
+            precision = rows_of(self.slope / flatten(noise)[0][self.at].double().reshape(z.shape)).square()
+        elif self.noise is None:
+            residuals = rows_of((self._targets(target, z) - leaf.reshape(z.shape)).double() / self.slope)
+        self.curvature.add_values(phi, precision, residuals)
+
+    def _targets(self, target: Any, z: Tensor) -> Tensor:
+        if isinstance(target, Tensor) and target.numel() == z.numel():
+            return target.reshape(z.shape)
+        found = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise ValueError(
+            f"laplace learns the noise of the data from residuals, and the targets are {found} for predictions {list(z.shape)}: give pairs "
+            "(input, target) to fit, or laplace.Wrapper(noise=...), or compose it with sculpt"
+        )
+
+    def _seen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Tensor]]:
+        result = self._run(args, kwargs)[1][0]
+        if self.probe.calls != 1:
+            raise ValueError(
+                f"laplace wants a last layer that runs once in a call, and {self.name!r} ran {self.probe.calls} times as a linear layer. "
+                f"{REMEDY}"
+            )
+        return flatten(result.output)[0], result.taps
+
+    def _answer(self, args: tuple, kwargs: dict[str, Any], leaves: list[Any], z: Tensor) -> tuple[int, Tensor]:
+        """Which part of the output is slope * z + constant, elementwise, and the slope of each column; no other part may depend on z."""
+        size = z.detach().double().square().mean().sqrt().clamp_min(1e-3).to(z.dtype)
+        signs = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(0)).to(z) * 2 - 1
+        moved = []
+        for self.probe.step in (size, size * signs):
+            moved.append(self._seen(args, kwargs)[0])
+        self.probe.step = 0.0
+        close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
+        found: list[tuple[int, Tensor]] = []
+        for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
+            if not is_float(leaf) or all(torch.equal(leaf, other) for other in others):
+                continue
+            probs = leaf if self.record.output == "probs" else leaf.softmax(-1) if leaf.dim() else leaf
+            if not self.values and leaf.shape == z.shape and close(probs, z.softmax(-1)):
+                found.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
+            elif leaf.numel() == z.numel() and not leaf.is_complex() and self.record.output != "probs":
+                slopes, signed = (((other - leaf) / size).double().reshape(z.shape) for other in others)
+                slope, most = rows_of(slopes).mean(0), slopes.abs().max()
+                if (
+                    close(slopes / most, (slope / most).expand_as(slopes))
+                    and close(signed / most, slopes * signs / most)
+                    and bool(slope.abs().min() > 0.01 * most)
+                ):
+                    found.append((i, slope))
+            if not found or found[-1][0] != i:
+                raise ValueError(
+                    f"laplace knows the last layer only where the output is that of {self.name!r}, {list(z.shape)}, but for a shift and a "
+                    f"scale; part {i} of the output, {list(leaf.shape)}, depends on it in another way. {REMEDY}"
+                )
+        if not found:
+            raise ValueError(
+                f"laplace: the output does not depend on {self.name!r}, taken for the last layer. {REMEDY}"
+            )
+        return found[0]
+
+    def posterior(self, prior_precision: float | None) -> Posterior:
+        """The posterior after all batches; see `Curvature.posterior`."""
+        noise = None
+        if self.values and self.noise is not None and not heads_of(self.table):
+            units = 1.0 if self.scaling is None or self.scaling.y_mean is None else self.scaling.y_scale
+            noise = self.noise / (self.slope.abs() * units)
+        return self.curvature.posterior(self.weights, prior_precision, noise)
+
+
+__all__ = ["ASKED", "AtLayer", "Handle", "Look", "Probe", "augmented", "heads_of"]

@@ -1,0 +1,373 @@
+"""Neo: a signature of the features of the training data tells input that the model has never seen (vacuitic risk)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.method import Method, evaluating
+from ..core.ownership import engine_of, extra, extras, table_of
+from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.plan import Bank, Intervention, Plan
+from ..engine.sites import Sites
+from ..engine.tree import is_float, tensors, tree_map
+from ..errors import NotFittedError
+from .densities import DENSITIES, Density, Energy, MaxLogit, pool
+from .densities.padding import kept_steps
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+
+MOST_SITES = 5
+MOST_ROWS = 20_000
+
+
+class Wrapper(_Wrapper):
+    """Vacuitic risk from the density of the model's own features (Lee et al. 2018; Ren et al. 2021).
+
+    The features are what enters the model's layers with weights, its input included, pooled to one vector a row: the means over a 2x2 grid
+    of a map, over the two halves of a sequence, without the steps that an attention or padding mask, lengths or a padding token of the
+    embedding tell to be padding. They are detached and taken in evaluation mode: training the signature changes neither the model nor its
+    predictions. The risk is one number a row, standardised to mean 0 and standard deviation 1 on held-out rows of the training data.
+
+    Learn the signature in closed form, `wrapped.fit(loader)`, or without labels by gradient: `wrapped(x, return_risk=True)[1].mean()` is a
+    negative log likelihood, a sound loss whose minimum is the density of the training features. The default, "gaussian" and "flow" can be
+    trained so; the others say that they cannot.
+
+    The default asks of a classifier for each row's distance to the classes, too, which are those that the model predicts. The model counts as
+    a classifier if it is wrapped with output="logits" or "probs", or if `fit` (`workbench.fit` as well) meets class numbers int64 [rows] as
+    targets; not for its number of outputs, since several outputs may be several targets. `classes` decides it by hand.
+
+    Args:
+        layers: names of modules whose inputs are the features; by default up to five layers, evenly spread.
+        density: "signature" (a joint Gaussian, plus relative Mahalanobis distances for classifiers), "gaussian" (that one alone, with
+            shrinkage, Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et al. 2017), "classwise" (one Gaussian a
+            class before the last layer, Mukhoti et al. 2023), "knn" (distance to the 50th neighbour there, Sun et al. 2022), "energy" (Liu et
+            al. 2020) or "max_logit" (Hendrycks et al. 2022) of the class scores; or a `Density`.
+        classes: whether the (first) output [rows, classes] holds class scores, from which the predicted class is taken; None: as said above.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+        >>> model = Wrapper()(torch.nn.Linear(2, 1)).eval().fit(x)
+        >>> risk = model(torch.tensor([[0.0, 0.0], [9.0, 9.0]]), return_risk=True)[1]
+        >>> bool(risk[1] > risk[0] + 5)
+        True
+    """
+
+    def __init__(
+        self, layers: Any = None, density: str | Density = "signature", classes: bool | None = None, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        if isinstance(layers, str):
+            layers = [layers]
+        if not isinstance(density, Density) and density not in DENSITIES:
+            raise ValueError(f"density must be one of {', '.join(DENSITIES)} or a Density, not {density!r}")
+        if classes is not None and not isinstance(classes, bool):
+            raise ValueError(f"classes must be True, False or None, not {classes!r}")
+        kind = DENSITIES[density] if isinstance(density, str) else type(density)
+        if classes is False and kind.needs_logits:
+            raise ValueError(
+                f"density={kind.__name__} works on class scores, and classes=False says that there are none"
+            )
+        self.layers, self.density, self.classes = None if layers is None else tuple(layers), density, classes
+
+    def make(self) -> list[Method]:
+        return [Neo(self.layers, self.density, self.classes)]
+
+
+class Neo(Method):
+    """The method on one model; see `Wrapper`."""
+
+    name, kind, order, needs_fit, own_pass = "neo", "vacuitic", 40, True, True
+
+    def __init__(self, layers: tuple[str, ...] | None, density: str | Density, classes: bool | None = None) -> None:
+        self.layers, self.density, self.classes = layers, density, classes
+        self._sites: list[str] | None = None  # chosen at the first batch
+        self._met: frozenset[str] = frozenset()  # the parameters that a call with a chosen layer involves
+        self._rows_at = (0, 0)  # which tensor of the input has the rows, in which dimension
+        self._time_first: dict[str, bool] = {}  # layers whose input is [t, rows, ...], as far as shapes have told
+
+    def settings(self) -> dict[str, Any]:
+        name = self.density if isinstance(self.density, str) else _name_of(self.density)
+        return {"layers": None if self.layers is None else list(self.layers), "density": name}
+
+    def attach(self, table: Table) -> None:
+        paths = {path for path, _ in table.root.named_modules() if "@" not in path}
+        for layer in self.layers or ():
+            if layer not in paths:
+                import difflib
+
+                near = difflib.get_close_matches(layer, sorted(paths), 3)
+                raise ValueError(
+                    f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}"
+                )
+        import copy
+
+        density = DENSITIES[self.density]() if isinstance(self.density, str) else copy.deepcopy(self.density)
+        if isinstance(density, Energy | MaxLogit) and table.record.output == "probs":
+            raise ValueError(
+                f'density={type(density).__name__} works on logits, and output="probs" says that the model gives probabilities; let the model '
+                'return logits, with output="logits"'
+            )
+        like = next((p for p in table.root.parameters()), None)
+        extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
+        self.density = _name_of(density)
+
+    def model(self, wrapped: Any) -> Density:
+        """The density, a sub-module of the wrapped object."""
+        return extra(wrapped, "density")
+
+    def check_ready(self, wrapped: Any) -> None:
+        """Raise before anything runs if there is no signature yet."""
+        if not wrapped.training and not self.model(wrapped).fitted:
+            raise NotFittedError(
+                "neo has seen no training data yet: call wrapped.fit(loader) with the training inputs, or train it in training mode with "
+                "wrapped(x, return_risk=True)[1].mean() as the loss"
+            )
+
+    def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """The model's prediction, and the risk of every row."""
+        density = self.model(wrapped)
+        y, rows, features = self._features(wrapped, args, kwargs)
+        return y, density(features, self._logits(wrapped, y, rows) if density.wants_logits else None)
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        """Learn the signature of the training inputs in closed form (the flow: by a short training of its own)."""
+        from tqdm.auto import tqdm
+
+        density, record = self.model(wrapped), wrapped._workbench
+        collected: list[list[Tensor]] = []
+        logits: list[Tensor | None] = []
+        labels: list[Tensor | None] = []
+        rows = 0
+        like = next(wrapped.parameters())
+        with torch.no_grad():
+            for args, kwargs, target in tqdm(_spread(inputs, wrapped), desc="signature", delay=2, leave=False):
+                args, kwargs = tree_map(
+                    lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+                )
+                if (scaling := extra(wrapped, "scaling")) is not None:
+                    args = scaling.inputs(args)
+                y, n, features = self._features(wrapped, args, kwargs)
+                collected.append(features)
+                logits.append(self._logits(wrapped, y, n) if self.classes is not False else None)
+                labels.append(_labels(target, logits[-1]))
+                rows += n
+                if rows >= MOST_ROWS:
+                    break
+        if not collected:
+            raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
+        scores = torch.cat(logits) if all(part is not None for part in logits) else None  # type: ignore[arg-type]
+        known = torch.cat(labels) if all(part is not None for part in labels) else None  # type: ignore[arg-type]
+        asked = self.classes or density.needs_logits
+        if asked and scores is None:
+            raise ValueError(
+                f"neo: density={type(density).__name__} is to use class scores, and the model has no output [rows, classes] with at least two "
+                "classes; choose another density, or classes=False"
+            )
+        classifies = asked or (self.classes is None and (record.output != "values" or known is not None))
+        with torch.enable_grad():
+            density.fit(
+                [torch.cat(parts) for parts in zip(*collected, strict=True)],
+                scores if classifies else None,
+                known if density.uses_labels else None,
+            )
+
+    def _logits(self, wrapped: Any, y: Any, rows: int) -> Tensor | None:
+        """The model's class scores [rows, classes], up to a constant for each row; None if it gives none."""
+        for leaf in tensors(y):
+            if is_float(leaf) and leaf.dim() == 2 and leaf.shape[0] == rows and leaf.shape[1] > 1:
+                leaf = leaf.detach()
+                if wrapped._workbench.output == "probs":
+                    return leaf.clamp_min(torch.finfo(leaf.dtype).tiny).log()
+                return leaf
+        return None
+
+    def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int, list[Tensor]]:
+        """The model's output, its number of rows, and one vector a row for every layer that was chosen."""
+        given = tensors((args, kwargs))
+        rows = self._expected_rows(given)
+        output, tap = self._pass(wrapped, args, kwargs, rows)
+        outputs = [t for t in tensors(output) if t.dim()]
+        found = outputs[0].shape[0] if outputs else None
+        if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in given if t.dim()}:
+            found = len(outputs)  # a part for each row
+        if found is None:
+            raise ValueError("neo gives one risk a row, but the model's output has no rows (a single number)")
+        if found != rows:  # pooled as it came, so that no map need be kept: once more with the right number of rows
+            places = [(i, dim) for i, t in enumerate(given) for dim, size in enumerate(t.shape) if size == found]
+            self._rows_at = next(iter(places), self._rows_at)
+            output, tap = self._pass(wrapped, args, kwargs, found)
+        if not self.model(wrapped).needs_features:
+            return output, found, []
+        if self._sites is None:
+            self._sites = self._choose([name for name in tap.taps if name not in tap.same], tap.same)
+        missing = [name for name in self._sites if name not in tap.taps]
+        if missing:
+            raise RuntimeError(
+                f"neo: {missing[0]} gave no feature of {found} rows in this call, as it did in the first; choose layers= that always run"
+            )
+        if not self._met:
+            self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
+        return output, found, [tap.taps[name] for name in self._sites]
+
+    def _expected_rows(self, given: list[Tensor]) -> int | None:
+        i, dim = self._rows_at
+        return given[i].shape[dim] if i < len(given) and dim < given[i].dim() else None
+
+    def _pass(self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None) -> tuple[Any, _Tap]:
+        """One pass of the model in evaluation mode."""
+        table = table_of(wrapped)
+        method = getattr(type(wrapped)._plain_class, wrapped._workbench.method)
+        keep = kept_steps(wrapped, functools.partial(method, wrapped), args, kwargs)
+        tap = _Tap(self, table, rows, keep)
+        taps = (tap,) if self.model(wrapped).needs_features else ()
+        plan = Plan((), wrapped._workbench.rules, Bank(table.get), taps, keep_state=False)
+        with evaluating(wrapped):
+            _, results = engine_of(wrapped).run(plan, args, kwargs)
+        return results[0].output, tap
+
+    def _choose(self, names: list[str], same: dict[str, str]) -> list[str]:
+        if self.layers is not None:
+            every = [*names, *same]
+            chosen = [n for n in every if any(n == layer or n.startswith(f"{layer}.") for layer in self.layers)]
+            names = list(dict.fromkeys(same.get(name, name) for name in chosen))
+        if not names:
+            raise ValueError("neo found no layer whose input has one feature vector a row; name other layers=")
+        if self.layers is None and len(names) > MOST_SITES:
+            names = [names[round(i * (len(names) - 1) / (MOST_SITES - 1))] for i in range(MOST_SITES)]
+        return names
+
+
+def _name_of(density: Density) -> str:
+    """What a density is called in settings."""
+    return next((name for name, kind in DENSITIES.items() if kind is type(density)), type(density).__name__.lower())
+
+
+class _Tap(Intervention):
+    """Pools what enters the layers as it comes, before anything else can write into it.
+
+    Args:
+        rows: how many rows the batch is expected to have.
+        keep: which steps of sequences are no padding [rows, t], if that is known.
+    """
+
+    def __init__(self, method: Neo, table: Table, rows: int | None, keep: Tensor | None) -> None:
+        self.method, self.table, self.rows, self.keep, self.taps = method, table, rows, keep, {}
+        self.same: dict[str, str] = {}  # layers whose input is that of another
+        self.calls: list[frozenset[str]] = []  # the parameters of each call
+
+    def active(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
+        self.trail = ()
+        wanted = self.method._sites
+        met: list[tuple[Tensor, str]] = []
+
+        def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live)))
+            self.calls.append(names)
+            if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
+                return leaves  # packed sequences: the rows of the data are not those of the batch
+            name = min(names, key=lambda name: (not name.endswith("weight"), name))
+            if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
+                return leaves
+            feature = leaves[live[0]]
+            if wanted is None:
+                if (first := next((other for tensor, other in met if tensor is feature), None)) is not None:
+                    self.same.setdefault(name, first)
+                met.append((feature, name))
+            feature = feature.detach()
+            feature = torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
+            if (vector := self._pooled(feature, self.rows, name)) is not None:
+                self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
+            return leaves
+
+        weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
+        if wanted is not None and self.method._met:
+            parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
+        return Sites(parameters, state, None, at_site, contractions=weights)
+
+    def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
+        """One vector a row, None where the feature has no axis of rows."""
+        if not self._is_time_first(feature, rows, name):
+            slot = self.table.record.slots.get(name)
+            convolution = slot is not None and self.table.value(name).dim() == 3 and feature.dim() == 3
+            if feature.dim() >= 2 and feature.shape[0] == rows:
+                keep = None if convolution else self._keep(feature, rows)
+                return pool(feature, rows, channel_dim=1 if convolution else None, keep=keep)
+            if feature.dim() == 2 and feature.shape[0] and feature.shape[0] % rows == 0:
+                feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens of a row, one after another
+                return pool(feature, rows, keep=self._keep(feature, rows))
+            return None
+        if feature.dim() == 2:
+            feature = feature.reshape(-1, rows, feature.shape[-1])  # rows of a step, one after another
+        return pool(feature, rows, row_dim=1, keep=self._keep(feature.movedim(1, 0), rows))
+
+    def _is_time_first(self, feature: Tensor, rows: int, name: str) -> bool:
+        """Whether the rows are in the second dimension: known from the kind of layer, else from shapes as soon as they can tell."""
+        slot = self.table.record.slots.get(name)
+        path = slot.owners[0][0] if slot is not None else ""
+        if feature.dim() >= 2 and slot is not None:
+            layer = self.table.module(path)
+            if isinstance(layer, nn.RNNBase) and feature.dim() == 3:
+                return feature.shape[1] == rows and not (layer.batch_first and feature.shape[0] == rows)
+            attention = layer if path else None
+            if path.endswith("out_proj"):
+                attention = self.table.module(path.rpartition(".")[0])
+            if isinstance(attention, nn.MultiheadAttention) and rows > 0:
+                # torch computes with [t, rows, d], and in the end with [t * rows, d]
+                flat = feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0
+                return flat or (feature.dim() == 3 and feature.shape[1] == rows)
+        if feature.dim() < 3:
+            return False
+        if feature.shape[0] != feature.shape[1] and rows in feature.shape[:2]:
+            self.method._time_first.setdefault(name, feature.shape[1] == rows)
+        return self.method._time_first.get(name, False) and feature.shape[1] == rows
+
+    def _keep(self, feature: Tensor, rows: int) -> Tensor | None:
+        """The mask of steps, where the feature [rows, t, d] has those of the mask."""
+        keep = self.keep
+        fits = keep is not None and feature.dim() == 3 and keep.shape == feature.shape[:2] and keep.shape[0] == rows
+        return keep.to(feature.device) if fits and keep is not None else None
+
+
+def _spread(inputs: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+    """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
+    from ..core.inputs import batches_of
+
+    if isinstance(inputs, Tensor):
+        step = -(-len(inputs) // MOST_ROWS) if inputs.dim() else 1
+        yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
+        return
+    step = 1
+    for i, batch in enumerate(inputs):
+        if i == 0 and isinstance(inputs, Sized):
+            first = next((t for t in tensors(batch) if t.dim()), None)
+            rows = len(inputs) * (first.shape[0] if first is not None else 1)
+            step = max(1, rows // MOST_ROWS)
+        if i % step == 0:
+            yield from batches_of([batch], wrapped)
+
+
+def _labels(target: Any, logits: Tensor | None) -> Tensor | None:
+    """Class numbers [rows] for class scores, None if the target holds none."""
+    if (
+        logits is None
+        or not isinstance(target, Tensor)
+        or target.dtype != torch.int64
+        or target.shape != logits.shape[:1]
+    ):
+        return None
+    fits = not len(target) or (int(target.min()) >= 0 and int(target.max()) < logits.shape[1])
+    return target.to(logits.device) if fits else None
+
+
+__all__ = ["Neo", "Wrapper"]

@@ -1,0 +1,222 @@
+"""Sample: noise makes a deterministic model answer differently each time, and the spread of its answers is epistemic risk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core.method import Call, Method
+from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.plan import Axis, Index, Intervention, Shared
+from ..engine.sites import Sites
+from ..engine.tree import is_float, tree_map
+from .noise import Bernoulli, Noise, Normal
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+
+PLACES = ("activations", "weights", "inputs")
+
+
+class Wrapper(_Wrapper):
+    """Epistemic risk from the spread of noisy passes (Gal & Ghahramani 2016, Monte Carlo dropout).
+
+    In training mode `wrapped(x)` draws one noise a call; with `return_risk=True`, and always in evaluation mode, n_samples are drawn and
+    averaged.
+
+    Args:
+        n_samples: passes, at least 1.
+        distribution: of the noise: `Bernoulli(p)` zeroes values with probability p; `Normal(scale)` multiplies them by N(1, scale^2), and adds
+            N(0, scale^2) to inputs.
+        where: "activations", what enters the layers with weights (linear, convolution, attention, recurrent, functional calls), the model's
+            input left out unless there is one layer only; "weights", the weights themselves (Wan et al. 2013, DropConnect); "inputs".
+        trainable: learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al.
+            2015); the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.
+        randomness: what the model's own random calls do from sample to sample: "different", "same", or "error" (refused).
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapper(n_samples=8, distribution=Bernoulli(0.2))(torch.nn.Linear(2, 1))
+        >>> y, risk = model(torch.ones(4, 2), return_risk=True)
+        >>> risk.shape
+        torch.Size([4, 1])
+    """
+
+    def __init__(
+        self,
+        n_samples: int = 5,
+        distribution: Any = None,
+        where: str = "activations",
+        trainable: bool = False,
+        randomness: str = "different",
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 1:
+            raise ValueError(f"n_samples must be a whole number of at least 1, not {n_samples!r}")
+        distribution = Bernoulli(0.1) if distribution is None else distribution
+        chosen = distribution() if isinstance(distribution, type) and issubclass(distribution, Noise) else distribution
+        if not isinstance(chosen, Noise):
+            raise TypeError(f"distribution must be sample.Bernoulli(p) or sample.Normal(scale), not {distribution!r}")
+        if where not in PLACES:
+            raise ValueError(f"where must be one of {', '.join(PLACES)}, not {where!r}")
+        if randomness not in ("different", "same", "error"):
+            raise ValueError(f'randomness must be "different", "same" or "error", not {randomness!r}')
+        self._settings: dict[str, Any] = {
+            "n_samples": n_samples,
+            "distribution": chosen,
+            "where": where,
+            "trainable": trainable,
+            "randomness": randomness,
+        }
+
+    def make(self) -> list[Method]:
+        return [Sample(**self._settings)]
+
+
+class Sample(Method):
+    """The method on one model; see `Wrapper`."""
+
+    name, kind, order = "sample", "epistemic", 20
+
+    def __init__(self, n_samples: int, distribution: Noise, where: str, trainable: bool, randomness: str) -> None:
+        self.n_samples, self.noise, self.where = n_samples, distribution, where
+        self.trainable, self.randomness = trainable, randomness
+        self._weights: list[str] = []
+        self._only_layer = False
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "n_samples": self.n_samples,
+            "distribution": repr(self.noise),
+            "where": self.where,
+            "trainable": self.trainable,
+        }
+
+    def axis(self, call: Call) -> Axis | None:
+        several = not call.loss and (call.return_risk or not call.training) and not call.dealt
+        return Axis(self.name, self.n_samples, self.randomness, apart=True) if several else None
+
+    def attach(self, table: Table) -> None:
+        self._weights = [name for name in table.parameters() if table.value(name).dim() >= 2]
+        if self.where == "weights" and not self._weights:
+            raise ValueError(
+                'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
+            )
+        self._only_layer = len(table.layers()) <= 1
+        if self.where == "weights":
+            for name in self._weights:
+                table.record.rules.setdefault(name, Shared(name))
+        if self.trainable:
+            start = self.noise.raw()
+            for name in self._weights if self.where != "inputs" else ["inputs"]:
+                like = table.value(name) if name != "inputs" else next(table.value(n) for n in table.parameters())
+                table.register(f"{name}@sample", torch.tensor(start, dtype=torch.float32, device=like.device))
+
+    def raw(self, table: Table, name: str) -> Tensor | None:
+        """The learned amount of noise of a weight, None if it is fixed."""
+        return table.get(f"{name}@sample") if self.trainable else None
+
+    def intervention(self, table: Table, call: Call) -> Intervention | None:
+        return _NoisyWeights(self, table) if self.where == "weights" else _Noisy(self, table)
+
+    def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
+        if not self.trainable or not rows or self.where == "inputs":
+            return None
+        terms = [
+            self.noise.divergence(table.get(f"{n}@sample")) * self._units(table.value(n)) / rows for n in self._weights
+        ]
+        return torch.stack(terms).sum()
+
+    def _units(self, weight: Tensor) -> int:
+        return weight.numel() if self.where == "weights" else weight.shape[1]
+
+
+class _Noisy(Intervention):
+    def __init__(self, method: Sample, table: Table) -> None:
+        self.method, self.table, self.taps = method, table, {}
+        self.generators: dict[torch.device, torch.Generator] = {}
+        self.seed: int | None = None
+        self.sites = 0
+        self.draws = method.where == "activations" and not method.noise.silent
+        if method.randomness != "different":
+            # the model's own stream is repeated or watched, so the noise needs a stream of its own
+            self.loop_only = (
+                f'randomness="{method.randomness}" keeps the noise apart from the model\'s own random calls'
+            )
+            self.seed = int(torch.randint(2**62, ()).item())
+
+    def _generator(self, device: torch.device) -> torch.Generator | None:
+        if self.seed is None:
+            return None
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return self.generators[device]
+
+    def _noisy(self, value: Tensor, raw: Tensor | None, additive: bool = False) -> Tensor:
+        return self.method.noise.apply(value, raw, self._generator(value.device), additive)
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.method.where != "inputs":
+            return args, kwargs
+        raw = self.method.raw(self.table, "inputs")
+        return tree_map(lambda leaf: self._noisy(leaf, raw, additive=True) if is_float(leaf) else leaf, (args, kwargs))
+
+    def active(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
+        if self.method.where != "activations":
+            return None
+        self.trail = ()
+
+        def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+            amount = None
+            if self.method.trainable:
+                known = sorted(name for name in names if name in self.method._weights)
+                amount = self.method.raw(self.table, known[0]) if known else None
+            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))
+            leaves = list(leaves)
+            for i in [*live, *(raw if self.method._only_layer else [])]:
+                leaves[i] = self._noisy(leaves[i], amount)
+                self.sites += 1
+            return leaves
+
+        return _Counted(Sites(parameters, state, inputs, at_site, contractions=bool(self.method._weights)), self)
+
+
+class _NoisyWeights(_Noisy):
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        noisy = {name: self._noisy(installed[name], self.method.raw(self.table, name)) for name in self.method._weights}
+        return {**installed, **noisy}
+
+
+class _Counted:
+    """A pass in which no site was found has no noise in it, which must not go unnoticed."""
+
+    def __init__(self, sites: Sites, noisy: _Noisy) -> None:
+        self.sites, self.noisy = sites, noisy
+
+    def __enter__(self) -> None:
+        self.noisy.sites = 0
+        self.sites.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.sites.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and "randomness error mode" in str(error):
+            raise RuntimeError(
+                'the model uses torch.func transforms, inside which noise on activations may not be drawn; use where="weights", or '
+                'give randomness="different" to the model\'s own vmap (jacrev and hessian cannot)'
+            ) from error
+        if error is None and not self.noisy.sites:
+            raise RuntimeError(
+                "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so all "
+                'its passes would be equal; use where="weights" or where="inputs"'
+            )
+
+
+__all__ = ["Bernoulli", "Normal", "Sample", "Wrapper"]

@@ -1,0 +1,159 @@
+"""Sculpt: heads beside the model's own predict the noise in the data (aleatoric risk)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..core.method import Call, Method, apart
+from ..core.ownership import extra, extras
+from ..core.wrapper import Wrapper as _Wrapper
+from ..distributions import (
+    FAMILIES,
+    Cauchy,
+    Laplace,
+    LogitNormal,
+    LogNormal,
+    Normal,
+    NormalInverseGamma,
+    Quantiles,
+    StudentT,
+)
+from ..distributions.base import Distribution
+from ..engine.plan import Axis, Shared, Split
+from ..engine.tree import is_float, tree_map
+from .initialization import Draws
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+
+
+class Wrapper(_Wrapper):
+    """Aleatoric risk from a risk head beside the model's own last layers (Nix & Weigend 1994).
+
+    The risk head is a copy of the last layers, its very last one initialised anew; what it gives is mapped to a standard deviation by
+    softplus. The model's own prediction is untouched. Train it by `wrapped.loss`, or add `distribution.loss_function(y, y_pred, y_risk)` to
+    your loss, or put `distribution.sample((y_pred, y_risk))` into it.
+
+    Two distributions have several risk heads, and are trained by `wrapped.loss` or `fit`: NormalInverseGamma (evidential regression, Amini et
+    al. 2020) says an epistemic risk as well, and Quantiles (Koenker & Bassett 1978) gives `wrapped.quantiles(x)`.
+
+    Args:
+        distribution: of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles;
+            LogitNormal for class logits.
+        n_layers: how many of the last layers each risk head has of its own; by default 3, or all if the model has fewer.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapper(Normal, n_layers=1)(torch.nn.Linear(2, 1))
+        >>> y, risk = model(torch.zeros(4, 2), return_risk=True)
+        >>> loss = Normal.loss_function(torch.zeros(4, 1), y, risk)
+    """
+
+    def __init__(self, distribution: Any = Normal, n_layers: int | None = None, **common: Any) -> None:
+        super().__init__(**common)
+        chosen = (
+            distribution()
+            if isinstance(distribution, type) and issubclass(distribution, Distribution)
+            else distribution
+        )
+        if not isinstance(chosen, Distribution):
+            raise TypeError(
+                f"distribution must be {', '.join(family.__name__ for family in FAMILIES)} (a class or an instance), "
+                f"not {distribution!r}"
+            )
+        if n_layers is not None and (isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1):
+            raise ValueError(f"n_layers must be a whole number of at least 1, not {n_layers!r}")
+        self.distribution, self.n_layers = chosen, n_layers
+
+    def make(self) -> list[Method]:
+        return [Sculpt(self.distribution, self.n_layers)]
+
+
+class Sculpt(Method):
+    """The method on one model; see `Wrapper`."""
+
+    name, kind, order = "sculpt", "aleatoric", 30
+
+    def __init__(self, distribution: Distribution, n_layers: int | None) -> None:
+        self.distribution, self.n_layers = distribution, n_layers
+
+    def settings(self) -> dict[str, Any]:
+        levels = {"levels": list(self.distribution.levels)} if isinstance(self.distribution, Quantiles) else {}
+        return {"distribution": type(self.distribution).__name__, "n_layers": self.n_layers, **levels}
+
+    def axis(self, call: Call) -> Axis | None:
+        # all heads must see the same noise, or they would be heads of different trunks
+        return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True) if call.return_risk else None
+
+    def attach(self, table: Table) -> None:
+        slots = table.tail(self.n_layers, "n_layers", default=3)
+        if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
+            raise ValueError("the last layers hold no floating-point parameters for a risk head")
+        last = table.layers()[-1] if table.layers() else ""
+        heads = self.distribution.n_heads
+        draws = Draws(table, heads, fresh=True)
+        for name in slots:
+            slot, value = table.record.slots[name], table.value(name).detach()
+            drawn = not slot.buffer and slot.owners[0][0] == last
+            values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
+            alone = drawn and heads == 1  # the only user of its memory
+            new = [
+                table.register(f"{name}@sculpt{head or ''}", start if alone else start.clone(), buffer=slot.buffer)
+                for head, start in enumerate(values)
+            ]
+            for other in new if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ():
+                table.get(other).requires_grad_(False)
+            own = table.record.rules.get(name, Shared(name))
+            table.record.rules[name] = Split(self.name, (own, *(Shared(other) for other in new)))
+        if learned := _learned(self.distribution):
+            extras(table.root)._modules["noise"] = nn.ParameterDict(learned)
+
+    def intervention(self, table: Table, call: Call) -> None:
+        noise = extra(table.root, "noise")
+        if noise is not None and any(noise[key] is not value for key, value in _learned(self.distribution).items()):
+            self.distribution = replace(self.distribution, **noise)  # of a copy of the model
+
+    def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+        y, beside = apart(parts["y"], dim)
+        return {"y": y, **self.distribution.variances(self._risk(beside))}
+
+    def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
+        return prediction + self._risk(beside) if isinstance(self.distribution, Quantiles) else None
+
+    def _risk(self, beside: Any) -> Any:
+        """The standard deviation (evidence, offsets) that the output of the risk heads stands for."""
+        if not is_float(beside):
+            return beside
+        return self.distribution.to_risk(beside.real if beside.is_complex() else beside)
+
+    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
+        return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
+
+    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
+        probs = getattr(self.distribution, "probs", None)
+        if probs is None:
+            raise ValueError(f"class outputs need sculpt.Wrapper(LogitNormal), not {type(self.distribution).__name__}")
+        return probs(scores, self._risk(beside))
+
+
+def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:
+    """The options that are trained with the model: the degrees of freedom of StudentT, if they are a Parameter."""
+    return {key: value for key, value in vars(distribution).items() if isinstance(value, nn.Parameter)}
+
+
+__all__ = [
+    "Cauchy",
+    "Laplace",
+    "LogNormal",
+    "LogitNormal",
+    "Normal",
+    "NormalInverseGamma",
+    "Quantiles",
+    "Sculpt",
+    "StudentT",
+    "Wrapper",
+]

@@ -1,0 +1,117 @@
+"""Snapshot: one network, trained in cycles, leaves a voter at the end of each, and their disagreement is epistemic risk."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..core.method import Method
+from ..core.ownership import table_of
+from ..core.wrapper import Wrapper as _Wrapper
+from .weight_sets import Kept, method_of
+
+
+class Wrapper(_Wrapper):
+    """Epistemic risk from the disagreement of snapshots of one training (Huang et al. 2017).
+
+    `workbench.fit` trains in as many cycles as there are voters, each with a learning rate that falls in half a cosine from the peak to zero,
+    and takes the weights at the end of each; one training gives all voters. In a training loop of your own, call `snapshot.take(wrapped)`
+    at the end of each cycle; the latest n_voters are kept.
+
+    Args:
+        n_voters: number of cycles and voters, at least 2.
+        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
+
+    Example:
+        >>> import torch
+        >>> from workbench import fit
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> model = Wrapper(n_voters=3)(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)))
+        >>> history = fit(model, (x, x**2), epochs=6)
+        >>> y, risk = model(x, return_risk=True)
+        >>> len(model.voters())
+        3
+    """
+
+    def __init__(self, n_voters: int = 5, **common: Any) -> None:
+        super().__init__(**common)
+        if isinstance(n_voters, bool) or not isinstance(n_voters, int) or n_voters < 2:
+            raise ValueError(f"n_voters must be a whole number of at least 2, not {n_voters!r}")
+        self.n_voters = n_voters
+
+    def make(self) -> list[Method]:
+        return [Snapshot(self.n_voters)]
+
+
+def take(wrapped: Any) -> int:
+    """Keep the present weights and buffers of a model wrapped by `snapshot.Wrapper` as a voter; the oldest gives way.
+
+    Args:
+        wrapped: the model, at the end of a cycle of its training.
+
+    Returns:
+        How many were taken so far.
+
+    Raises:
+        TypeError: if the model is not wrapped by snapshot.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapper(n_voters=2)(torch.nn.Linear(1, 1))
+        >>> take(model), take(model)
+        (1, 2)
+    """
+    return method_of(wrapped, "snapshot").take(wrapped)
+
+
+class Snapshot(Kept):
+    """The method on one model; see `Wrapper`."""
+
+    name, order = "snapshot", 10
+
+    def __init__(self, n_voters: int) -> None:
+        super().__init__(n_voters)
+        self.n_voters = n_voters
+
+    def settings(self) -> dict[str, Any]:
+        return {"n_voters": self.n_voters}
+
+    @torch.no_grad()
+    def take(self, wrapped: Any) -> int:
+        """See `snapshot.take`."""
+        table = table_of(wrapped)
+        for name in self.names(table, [*self._parameters, *self._buffers]):
+            rows, value = table.get(f"{name}@snapshot"), table.get(name)
+            rows.copy_(torch.cat([rows[1:], value[None]]))
+        count = self.flag(table, "count").add_(1)
+        self.flag(table, "ready").copy_(count >= self.n_voters)
+        return int(count)
+
+    def missing(self, count: int) -> str:
+        return (
+            f"snapshot has taken {count} of {self.n_voters} voters: train with workbench.fit, or call snapshot.take(wrapped) at the end of each "
+            "cycle of your own training"
+        )
+
+    # ---- within `workbench.fit`
+    def _ends(self, epochs: int) -> list[int]:
+        """The last epochs of all cycles."""
+        if epochs < self.n_voters:
+            raise ValueError(f"snapshot: {epochs} epochs are too few for {self.n_voters} cycles; give at least as many")
+        return [round(cycle * epochs / self.n_voters) for cycle in range(1, self.n_voters + 1)]
+
+    def pace(self, at: float, epochs: int) -> float:
+        ends = [0, *self._ends(epochs)]
+        cycle = next((i for i in range(1, len(ends)) if at < ends[i]), len(ends) - 1)
+        return 0.5 * (1 + math.cos(math.pi * (at - ends[cycle - 1]) / (ends[cycle] - ends[cycle - 1])))
+
+    def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
+        if epoch == 1:
+            self.forget(table_of(wrapped))
+        if epoch in self._ends(epochs):
+            self.take(wrapped)
+
+
+__all__ = ["Snapshot", "Wrapper", "take"]

@@ -1,0 +1,349 @@
+"""Cases as HTML: what a model says about single rows, with the risk split by cause; no scripts, no kernel, no widgets.
+
+Colours follow JupyterLab's theme where there is one. What an untrusted notebook takes away is the style: bars keep their
+colours then, and the numbers that hover shows stand beneath.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.calibration.base import output_of
+from workbench.data import Data, Split
+from workbench.plots import COLOURS
+from workbench.widgets.common.answers import Answers
+from workbench.widgets.common.pictures import image
+from workbench.widgets.common.row_risks import ask, per_row, risk_unit, taken
+
+MOST_COLUMNS = 8  # features in a row of a table
+MOST_PIXELS = 64  # height and width of a thumbnail; the page shows it larger
+CAUSES = ("aleatoric", "epistemic")
+FAR = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
+
+#: What cases need once on a page; all rules are about classes of our own.
+STYLE = """
+.wb-cases{display:flex;flex-wrap:wrap;gap:8px;line-height:1.35;font-size:12px;color:var(--jp-ui-font-color1,inherit)}
+.wb-case{position:relative;box-sizing:border-box;padding:6px;border-radius:4px;text-align:left;
+border:1px solid var(--jp-border-color2,#ccc);background:var(--jp-layout-color1,transparent);line-height:1.35}
+.wb-cases .wb-case{width:128px}
+.wb-case img{display:block;width:100%;image-rendering:pixelated;border-radius:2px;margin:2px 0 4px;max-height:150px;object-fit:contain}
+.wb-case b,.wb-listing b{font-weight:600}
+.wb-name{color:var(--jp-ui-font-color2,#777)}
+.wb-wrong{color:var(--jp-error-color1,#d32f2f)}
+.wb-split{margin:4px 0 1px;min-width:80px;text-align:left}
+.wb-split div{font-size:0;line-height:0;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}
+.wb-split .wb-shares{height:9px}
+.wb-split .wb-far{height:5px;margin-top:2px}
+.wb-more{visibility:hidden;position:absolute;left:0;right:0;bottom:0;min-height:60%;box-sizing:border-box;padding:5px 6px;z-index:2;
+background:var(--jp-layout-color0,Canvas);color:var(--jp-ui-font-color1,CanvasText);
+border-radius:4px;font-size:11px;pointer-events:none}
+.wb-case:hover .wb-more,.wb-case:focus .wb-more,tr:hover>td>.wb-more,tr:focus>td>.wb-more{visibility:visible}
+.wb-wide{overflow-x:auto;max-width:100%;padding-bottom:20px}
+.wb-listing{border-collapse:collapse;font-size:12px;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
+.wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;color:var(--jp-ui-font-color2,#777)}
+.wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
+.wb-listing th{font-weight:600;vertical-align:bottom}
+.wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
+.wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
+.wb-listing tr:hover>td{background:var(--jp-layout-color2,rgba(128,128,128,.15))}
+.wb-listing .wb-more{right:auto;bottom:auto;top:-1px;min-height:100%;width:280px;white-space:normal;text-align:left;
+box-shadow:0 1px 4px rgba(0,0,0,.4)}
+.wb-listing .wb-split{min-width:110px}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row with what the model says about it, ready to be shown.
+
+    Args:
+        name: such as "row 17".
+        inputs: (name and unit, value) of each feature; empty for images.
+        picture: an ``<img>`` element, or "".
+        prediction: with its total risk and unit.
+        truth: the target; "" where none is known.
+        wrong: whether the predicted class is not the true one.
+        risks: (name, value with unit) of each risk.
+        shares: of aleatoric and epistemic risk in the total, which sum to 1; empty where there is none.
+        vacuitic: vacuitic risk, in standard deviations; None where it is not measured.
+        likely: (class, probability) of the likeliest classes.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, str], ...]
+    picture: str
+    prediction: str
+    truth: str
+    wrong: bool
+    risks: tuple[tuple[str, str], ...]
+    shares: dict[str, float]
+    vacuitic: float | None
+    likely: tuple[tuple[str, float], ...] = ()
+
+
+# ---- describing
+def cases(
+    data: Data, x: Tensor, answers: Answers, names: Sequence[str], y: Tensor | None = None, output: str = "values"
+) -> list[Case]:
+    """Each row as a `Case`.
+
+    Args:
+        data: names and units of columns and classes; its training rows say what black and white are.
+        x: inputs [n, ...].
+        answers: what the model says about them.
+        names: what each row is called.
+        y: targets, values [n, 1] or class numbers [n]; None where they are not known.
+        output: what the model gives: "values", "logits" or "probs".
+    """
+    pictured = x.ndim > 2
+    found = []
+    for i, name in enumerate(names):
+        own = {risk: values[i].item() for risk, values in answers.risk.items()}
+        likely: tuple[tuple[str, float], ...] = ()
+        truth, wrong = "", False
+        if data.classes is None or answers.probs is None:
+            said = with_spread(answers.y[i].item(), own.get("total"), data.target.unit)
+            truth = "" if y is None else number(y[i].item(), data.target.unit)
+        else:
+            best = answers.probs[i].topk(min(3, len(data.classes)))
+            likely = tuple(
+                (data.classes[j], p) for p, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            )
+            said = f"{likely[0][0]}, {100 * likely[0][1]:.0f} %"
+            if y is not None:
+                truth = data.classes[int(y[i])]
+                wrong = truth != likely[0][0]
+        found.append(
+            Case(
+                name,
+                () if pictured else tuple(zip(map(str, data.features), map(number, x[i].tolist()), strict=False)),
+                thumbnail(x[i], data.train.x, name) if pictured else "",
+                said,
+                truth,
+                wrong,
+                tuple((risk, number(value, risk_unit(data, output, risk), 3)) for risk, value in own.items()),
+                shares(own, output),
+                own.get("vacuitic"),
+                likely,
+            )
+        )
+    return found
+
+
+def shares(risks: dict[str, float], output: str) -> dict[str, float]:
+    """Which share of the total is aleatoric and which epistemic: of the variance for values, of the entropy for classes.
+
+    Example:
+        >>> shares({"aleatoric": 3.0, "epistemic": 4.0}, "values")
+        {'aleatoric': 0.36, 'epistemic': 0.64}
+    """
+    power = 2 if output == "values" else 1
+    parts = {name: max(risks[name], 0.0) ** power for name in CAUSES if name in risks}
+    whole = sum(parts.values())
+    return {name: part / whole for name, part in parts.items()} if 0 < whole < math.inf else {}
+
+
+def number(value: float, unit: str = "", digits: int = 4) -> str:
+    """A few digits and the unit.
+
+    Example:
+        >>> number(34.1234, "MPa"), number(0.0)
+        ('34.12 MPa', '0')
+    """
+    text = f"{value:.{digits}g}" if not 1e4 <= abs(value) < 1e7 else f"{value:.0f}"
+    return f"{text} {unit}" if unit else text
+
+
+def with_spread(value: float, spread: float | None, unit: str = "") -> str:
+    """A value with as many digits as its standard deviation leaves sure, and two digits of that.
+
+    Example:
+        >>> with_spread(34.1234, 4.126, "MPa"), with_spread(34.1234, None), with_spread(242.1, 104.3)
+        ('34.1 ± 4.1 MPa', '34.12', '242 ± 104')
+    """
+    if spread is None or not 0 < spread < math.inf:
+        return number(value, unit)
+    digits = max(1 - math.floor(math.log10(spread)), 0)
+    if digits > 8 or spread >= 1e7:
+        return f"{number(value)} ± {spread:.2g} {unit}".rstrip()
+    return f"{value:.{digits}f} ± {spread:.{digits}f} {unit}".rstrip()
+
+
+def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
+    """A row of pixels as an ``<img>`` element.
+
+    Args:
+        x: [channels, height, width] or [height, width]; of one or three channels as they are, of others the mean.
+        like: rows whose least and greatest value are black and white.
+        alt: what it shows, in words.
+    """
+    from PIL import Image
+
+    low, high = pixel_range(like)
+    pixels = x.detach().cpu().float()
+    if pixels.ndim == 3:
+        pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
+    shade = ((pixels - low) / (high - low)).clamp(0, 1).mul(255).round().byte().numpy()
+    picture = Image.fromarray(shade)
+    picture.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return image(buffer.getvalue(), alt)
+
+
+def pixel_range(like: Tensor) -> tuple[float, float]:
+    """The least and greatest value of (at most some hundred) rows of pixels, which are not equal."""
+    low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
+    return low, high if high > low else low + 1.0
+
+
+# ---- HTML
+def split_bar(case: Case, output: str = "values") -> str:
+    """The risk of a case split by cause, as a bar, and beneath it vacuitic risk as a bar of its own."""
+    words = [f"{name} {100 * share:.0f} %" for name, share in case.shares.items()]
+    parts = []
+    if case.shares:
+        strips = "".join(_strip(COLOURS[name], share, 9) for name, share in case.shares.items())
+        parts.append(f'<div class="wb-shares" style="max-width:320px">{strips}</div>')
+    if case.vacuitic is not None:
+        words.append(f"vacuitic {case.vacuitic:.2g} of {FAR:g} sd")
+        strip = _strip(COLOURS["vacuitic"], min(max(case.vacuitic / FAR, 0.0), 1.0), 5)
+        parts.append(f'<div class="wb-far" style="max-width:320px">{strip}</div>')
+    if not parts:
+        return ""
+    of = "variance" if output == "values" else "entropy"
+    return (
+        f'<div class="wb-split" role="img" aria-label="share of the {of}: {html.escape(", ".join(words))}">'
+        f"{''.join(parts)}</div>"
+    )
+
+
+def _strip(colour: str, share: float, height: int) -> str:
+    return f'<span style="display:inline-block;height:{height}px;width:{100 * share:.1f}%;background-color:{colour}"></span>'
+
+
+def figures(case: Case, separator: str = "<br>") -> str:
+    """All numbers of a case: each risk with its share, and the likeliest classes."""
+    lines = []
+    for name, value in case.risks:
+        share = f" ({100 * case.shares[name]:.0f} %)" if name in case.shares and len(case.shares) > 1 else ""
+        colour = "currentColor" if name == "total" else COLOURS[name]
+        lines.append(f'<span style="color:{colour}">■</span> {name} {html.escape(value)}{share}')
+    likely = [f"{html.escape(name)} {100 * p:.0f} %" for name, p in case.likely]
+    return separator.join([*lines, *likely])
+
+
+def verdict(case: Case) -> str:
+    """Prediction and truth, marked where the class is wrong."""
+    truth = f"<br>true: {html.escape(case.truth)}" if case.truth else ""
+    return f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>{truth}'
+
+
+def card(case: Case, output: str = "values", hover: bool = True) -> str:
+    """One case as a card; its numbers appear on hover or focus, or always."""
+    more = figures(case)
+    shown = f'<div class="wb-more">{more}</div>' if hover else f'<div class="wb-figures">{more}</div>'
+    kind, focus = "wb-case wb-pictured" if case.picture else "wb-case", " tabindex=0" if hover else ""
+    return (
+        f'<div class="{kind}"{focus}><span class="wb-name">{html.escape(case.name)}</span>{case.picture}'
+        f"<div>{verdict(case)}</div>{split_bar(case, output)}{shown if more else ''}</div>"
+    )
+
+
+def gallery(found: Iterable[Case], caption: str = "", output: str = "values") -> str:
+    """Cases as a grid of cards."""
+    head = f'<div class="wb-caption">{html.escape(caption)}</div>' if caption else ""
+    return f'{head}<div class="wb-cases">{"".join(card(case, output) for case in found)}</div>'
+
+
+def listing(found: Sequence[Case], caption: str = "", output: str = "values") -> str:
+    """Cases as the rows of a table: feature values with units, prediction, truth, and the risk split by cause."""
+    if not found:
+        return f'<div class="wb-caption">{html.escape(caption)}</div>'
+    names = [name for name, _ in found[0].inputs]
+    if len(names) > MOST_COLUMNS:
+        caption = f"{caption} ({MOST_COLUMNS} of {len(names)} features shown)".strip()
+    names = names[:MOST_COLUMNS]
+    risky = any(case.risks for case in found)
+    known = any(case.truth for case in found)
+    heads = ["", "prediction", *(["true"] if known else []), *(["risk by cause"] if risky else []), *names]
+    rows = []
+    for case in found:
+        cells = [html.escape(case.name)]
+        cells.append(f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>')
+        cells += [html.escape(case.truth)] if known else []
+        cells += [f'{split_bar(case, output)}<div class="wb-more">{figures(case, " &nbsp; ")}</div>'] if risky else []
+        cells += [html.escape(value) for _, value in case.inputs[:MOST_COLUMNS]]
+        rows.append(f"<tr tabindex=0>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return (
+        f'<div class="wb-wide"><table class="wb-listing"><caption>{html.escape(caption)}</caption>'
+        f"<thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def shown(found: Sequence[Case], caption: str = "", output: str = "values") -> str:
+    """Cases as cards if they are pictures, else as a table."""
+    return (gallery if any(case.picture for case in found) else listing)(found, caption, output)
+
+
+def grid(
+    wrapped: Any,
+    data: Data,
+    rows: Tensor | Sequence[int] | None = None,
+    by: str = "total",
+    *,
+    k: int = 12,
+    split: Split | None = None,
+    caption: str = "",
+) -> str:
+    """The cases of highest risk, or these cases, as HTML: pictures as a grid of cards, rows of a table as a table.
+
+    Each comes with its prediction, its true value and its risk split by cause, whose numbers appear on hover. The page needs no script and
+    no kernel, and fits light and dark themes.
+
+    Args:
+        wrapped: what a wrapper made of a model, trained; or a calibrated model.
+        data: names, units and classes.
+        rows: row numbers; None: the k highest.
+        by: what ranks them if rows is None: a risk, "confidence" or "error".
+        k: how many, if rows is None.
+        split: whose rows; None: the test rows.
+        caption: a line above.
+
+    Returns:
+        HTML with its own style.
+
+    Raises:
+        ValueError: there are no rows, or the model does not measure this risk.
+
+    Example:
+        >>> from workbench import data, vote
+        >>> diabetes = data.load("diabetes")
+        >>> page = grid(vote.Wrapper(3)(torch.nn.Linear(10, 1)), diabetes, by="epistemic", k=4)
+        >>> page.count("<tr"), "body mass index (kg/m2)" in page
+        (5, True)
+    """
+    part = data.test if split is None else split
+    output = output_of(wrapped)
+    if rows is None:
+        answers = ask(wrapped, data, part.x)
+        chosen = per_row(answers, by, part.y).sort(descending=True, stable=True).indices[:k]
+        answers = taken(answers, chosen)
+    else:
+        chosen = torch.as_tensor(rows, dtype=torch.int64)
+        answers = ask(wrapped, data, part.x[chosen])
+    names = [f"row {row}" for row in chosen.tolist()]
+    page = shown(cases(data, part.x[chosen], answers, names, part.y[chosen], output), caption, output)
+    return f"<style>{STYLE}</style>{page}"
+
+
+__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "shown", "split_bar"]

@@ -1,0 +1,1 @@
+"""`Comparison`: wrappers side by side on one model."""

@@ -1,0 +1,181 @@
+"""What a comparison has found so far, and how its widgets show that."""
+
+from __future__ import annotations
+
+import functools
+import html
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from workbench.data import Data
+
+from ..common.jobs import Job
+from .controls import Controls
+from .panels import View, view_of
+from .scores import COLUMNS, table
+from .trials import MOST_JUDGED, Trained, panel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(eq=False)
+class Findings:
+    """What has been trained, what failed, and what runs now; no widgets.
+
+    Args:
+        data: the data set.
+        names: of the candidates, in the order in which they are shown.
+        batch: the jobs of the present training, or of the last one.
+        trained: what is kept, by name.
+        failed: exception and traceback, by name.
+    """
+
+    data: Data
+    names: list[str]
+    batch: dict[str, Job] = field(default_factory=dict)
+    trained: dict[str, Trained] = field(default_factory=dict)
+    failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of the batch; a copy, since another thread may add to it."""
+        return list(self.batch.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether something is trained, or waits for it."""
+        return any(not job.ended for job in self.jobs)
+
+    @property
+    def kept(self) -> list[Trained]:
+        """What has been trained, in order."""
+        trained = dict(self.trained)
+        return [trained[name] for name in list(self.names) if name in trained]
+
+    @functools.cached_property
+    def view(self) -> View:
+        """What the pictures show."""
+        return view_of(self.data)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The scores, one row for each trained model."""
+        import pandas as pd
+
+        frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in self.kept}, orient="index", dtype=float)
+        frame.index.name = "model"
+        return frame[[name for name in COLUMNS if name in frame]]
+
+    def table(self) -> str:
+        """The scores as HTML; empty if there are none."""
+        kept, total = self.kept, len(self.data.test)
+        if not kept:
+            return ""
+        n = min(total, MOST_JUDGED)
+        rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
+        lent = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
+        notes = [f"On the {rows} of {self.data.name}. One split and one seed: small differences mean nothing yet."]
+        if lent:
+            notes.append(
+                "Where no noise is measured, NLL and intervals assume a constant one: the RMSE on the validation rows."
+            )
+        status = {k.name: k.status for k in kept}
+        return table(self.frame, self.data.target.unit, status, [*notes, self.view.note])
+
+    def panel(self, kept: Trained, losses: bool = True) -> str:
+        """The panel of a model that could be judged, as HTML."""
+        answers = kept.answers
+        assert answers is not None
+        notes = [f"{kept.status}."] if kept.status else []
+        if not answers.measured and self.view.kind == "table":
+            notes.append("No noise is measured: a constant one is assumed.")
+        return panel(kept.candidate, self.view, answers, kept.history if losses else None, note=" ".join(notes))
+
+
+class Board:
+    """Keeps the widgets of a comparison up to date.
+
+    Args:
+        controls: the widgets.
+        findings: what they show.
+
+    Attributes:
+        displayed: whether somebody looks; pictures that nobody sees are not drawn.
+    """
+
+    def __init__(self, controls: Controls, findings: Findings) -> None:
+        self.controls, self.findings, self.displayed = controls, findings, False
+        self._errors: dict[str, tuple[str, str]] = {}
+
+    def live(self, name: str, picture: str) -> None:
+        """Show a picture of a training."""
+        row = self.controls.rows[name]
+        row.panel.value, row.panel.layout.display = picture, None
+
+    def show_panel(self, name: str) -> None:
+        """Draw the panel of a model."""
+        row, kept = self.controls.rows.get(name), self.findings.trained.get(name)
+        if row is None or not self.displayed:
+            return
+        if kept is None or kept.answers is None:
+            row.panel.value, row.panel.layout.display = "", "none"
+            return
+        try:
+            row.panel.value = self.findings.panel(kept)
+        except Exception as error:  # the model is there all the same
+            row.panel.value = f"<h4>{html.escape(name)}</h4><p>no picture: {html.escape(str(error))}</p>"
+        row.panel.layout.display = None
+
+    def show(self) -> None:
+        """Everything but the panels: buttons, progress, status, table, errors."""
+        c, batch = self.controls, self.findings.jobs
+        running = next((job for job in batch if job.status == "running"), None)
+        busy = any(not job.ended for job in batch)
+        c.train.disabled = busy
+        c.stop.disabled = not busy or any(job.cancelled for job in batch)
+        if batch:
+            c.bar.value = sum(1.0 if job.ended else job.fraction for job in batch) / len(batch)
+        if busy:
+            c.bar.bar_style = "info"
+        # before the status, which must not announce what can't be seen yet
+        if not busy or any(job.ended for job in batch):
+            text = self.findings.table()
+            if c.metrics.value != text:
+                c.metrics.value = text
+        if running is not None and not running.cancelled:
+            place = f" ({batch.index(running) + 1} of {len(batch)})" if len(batch) > 1 else ""
+            c.say(f"<b>{html.escape(running.name)}</b>{place}: {html.escape(running.text)}")
+        elif batch and not busy:
+            self._say_end(batch)
+        elif not batch:
+            ticked = [row.name for row in c.rows.values() if row.tick.value]
+            c.say(
+                f"Train starts {len(ticked)} model{'s' if len(ticked) > 1 else ''}: {html.escape(', '.join(ticked))}."
+            )
+        self._show_errors()
+
+    def _say_end(self, batch: list[Job]) -> None:
+        failed = [job.name for job in batch if job.status == "failed"]
+        stopped = [job.name for job in batch if job.status == "stopped"]
+        done = sum(job.status == "done" for job in batch)
+        seconds = sum(job.seconds for job in batch)
+        words = [f"<b>{'Stopped' if stopped else 'Done'}</b>: {done} of {len(batch)} trained in {seconds:.1f} s"]
+        partly = self.findings.trained.get(stopped[0]) if stopped else None
+        if partly is not None and partly.status:
+            words.append(f"{html.escape(partly.name)} {partly.status}, and can be used")
+        elif stopped and not done:
+            words.append("nothing was trained before Stop")
+        if failed:
+            words.append(f"failed: {html.escape(', '.join(failed))}")
+        self.controls.bar.bar_style = "danger" if failed else "warning" if stopped else "success"
+        self.controls.say("; ".join(words) + ".")
+
+    def _show_errors(self) -> None:
+        found = {name: (f"{type(e).__name__}: {e}", trace) for name, (e, trace) in list(self.findings.failed.items())}
+        for kept in self.findings.kept:
+            if kept.error is not None:
+                found[kept.name] = f"it is trained, but could not be judged: {kept.error}", ""
+        if found != self._errors:
+            self._errors = found
+            self.controls.show_errors(found)

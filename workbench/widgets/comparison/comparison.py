@@ -1,0 +1,375 @@
+"""`Comparison`: what each wrapper makes of a model, side by side, with widgets or without."""
+
+from __future__ import annotations
+
+import functools
+import html
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from workbench.core.wrapper import OUTPUTS, Wrapper
+from workbench.data import Data, Split
+
+from ..common import cases, pictures
+from ..common.inputs import Model, check_fits, data_of
+from ..common.jobs import Job, Jobs
+from . import export as _export
+from .board import Board, Findings
+from .controls import CSS, Controls, Row
+from .figure import overview
+from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
+from .trials import VALIDATION, Training, threads_for, trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# what is ticked at first if the user names nothing
+USUAL = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
+
+
+class Comparison:
+    """Compare what wrappers make of a model: train them one after another, and see risks, scores and costs side by side.
+
+    In a notebook it shows itself: models to tick, settings made from the wrappers' own signatures, Train and Stop, and for each model a picture
+    that suits the data. Training runs beside the notebook, so that cells can run meanwhile. Without a browser the same object is used by
+    `start(block=True)`, `results`, `models` and `snapshot()`.
+
+    Every model starts at the same weights and sees the same rows: a tenth of the training rows chooses the best epoch, the test rows judge and
+    decide nothing. A wrapper that measures no noise is lent a constant one for likelihood and intervals, the root mean squared error on these
+    validation rows, added to its epistemic risk as variances add.
+
+    Args:
+        model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
+            each seed. It gives one value, or one score for each class, for each row.
+        data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n] or [n, 1], or
+            class numbers [n]; a fifth of the rows of a pair become test rows.
+        wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of names such as "vote" and "vote+sculpt"; None: a
+            choice that suits the task. All wrappers of the package can be added by hand.
+        epochs: passes over the training rows.
+        lr: peak learning rate.
+        weight_decay: decoupled from the gradient.
+        batch_size: rows in a step; None as for `workbench.fit`.
+        seed: of first weights, of validation rows, of the order of rows and of all random draws.
+        split: which split of the data, for a name or a pair.
+        output: what the model gives: "values", "logits" or "probs"; None finds out.
+        device: where to train, such as "cuda"; None: where the model is.
+
+    Attributes:
+        data: the Data.
+        jobs: the queue that trains.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, there is no such wrapper or data set, or the model does not fit the data.
+
+    Example:
+        >>> import torch
+        >>> def model():
+        ...     return torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        >>> comparison = Comparison(model, "diabetes", ["sculpt", "vote"], epochs=2)
+        >>> comparison.start(block=True).results.index.tolist()
+        ['plain', 'sculpt', 'vote']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        data: Data | str | tuple[Any, Any],
+        wrappers: dict[str, Wrapper] | Sequence[Wrapper | str] | None = None,
+        *,
+        epochs: int = 100,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        batch_size: int | None = None,
+        seed: int = 0,
+        split: int = 0,
+        output: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        training = Training(epochs, lr, weight_decay, batch_size, seed, device)
+        check_training(training)
+        self._model = Model(model)
+        self.data = data_of(data, split)
+        self._data_given, self._split = data, split
+        task = self.data.task
+        if output is not None and output not in OUTPUTS:
+            raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+        chosen = candidates(USUAL[task] if wrappers is None else wrappers)
+        chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
+        for candidate in chosen:
+            if candidate.name == PLAIN:
+                raise ValueError(f"wrappers: {PLAIN!r} is the baseline; give {candidate.build()!r} another name")
+            candidate.build()
+        plain = self._model.new(seed)
+        found = check_fits(plain, self.data)
+        if output is not None and (output == "values") != (found == "values"):
+            raise ValueError(f"output={output!r} does not fit {task} data")
+        self._output = output or found
+        self._threads = threads_for(plain, self.data)
+        self._batch_size, self._device = batch_size, device
+        self.jobs = Jobs()
+        self._written: set[Path] = set()  # by the button, which replaces nothing else
+        self._parts = functools.lru_cache(1)(self._cut)
+
+        self._first = training
+        self._rows = [(Candidate(PLAIN), True, False), *((c, True, len(c.parts) > 1) for c in chosen)]
+        for name, cls in wrapper_classes().items() if wrappers is None else ():
+            if name not in {candidate.name for candidate, _, _ in self._rows}:
+                self._rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
+        self._findings = Findings(self.data, [candidate.name for candidate, _, _ in self._rows])
+        self._board: Board | None = None
+
+    @property
+    def controls(self) -> Controls:
+        """The widgets, made when they are first asked for: what runs without a browser needs none."""
+        if self._board is None:
+            about = (
+                f"{html.escape(str(self._model))} on {html.escape(self.data.name)}: {len(self.data.train):,} training and "
+                f"{len(self.data.test):,} test rows of shape {'×'.join(map(str, self.data.input_shape))}, {self.data.task} of "
+                f"{html.escape(str(self.data.target))}."
+            )
+            self._board = Board(Controls(self.data.task, self._first, about), self._findings)
+            for candidate, ticked, added in self._rows:
+                self._put(candidate, ticked, added)
+            self._connect()
+            self._board.show()
+        return self._board.controls
+
+    # ---- without widgets
+    def start(self, *, block: bool = False, again: bool = False) -> Comparison:
+        """Train the ticked models, one after another; those that are trained with these settings already are kept.
+
+        Args:
+            block: train here and now, and raise what fails; Ctrl-C stops, and what is trained is kept.
+            again: train those that are kept as well.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            RuntimeError: it is training already.
+            ValueError: a setting is out of range.
+        """
+        if self.running:
+            raise RuntimeError("this comparison is training already: stop() it, or wait() for it")
+        ticked, training = self._entered()
+        check_training(training)
+        wanted: list[Candidate] = []
+        for candidate in ticked:
+            candidate.build(self._output)  # settings that can't be are refused before anything trains
+            kept = self._findings.trained.get(candidate.name)
+            whole = kept is not None and not kept.status and (kept.candidate, kept.training) == (candidate, training)
+            if again or not whole:
+                wanted.append(candidate)
+        for candidate in wanted:
+            self._findings.failed.pop(candidate.name, None)
+        self._findings.batch = {}
+        if not wanted:
+            self._say(
+                "All ticked models are trained with these settings already. Tick another one, or change a setting."
+            )
+            return self
+        for candidate in wanted:
+            job = self._submit(candidate, training, block)
+            self._findings.batch.setdefault(job.name, job)
+            if block and job.cancelled:
+                break
+        self._show()
+        return self
+
+    def stop(self) -> None:
+        """End the training; what is trained so far is kept, and can be used."""
+        for job in self._findings.jobs:
+            job.cancel()
+        if self.running and self._board is not None:
+            self._board.controls.stop.disabled = True
+            self._say("<b>Stopping</b>: what is trained so far is kept …")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is trained any more, at most so many seconds; whether that is so."""
+        return all(job.wait(timeout) for job in self._findings.jobs)
+
+    @property
+    def running(self) -> bool:
+        """Whether something is trained, or waits for it."""
+        return self._findings.running
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """The trained models by name, wrapped, in evaluation mode."""
+        return {kept.name: kept.wrapped for kept in self._findings.kept}
+
+    @property
+    def histories(self) -> dict[str, Any]:
+        """The course of each training, by name; see `workbench.History`."""
+        return {kept.name: kept.history for kept in self._findings.kept}
+
+    @property
+    def errors(self) -> dict[str, BaseException]:
+        """What failed, by name."""
+        judged = {kept.name: kept.error for kept in self._findings.kept if kept.error is not None}
+        return {**{name: error for name, (error, _) in self._findings.failed.items()}, **judged}
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """One row for each trained model: metrics on the test rows, and costs; NaN where there is nothing to measure."""
+        return self._findings.frame
+
+    def snapshot(self) -> None:
+        """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
+        found = self._findings
+        trained = [kept for kept in found.kept if kept.answers is not None]
+        if not trained:
+            raise ValueError("snapshot: nothing is trained yet; start(block=True) first")
+        panels = "".join(f'<div class="wb-panel">{found.panel(kept, losses=False)}</div>' for kept in trained)
+        metrics = f'<div class="wb-metrics">{found.table()}</div>'
+        page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
+        figure = overview(found.view, trained, found.frame, self.data.target.unit)
+        alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
+        pictures.show(page, figure, alt, CSS + (cases.STYLE if found.view.kind == "images" else ""))
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
+
+        Args:
+            path: the .ipynb file; a file that is there is replaced.
+
+        Returns:
+            The path. What can't be written as source code, such as a model that was made in a notebook, leaves a cell that says so, to be
+            filled in.
+
+        Raises:
+            ValueError: the path does not end in .ipynb.
+        """
+        return _export.write(path, self._exported())
+
+    def command(self, path: str | os.PathLike[str] = "comparison.ipynb") -> str:
+        """The command line that runs the exported notebook with the present settings, and makes a report of it."""
+        return _export.command(path, self._exported())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        root = self.controls.root
+        assert self._board is not None
+        self._board.displayed = True
+        for name in list(self.controls.rows):
+            self._board.show_panel(name)
+        bundle = root._repr_mimebundle_(**kwargs)
+        if isinstance(bundle, dict):  # what is left where no widgets are shown
+            bundle["text/plain"] = f"Comparison of {', '.join(self._findings.names)} on {self.data.name}"
+        return bundle
+
+    def _show(self) -> None:
+        if self._board is not None:
+            self._board.show()
+
+    def _say(self, text: str) -> None:
+        if self._board is not None:
+            self._board.controls.say(text)
+
+    # ---- candidates
+    def _put(self, candidate: Candidate, ticked: bool, added: bool = False) -> None:
+        row = Row(candidate, ticked, self.data.task, added)
+        self.controls.put(row, self._remove)
+        row.tick.observe(lambda _: None if self.running else self._show(), "value")
+        self._findings.names = list(self.controls.rows)
+
+    def _remove(self, row: Row) -> None:
+        if self.running:
+            self.controls.say("<b>Training</b>: stop it before a model is removed.")
+            return
+        self.controls.drop(row)
+        self._findings.names = list(self.controls.rows)
+        self._findings.trained.pop(row.name, None)
+        self._findings.failed.pop(row.name, None)
+        self._show()
+
+    def _add(self, _: Any = None) -> None:
+        names = self.controls.pressed()
+        if not names:
+            self.controls.say("Press the wrappers that are to work together, then Add.")
+            return
+        known = wrapper_classes()
+        parts = [fitting(Part(known[name]), self.data.task) for name in names]
+        added = Candidate(numbered("+".join(names), set(self.controls.rows)), parts)
+        self._put(added, True, added=True)
+        self.controls.show_settings(added.name)
+
+    def _connect(self) -> None:
+        c = self.controls
+        c.train.on_click(self._guarded(lambda: self.start()))
+        c.stop.on_click(lambda _: self.stop())
+        c.add.on_click(self._add)
+        c.export.on_click(self._guarded(self._export_clicked))
+
+    def _guarded(self, action: Callable[[], Any]) -> Callable[[Any], None]:
+        """An action of a button, whose errors are shown."""
+
+        def clicked(_: Any) -> None:
+            try:
+                action()
+            except Exception as error:
+                self.controls.say(f'<span class="wb-error">{html.escape(str(error))}</span>')
+
+        return clicked
+
+    def _export_clicked(self) -> None:
+        path = Path(self.controls.path.value).resolve()
+        if path.exists() and path not in self._written:
+            raise FileExistsError(
+                f"{path} is there already: give another name, or call export() in a cell to replace it"
+            )
+        self._written.add(self.export(path).resolve())
+        self.controls.say(
+            f"Written: {html.escape(str(path))}. As a report: <code>{html.escape(self.command(path))}</code>"
+        )
+
+    def _exported(self) -> _export.Exported:
+        ticked, training = self._entered()
+        wrapped = [candidate for candidate in ticked if candidate.parts]
+        return _export.Exported(self._model, self._data_given, self.data, self._split, wrapped, training, self._output)
+
+    # ---- training
+    def _entered(self) -> tuple[list[Candidate], Training]:
+        """The ticked candidates and the training, as they are set now."""
+        if self._board is None:
+            return [candidate for candidate, ticked, _ in self._rows if ticked], self._first
+        c = self._board.controls
+        return [row.candidate() for row in c.rows.values() if row.tick.value], c.training(self._first)
+
+    def _cut(self, seed: int) -> tuple[Split, Split]:
+        return self.data.validation(VALIDATION, seed)
+
+    def _submit(self, candidate: Candidate, training: Training, block: bool) -> Job:
+        board, found = self._board, self._findings
+        watched = board is not None and board.displayed and not block
+
+        def work(job: Job) -> None:
+            live = functools.partial(board.live, candidate.name) if board is not None and watched else None
+            kept = trial(job, candidate, training, self._model, self.data, self._parts, self._output, live)
+            if kept is not None:
+                found.trained[candidate.name] = kept
+
+        def changed(job: Job) -> None:
+            found.batch.setdefault(job.name, job)
+            if job.status == "failed" and job.error is not None:
+                found.failed[job.name] = job.error, job.traceback
+            if job.ended and self._board is not None:
+                self._board.show_panel(job.name)
+            self._show()
+
+        return self.jobs.submit(work, name=candidate.name, on_change=changed, threads=self._threads, block=block)
+
+
+def check_training(training: Training) -> None:
+    """Refuse settings of the training that `fit` would refuse."""
+    from workbench.training.checks import check_numbers
+
+    check_numbers(training.epochs, training.batch_size, training.lr, training.weight_decay, None, None, None)
+    if isinstance(training.seed, bool) or not isinstance(training.seed, int) or training.seed < 0:
+        raise ValueError(f"seed must be a whole number of at least 0; found {training.seed!r}")
+
+
+__all__ = ["Comparison"]

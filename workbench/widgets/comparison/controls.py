@@ -1,0 +1,276 @@
+"""The widgets of a comparison: what there is to click, and how it is laid out; no logic."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..common import cases
+from ..common.pictures import STYLE
+from .forms import CandidateForm
+from .settings import PLAIN, Candidate, summary, wrapper_classes
+from .trials import Training
+
+#: The look of a comparison, live and static; colours are JupyterLab's, with fallbacks for plain pages.
+CSS = """
+.wb-comparison{max-width:100%;color:var(--jp-ui-font-color1,currentColor)}
+.wb-comparison .widget-html-content{line-height:1.45}
+.wb-controls{display:grid!important;grid-template-columns:repeat(auto-fit,minmax(250px,1fr));gap:6px 22px;align-items:flex-start}
+.wb-controls>*{min-width:0;overflow:visible}
+.wb-section{font-weight:600;margin:0;font-size:var(--jp-ui-font-size1,13px)}
+.wb-check{width:auto!important;margin:0 14px 0 2px}
+.wb-checks,.wb-compose,.wb-buttons{flex-flow:row wrap!important;align-items:center;overflow:visible}
+.wb-metrics,.wb-metrics .widget-html-content,.wb-panel .widget-html-content{min-width:0;max-width:100%}
+.wb-comparison p{white-space:normal}
+.wb-compose .widget-toggle-button,.wb-compose .widget-button{width:auto;padding:0 8px;margin:1px}
+.wb-remove{width:26px!important;padding:0!important;margin:0 10px 0 -12px;background:none}
+.wb-help{margin:0;max-width:44em;font-size:var(--jp-ui-font-size0,11px);line-height:1.35;color:var(--jp-ui-font-color2,currentColor)}
+.wb-status .widget-html-content{line-height:1.4}
+.wb-status b{font-weight:600}
+.wb-panels{display:grid!important;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr));gap:14px;overflow:visible}
+.wb-panel{min-width:0}
+.wb-comparison .wb-panel h4{margin:4px 0 0;font-size:14px;font-weight:600}
+.wb-comparison .wb-panel code{font-size:11px;padding:0;
+background:none;color:var(--jp-ui-font-color2,currentColor);white-space:normal;overflow-wrap:anywhere}
+.wb-comparison .wb-panel p{margin:0;font-size:12px;color:var(--jp-ui-font-color2,currentColor)}
+.wb-panel details summary{cursor:pointer;font-size:12px}
+.wb-scroll{overflow-x:auto}
+.wb-table{border-collapse:collapse;font-size:13px;margin:4px 0;border:none}
+.wb-comparison .wb-table th,.wb-comparison .wb-table td{padding:3px 10px;text-align:right;border:none;
+white-space:nowrap;font-variant-numeric:tabular-nums}
+.wb-comparison .wb-table thead th{border-bottom:1px solid var(--jp-border-color1,#999);
+white-space:normal;vertical-align:bottom;font-weight:600}
+.wb-comparison .wb-table th[scope=row],.wb-comparison .wb-table thead th:first-child{text-align:left}
+.wb-table small{font-weight:normal;color:var(--jp-ui-font-color2,currentColor)}
+.wb-table td.wb-best{background:color-mix(in srgb,#0072B2 18%,transparent)}
+.wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
+.wb-error{color:var(--jp-error-color1,#b3261e)}
+.wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
+"""
+_STYLE = {"description_width": "7rem"}
+_AUTO = {"width": "auto"}
+
+
+class Row:
+    """One candidate among the controls."""
+
+    def __init__(self, candidate: Candidate, ticked: bool, task: str, added: bool = False) -> None:
+        import ipywidgets as w
+
+        self.name, self._candidate, self._task = candidate.name, candidate, task
+        self._form: CandidateForm | None = None
+        about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
+        self.tick = w.Checkbox(
+            ticked or not candidate.parts,
+            description=self.name,
+            indent=False,
+            disabled=not candidate.parts,
+            tooltip=about,
+            layout=_AUTO,
+        ).add_class("wb-check")
+        self.remove = None
+        if added:
+            self.remove = w.Button(icon="times", tooltip=f"Remove {self.name} from the list").add_class("wb-remove")
+        self.panel = w.HTML(layout={"display": "none"}).add_class("wb-panel")
+
+    @property
+    def form(self) -> CandidateForm:
+        """Its settings as controls; made when they are first looked at, since all of them together take a while to show."""
+        if self._form is None:
+            self._form = CandidateForm(self._candidate.parts, self._task)
+        return self._form
+
+    def candidate(self) -> Candidate:
+        """The candidate with the settings that are entered now."""
+        return self._candidate if self._form is None else Candidate(self.name, self._form.parts())
+
+
+class Controls:
+    """All widgets of a comparison.
+
+    Args:
+        task: "regression" or "classification".
+        training: the first values of the settings of the training.
+        about: a line on model and data, as HTML.
+
+    Attributes:
+        root: what is displayed.
+        train, stop, again: buttons.
+        epochs, lr, weight_decay, seed: settings of the training.
+        bar, status, errors, metrics, panels: what is shown.
+        compose: a toggle button for each wrapper, by name; `add` adds those that are pressed as one candidate.
+    """
+
+    def __init__(self, task: str, training: Training, about: str) -> None:
+        import ipywidgets as w
+
+        self.task = task
+        self.rows: dict[str, Row] = {}
+        self.train = w.Button(
+            description="Train",
+            icon="play",
+            button_style="primary",
+            tooltip="Train all ticked models, one after another",
+            layout={"width": "96px", "flex": "none"},
+        ).add_class("wb-train")
+        self.stop = w.Button(
+            description="Stop",
+            icon="stop",
+            disabled=True,
+            tooltip="End the training at once; what is trained is kept",
+            layout={"width": "96px", "flex": "none"},
+        ).add_class("wb-stop")
+        look = {"style": _STYLE, "layout": {"width": "210px"}}
+        self.epochs = w.BoundedIntText(
+            training.epochs, min=1, max=10**6, description="epochs", tooltip="Passes over the training rows", **look
+        ).add_class("wb-epochs")
+        self.lr = w.BoundedFloatText(
+            training.lr,
+            min=1e-9,
+            max=1e3,
+            description="learning rate",
+            tooltip="Peak learning rate of Adam: it rises at first, and falls to 0",
+            **look,
+        ).add_class("wb-lr")
+        self.weight_decay = w.BoundedFloatText(
+            training.weight_decay,
+            min=0,
+            max=1e3,
+            description="weight decay",
+            tooltip="Decoupled from the gradient, as in AdamW",
+            **look,
+        ).add_class("wb-decay")
+        self.seed = w.BoundedIntText(
+            training.seed,
+            min=0,
+            max=2**31 - 1,
+            description="seed",
+            tooltip="Of first weights (if a function makes the model), of validation rows, of the order of rows and of all random draws",
+            **look,
+        ).add_class("wb-seed")
+        self.bar = w.FloatProgress(
+            0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="How much of the training is done"
+        ).add_class("wb-progress")
+        self.status = w.HTML().add_class("wb-status")
+        self.errors = w.VBox([]).add_class("wb-errors")
+        self.metrics = w.HTML().add_class("wb-metrics")
+        self.panels = w.HBox([]).add_class("wb-panels")
+        self.compose = {
+            name: w.ToggleButton(description=name, tooltip=summary(cls)) for name, cls in wrapper_classes().items()
+        }
+        self.add = w.Button(
+            description="Add", icon="plus", tooltip="Add the pressed wrappers as one model: all of them at once"
+        ).add_class("wb-add")
+        self.path = w.Text(
+            "my_comparison.ipynb",  # not the name of a notebook that this may be shown in
+            tooltip="File to write: a notebook that repeats this comparison",
+            layout={"width": "150px"},
+        ).add_class("wb-path")
+        self.export = w.Button(
+            description="Export",
+            icon="file",
+            tooltip="Write a notebook with parameters that repeats this comparison",
+            layout={"width": "96px", "flex": "none"},
+        ).add_class("wb-export")
+        self._checks = w.HBox([]).add_class("wb-checks")
+        self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Whose settings are shown").add_class("wb-pick")
+        self._settings = w.VBox([], layout={"min_height": "150px"}).add_class("wb-settings")
+        self._pick.observe(lambda _: self._show_settings(), "value")
+        compose = w.HBox([w.HTML("together:"), *self.compose.values(), self.add]).add_class("wb-compose")
+        which = w.VBox(
+            [_section("Models"), self._checks, compose, w.HTML(f'<p class="wb-help">{about}</p>')],
+            layout={"flex": "2 1 330px"},
+        )
+        settings = w.VBox([_section("Settings of"), self._pick, self._settings], layout={"flex": "2 1 300px"})
+        training_box = w.VBox(
+            [
+                _section("Training"),
+                self.epochs,
+                self.lr,
+                self.weight_decay,
+                self.seed,
+                w.HBox([self.train, self.stop]).add_class("wb-buttons"),
+                w.HBox([self.export, self.path]).add_class("wb-buttons"),
+            ],
+            layout={"flex": "1 1 230px"},
+        )
+        controls = w.HBox([which, settings, training_box]).add_class("wb-controls")
+        progress = w.HBox([self.bar, self.status]).add_class("wb-buttons")
+        self.root = w.VBox(
+            [
+                w.HTML(f"<style>{STYLE}{cases.STYLE}{CSS}</style>", layout={"height": "0px", "margin": "0px"}),
+                controls,
+                progress,
+                self.errors,
+                self.metrics,
+                self.panels,
+            ]
+        ).add_class("wb-comparison")
+
+    def put(self, row: Row, on_remove: Callable[[Row], Any] | None = None) -> None:
+        """Add a candidate to the list."""
+        self.rows[row.name] = row
+        if row.remove is not None and on_remove is not None:
+            row.remove.on_click(lambda _: on_remove(row))
+        self._arrange([*self.rows][min(1, len(self.rows) - 1)])
+
+    def drop(self, row: Row) -> None:
+        """Take a candidate out of the list."""
+        del self.rows[row.name]
+        self._arrange(PLAIN)
+
+    def _arrange(self, shown: str) -> None:
+        rows = list(self.rows.values())
+        self._checks.children = [widget for row in rows for widget in (row.tick, row.remove) if widget is not None]
+        self._pick.options = [row.name for row in rows]
+        self._pick.value = shown
+        self.panels.children = [row.panel for row in rows]
+
+    def show_settings(self, name: str) -> None:
+        """Show the settings of a candidate."""
+        self._pick.value = name
+        self._show_settings()
+
+    def _show_settings(self) -> None:
+        row = self.rows.get(self._pick.value)
+        self._settings.children = [] if row is None else [row.form.box]
+
+    def pressed(self) -> list[str]:
+        """The wrappers that are to be composed; none is pressed afterwards."""
+        names = [name for name, button in self.compose.items() if button.value]
+        for button in self.compose.values():
+            button.value = False
+        return names
+
+    def show_errors(self, errors: dict[str, tuple[str, str]]) -> None:
+        """Failures by name: a readable message each, the traceback folded away."""
+        import ipywidgets as w
+
+        children: list[Any] = []
+        for name, (message, traceback) in errors.items():
+            children.append(
+                w.HTML(f'<div class="wb-error" role="alert"><b>{html.escape(name)}</b>: {html.escape(message)}</div>')
+            )
+            if traceback:
+                inside = w.HTML(f"<pre>{html.escape(traceback)}</pre>")
+                children.append(
+                    w.Accordion([inside], titles=["Traceback"], selected_index=None).add_class("wb-traceback")
+                )
+        self.errors.children = children
+
+    def training(self, first: Training) -> Training:
+        """The settings of the training as they are entered; those without a control as they were."""
+        entered = {name: getattr(self, name).value for name in ("epochs", "lr", "weight_decay", "seed")}
+        return replace(first, **entered)
+
+    def say(self, text: str) -> None:
+        """The status line; HTML."""
+        self.status.value = f'<span role="status">{text}</span>'
+
+
+def _section(title: str) -> Any:
+    import ipywidgets as w
+
+    return w.HTML(f'<p class="wb-section">{title}</p>')

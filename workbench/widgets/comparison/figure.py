@@ -1,0 +1,71 @@
+"""The whole comparison as one figure, for viewers that show no HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..common.pictures import INK, new_figure
+from .panels import View, draw, size
+from .scores import COLUMNS, best
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .trials import Trained
+
+LINE = 0.26  # height of a row of the table, in inches
+
+
+def overview(view: View, trained: Sequence[Trained], frame: pd.DataFrame, unit: str) -> Any:
+    """The table of scores, and below it the pictures of all models, two in a row.
+
+    Args:
+        view: what the pictures show.
+        trained: the models that have a picture.
+        frame: their scores.
+        unit: of the target.
+
+    Returns:
+        A matplotlib Figure that pyplot knows nothing of.
+    """
+    sizes = [size(view, kept.answers) for kept in trained if kept.answers is not None]
+    width, height = max(w for w, _ in sizes), max(h for _, h in sizes) + 0.35
+    across = min(2, len(trained))
+    down = math.ceil(len(trained) / across)
+    head = LINE * (len(frame) + 2.5)
+    figure = new_figure(max(width * across, 10.0), head + height * down)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[head, height * down])
+    top, rest = parts
+    _table(top.subplots(), frame, unit)
+    places = rest.subfigures(down, across, squeeze=False).flat
+    for place, kept in zip(places, trained, strict=False):
+        place.set_facecolor("none")
+        place.suptitle(kept.name, fontsize=12, color=INK)
+        assert kept.answers is not None
+        draw(place, view, kept.answers, unit)
+    return figure
+
+
+def _table(ax: Any, frame: pd.DataFrame, unit: str) -> None:
+    ax.set_axis_off()
+    names = [name for name in COLUMNS if name in frame and frame[name].notna().any()]
+    if not names:
+        return
+    in_unit = f" ({unit})" if unit else ""
+    marked = {name: best(frame, name) for name in names}
+    cells = [
+        ["–" if math.isnan(v := frame.loc[row, name]) else COLUMNS[name].text(v) for name in names]
+        for row in frame.index
+    ]
+    heads = [COLUMNS[name].title.format(unit=in_unit).replace(" of a ", "\nof a ") for name in names]
+    table = ax.table(cells, rowLabels=list(frame.index), colLabels=heads, loc="upper center", edges="horizontal")
+    table.auto_set_font_size(False)
+    table.set_fontsize(8)
+    table.auto_set_column_width(list(range(len(names))))
+    for (row, column), cell in table.get_celld().items():
+        cell.set_height(1.0 / (len(frame) + 2.5) * (1.5 if row == 0 else 1.0))
+        cell.set_linewidth(0.3)
+        if row > 0 and column >= 0 and frame.index[row - 1] in marked[names[column]]:
+            cell.set_text_props(fontweight="bold")

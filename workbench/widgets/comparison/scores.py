@@ -1,0 +1,212 @@
+"""The table of a comparison: how good each model is on the test rows, and what it costs."""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench import metrics
+from workbench.core.method import evaluating
+from workbench.core.wrapper import compose
+from workbench.data import Data
+
+from ..common.answers import Answers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.9  # of the intervals whose coverage is counted
+TIMED_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        title: what stands above it, {unit} for " (unit of the target)".
+        help: what it is.
+        best: "high", "low", a value that it should be close to, or None for a cost.
+        text: how a value is written.
+    """
+
+    title: str
+    help: str
+    best: str | float | None
+    text: Callable[[float], str]
+
+
+def _three(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".") if 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+COLUMNS: dict[str, Column] = {
+    "rmse": Column("RMSE{unit}", "root mean squared error of the prediction", "low", _three),
+    "accuracy": Column("accuracy", "share of the test rows whose class is right", "high", "{:.1%}".format),
+    "nll": Column(
+        "NLL (nats)", "negative log-likelihood of the true values: punishes confident mistakes", "low", "{:.3f}".format
+    ),
+    "coverage": Column(
+        f"in {LEVEL:.0%} interval",
+        f"share of true values inside the {LEVEL:.0%} interval: should be {LEVEL:.0%}",
+        LEVEL,
+        "{:.1%}".format,
+    ),
+    "calibration_error": Column(
+        "calibration error",
+        "how far the shares inside intervals are from what they should be, on average",
+        "low",
+        "{:.3f}".format,
+    ),
+    "ece": Column("ECE", "how far confidence and accuracy are apart, on average", "low", "{:.3f}".format),
+    "error_auroc": Column(
+        "AUROC of errors",
+        "chance that the risk is higher on a wrong row than on a right one: 0.5 is guessing",
+        "high",
+        "{:.3f}".format,
+    ),
+    "outside_auroc": Column(
+        "AUROC outside",
+        "chance that the risk is higher outside the training data than in it: 0.5 is guessing",
+        "high",
+        "{:.3f}".format,
+    ),
+    "parameters_added": Column(
+        "parameters added", "by the wrapper, on top of the plain model's", None, "{:+,.0f}".format
+    ),
+    "seconds": Column("training (s)", "seconds that the training took", None, "{:.1f}".format),
+    "passes": Column(
+        "cost of a prediction",
+        "time of a prediction with risk, in predictions of the plain baseline",
+        None,
+        "{:.1f}×".format,
+    ),
+}
+COSTS = ("parameters_added", "seconds", "passes")
+
+
+def scores(answers: Answers, data: Data, y: Tensor) -> dict[str, float]:
+    """The metrics of one model.
+
+    Args:
+        answers: about test rows.
+        data: for its task and its regions.
+        y: the true targets of these rows, which are the first ones of the test rows.
+
+    Returns:
+        By the names of `COLUMNS`.
+
+    Raises:
+        ValueError: a prediction or target is not finite.
+    """
+    target = y.reshape(len(y), -1)[:, 0]
+    found: dict[str, Tensor] = {}
+    if answers.probs is None:
+        found["rmse"] = metrics.rmse(answers.y, target)
+        total = answers.risk.get("total")
+        if total is not None and bool((total > 0).all()):
+            found["nll"] = metrics.nll(answers.y, total, target)
+            found["coverage"] = metrics.picp(answers.y, total, target, level=LEVEL)
+            found["calibration_error"] = metrics.calibration_error(answers.y, total, target)
+    else:
+        found["accuracy"] = metrics.accuracy(answers.probs, target)
+        found["nll"] = metrics.categorical_nll(answers.probs, target)
+        found["ece"] = metrics.ece(answers.probs, target)
+        right = answers.y == target
+        if bool(right.any()) and not bool(right.all()):
+            risk = answers.risk[answers.kind]
+            found["error_auroc"] = metrics.auroc(risk[right], risk[~right])
+    inside = data.test.regions.get("data")
+    if inside is not None and answers.novelty is not None and bool(inside.any()) and not bool(inside.all()):
+        risk, inside = answers.risk[answers.novelty], inside[: len(y)]
+        found["outside_auroc"] = metrics.auroc(risk[inside], risk[~inside])
+    return {name: float(value) for name, value in found.items()}
+
+
+def parameters_added(wrapped: nn.Module, plain: nn.Module) -> int:
+    """How many numbers can be trained beyond those of the plain model."""
+    return sum(p.numel() for p in wrapped.parameters()) - sum(p.numel() for p in plain.parameters())
+
+
+def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float:
+    """What a prediction with risk costs, in predictions of the plain baseline: the ratio of the least times on the same rows."""
+    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    x = x[:TIMED_ROWS].to(like.device, like.dtype)
+    baseline = compose()(
+        plain.to(like.device, like.dtype)
+    )  # wrapped as well: small models spend most time around the passes
+
+    def seconds(call: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        call()
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        return time.perf_counter() - start
+
+    with torch.no_grad(), evaluating(wrapped, whole=True), evaluating(baseline, whole=True), warnings.catch_warnings():
+        calls = (lambda: wrapped(x, return_risk=True), lambda: baseline(x))
+        for call in calls:  # the first call of a kind finds out how to run
+            call()
+        ours, theirs = (min(seconds(call) for _ in range(repeats)) for call in calls)
+    return ours / theirs
+
+
+def best(frame: pd.DataFrame, name: str) -> list[str]:
+    """The rows with the best value of a column, as far as they can be told apart in print; none of a column of costs."""
+    column = COLUMNS[name]
+    values = frame[name].dropna() if name in frame else None
+    if column.best is None or values is None or values.map(column.text).nunique() < 2:
+        return []
+    if isinstance(column.best, float):
+        values = (values - column.best).abs()
+        return [str(row) for row in values.index if math.isclose(values[row], values.min(), abs_tol=5e-4)]
+    best_value = column.text(values.max() if column.best == "high" else values.min())
+    return [str(row) for row in values.index if column.text(values[row]) == best_value]
+
+
+def table(frame: pd.DataFrame, unit: str, status: Mapping[str, str], notes: Sequence[str] = ()) -> str:
+    """The table as HTML.
+
+    Args:
+        frame: one row for each model, columns of `COLUMNS`.
+        unit: of the target.
+        status: what to say beside a name, such as "stopped after 12 epochs".
+        notes: lines below.
+    """
+    names = [name for name in COLUMNS if name in frame and frame[name].notna().any()]
+    marked = {name: best(frame, name) for name in names}
+    in_unit = f" ({html.escape(unit)})" if unit else ""
+    head = "".join(
+        f'<th scope="col" title="{html.escape(COLUMNS[n].help)}">{COLUMNS[n].title.format(unit=in_unit)}{_ARROWS[_way(n)]}</th>'
+        for n in names
+    )
+    rows = []
+    for row in frame.index:
+        cells = []
+        for name in names:
+            value = frame.loc[row, name]
+            text = "–" if math.isnan(value) else COLUMNS[name].text(value)
+            cells.append(f'<td class="wb-best"><b>{text}</b></td>' if row in marked[name] else f"<td>{text}</td>")
+        said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
+        rows.append(f'<tr><th scope="row">{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
+    below = "".join(f"<p>{html.escape(note)}</p>" for note in notes if note)
+    return (
+        f'<div class="wb-scroll"><table class="wb-table"><thead><tr><th scope="col">model</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{below}"
+    )
+
+
+_ARROWS = {"high": " ↑", "low": " ↓", "": ""}
+
+
+def _way(name: str) -> str:
+    way = COLUMNS[name].best
+    return way if isinstance(way, str) else ""

@@ -1,0 +1,258 @@
+"""One candidate trained and judged, as a job: what a comparison does for each of its models."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from workbench import metrics, plots
+from workbench.calibration.base import collect
+from workbench.data import Data, Split
+from workbench.engine.effects.private_random import own_random
+from workbench.training import History, fit
+from workbench.training.progress import Progress
+
+from ..common import cases, pictures
+from ..common.answers import CAUSES, Answers, ask
+from ..common.inputs import Model
+from ..common.jobs import Job
+from .panels import View, draw, size, view_of
+from .scores import parameters_added, passes, scores
+from .settings import Candidate
+
+MOST_JUDGED = 10_000  # test rows that the table is about
+SMALL = 200_000  # parameters up to which one thread is faster than several
+VALIDATION = 0.1
+FIRST_LIVE, LIVE_SHARE = 0.3, 0.12  # seconds before the first live picture; share of the time that drawing may take
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of the training that all candidates share."""
+
+    epochs: int
+    lr: float
+    weight_decay: float
+    batch_size: int | None
+    seed: int
+    device: str | None
+
+
+@dataclass
+class Trained:
+    """What a comparison keeps of a candidate.
+
+    Args:
+        name: of the candidate.
+        candidate: with its settings.
+        training: the settings of the training.
+        wrapped: the model.
+        history: of its training.
+        status: "" if it is whole, else what is missing, such as "stopped in epoch 3".
+        scores: by the names of `scores.COLUMNS`.
+        answers: about the rows of the picture; None if it could not be judged.
+        error: why it could not be judged.
+    """
+
+    name: str
+    candidate: Candidate
+    training: Training
+    wrapped: Any
+    history: History
+    status: str = ""
+    scores: dict[str, float] = field(default_factory=dict)
+    answers: Answers | None = None
+    error: BaseException | None = None
+
+
+def trial(
+    job: Job,
+    candidate: Candidate,
+    training: Training,
+    model: Model,
+    data: Data,
+    parts: Callable[[int], tuple[Split, Split]],
+    output: str,
+    show: Callable[[str], Any] | None,
+) -> Trained | None:
+    """Train a candidate and judge it.
+
+    Args:
+        job: it is reported on, and looked at for whether to stop.
+        candidate: what to wrap with.
+        training: the settings.
+        model: what to wrap; it is not changed.
+        data: whose test rows judge.
+        parts: by seed, the rows to train on and those to choose the best epoch by.
+        output: what the model gives.
+        show: given the HTML of live pictures; None draws none.
+
+    Returns:
+        What is kept; None if it was stopped before the first step.
+    """
+    job.report(0.0, "preparing")
+    plain = model.new(training.seed)
+    if training.device is not None:
+        plain = plain.to(training.device)
+    with own_random(training.seed, *{p.device for p in plain.parameters()}):
+        wrapped = candidate.build(output)(model.new(training.seed).to(next(plain.parameters()).device))
+    train, valid = parts(training.seed)
+    watch = _Watch(job, candidate, data, output, training, show)
+    if job.cancelled:
+        return None
+    start = time.perf_counter()
+    history = fit(
+        wrapped,
+        train,
+        validation=valid,
+        epochs=training.epochs,
+        lr=training.lr,
+        weight_decay=training.weight_decay,
+        batch_size=training.batch_size,
+        seed=training.seed,
+        progress=False,
+        callback=watch,
+    )
+    seconds = time.perf_counter() - start - watch.drawing
+    stopped = history.interrupted or job.cancelled
+    if stopped and not watch.steps:
+        return None
+    kept = Trained(candidate.name, candidate, training, wrapped, history)
+    if history.interrupted:
+        kept.status = f"stopped in epoch {watch.epoch} of {training.epochs}"
+    kept.scores = {"parameters_added": float(parameters_added(wrapped, plain)), "seconds": seconds}
+    job.report(1.0, "judging")
+    try:
+        _judge(kept, data, valid, output)
+        if not stopped:
+            kept.scores["passes"] = passes(wrapped, plain, data.test.x) if candidate.parts else 1.0
+    except (ValueError, RuntimeError, TypeError) as error:
+        kept.error, kept.status = error, "trained, but it could not be judged"
+    return kept
+
+
+def threads_for(plain: nn.Module, data: Data) -> int | None:
+    """One thread for a small model on small rows, whose operations are over before threads have met; None for others."""
+    small = sum(p.numel() for p in plain.parameters()) <= SMALL and data.train.x[0].numel() <= 100
+    return 1 if small else None
+
+
+def _judge(kept: Trained, data: Data, valid: Split, output: str) -> None:
+    seed, noise = kept.training.seed, None
+    if output == "values":
+        found = collect(kept.wrapped, valid, risk=False, seed=seed)
+        noise = float(metrics.rmse(found.y.cpu(), found.target.cpu())) or None
+    n = min(len(data.test), MOST_JUDGED)
+    about = ask(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
+    kept.scores |= scores(about, data, data.test.y[:n])
+    view = view_of(data)
+    kept.answers = ask(kept.wrapped, view.x, output, noise=noise, seed=seed)
+
+
+class _Watch:
+    """Follows a training: reports on the job, collects the losses, draws now and then, and says when to stop."""
+
+    def __init__(
+        self,
+        job: Job,
+        candidate: Candidate,
+        data: Data,
+        output: str,
+        training: Training,
+        show: Callable[[str], Any] | None,
+    ) -> None:
+        self.job, self.candidate, self.output, self.training, self.show = job, candidate, output, training, show
+        self.view = view_of(data, fine=False)
+        self.records: list[tuple[int, float, float, float, float]] = []
+        self.steps = self.epoch = 0
+        self.drawing, self._next = 0.0, time.perf_counter() + FIRST_LIVE
+
+    def __call__(self, progress: Progress) -> bool:
+        if self.job.cancelled:
+            return True
+        self.steps, self.epoch = progress.step, progress.epoch
+        if progress.epoch_ended:
+            self.records.append((progress.epoch, float(progress.loss), progress.validation_loss, 0.0, 0.0))
+        if self.job.due or progress.epoch_ended:
+            valid = (
+                f", validation {progress.validation_loss:.4g}"
+                if progress.validation_loss == progress.validation_loss
+                else ""
+            )
+            text = f"epoch {progress.epoch} of {progress.epochs}, loss {float(progress.loss):.4g}{valid}"
+            self.job.report(progress.fraction, text)
+        if self.show is not None and progress.epoch_ended and time.perf_counter() >= self._next:
+            self._draw(progress)
+        return self.job.cancelled
+
+    def _draw(self, progress: Progress) -> None:
+        start = time.perf_counter()
+        try:
+            answers = ask(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
+            picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)
+        except (ValueError, RuntimeError) as error:  # the training itself goes on, and tells if it fails
+            picture = f"<h4>{html.escape(self.candidate.name)}</h4><p>no live picture: {html.escape(str(error))}</p>"
+        assert self.show is not None
+        self.show(picture)
+        spent = time.perf_counter() - start
+        self.drawing += spent
+        self._next = time.perf_counter() + max(0.7, spent / LIVE_SHARE)
+
+
+# ---- HTML
+def panel(
+    candidate: Candidate, view: View, answers: Answers, history: History | None, live: bool = False, note: str = ""
+) -> str:
+    """The panel of one model as HTML: its name, its settings, its picture and its losses."""
+    name, unit = html.escape(candidate.name), view.data.target.unit
+    if view.kind == "images" and not live:
+        picture = _gallery(view, answers)
+    else:
+        figure = pictures.new_figure(*size(view, answers))
+        spots = draw(figure, view, answers, unit)
+        picture = pictures.svg(figure, describe(candidate.name, view, answers), () if live else spots)
+    losses = ""
+    if history is not None and history.records:
+        figure = pictures.new_figure(5.6, 1.9 if live else 2.3)
+        plots.history(history.frame, pictures.paint(figure.subplots()))
+        drawn = pictures.svg(figure, f"losses of {candidate.name} over {len(history.records)} epochs")
+        losses = drawn if live else f"<details><summary>losses over the epochs</summary>{drawn}</details>"
+    settings = html.escape(" + ".join(map(repr, candidate.build().make()))) or "the model as it is"
+    said = f"<p>{html.escape(note)}</p>" if note else ""
+    return f"<h4>{name}</h4><code>{settings}</code>{said}{picture}{losses}"
+
+
+def describe(name: str, view: View, answers: Answers) -> str:
+    """What a picture shows, in words."""
+    what = {
+        "curve": "prediction over the input with bands of risk",
+        "plane": "maps of prediction and risk over both inputs",
+    }
+    kind = what.get(
+        view.kind, "the most uncertain test rows" if view.kind == "images" else "predictions and risk against the truth"
+    )
+    causes = f" ({', '.join(answers.causes)})" if answers.causes else ""
+    return f"{name} on {view.data.name}: {kind}{causes}"
+
+
+def _gallery(view: View, answers: Answers) -> str:
+    """The most uncertain images by each cause."""
+    found = []
+    for kind in [name for name in CAUSES if name in answers.risk] or ["total"]:
+        rows = answers.risk[kind].argsort(descending=True)[:4]
+        names = [f"row {int(view.rows[i])}" for i in rows]
+        own = Answers(
+            answers.y[rows],
+            {n: v[rows] for n, v in answers.risk.items()},
+            None if answers.probs is None else answers.probs[rows],
+        )
+        output = "values" if answers.probs is None else "logits"
+        y = view.y[rows] if answers.probs is not None else view.y[rows][:, None]
+        described = cases.cases(view.data, view.x[rows], own, names, y, output)
+        found.append(cases.gallery(described, f"highest {kind} risk", output))
+    return "".join(found)

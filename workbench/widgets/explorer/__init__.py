@@ -1,0 +1,1 @@
+"""`Explorer`: look into one trained model, case by case."""

@@ -1,0 +1,310 @@
+"""Changing a case by hand: the features of a row of a table, or light, angle, sharpness and noise of a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.data import Data
+from workbench.widgets.common.cases import pixel_range
+
+MOST_SLIDERS = 8  # that are shown at once
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing about a case that can be changed.
+
+    Args:
+        name: what it is called in `edit`.
+        label: with its unit.
+        low: the least value of its slider.
+        high: the greatest.
+        step: between two values.
+        tip: what it does.
+        neutral: the value that changes nothing; None: the case's own.
+        index: of the column, for a table.
+    """
+
+    name: str
+    label: str
+    low: float
+    high: float
+    step: float
+    tip: str
+    neutral: float | None = None
+    index: int = 0
+
+
+def table_knobs(data: Data) -> dict[str, Knob]:
+    """A knob for each feature, over the range that it has in the training rows; none for one that is constant there."""
+    knobs: dict[str, Knob] = {}
+    low, high = data.train.x.aminmax(dim=0)
+    for i, column in enumerate(data.features):
+        first, last = low[i].item(), high[i].item()
+        if not last > first:
+            continue
+        whole = bool((data.train.x[:, i] == data.train.x[:, i].round()).all())
+        step = 1.0 if whole and last - first <= 1000 else nice_step((last - first) / 200)
+        tip = f"{column}, from {first:.4g} to {last:.4g} in the training rows"
+        name = column.name if column.name not in knobs else f"{column.name} [{i}]"
+        knobs[name] = Knob(name, str(column), first, last, step, tip, None, i)
+    return knobs
+
+
+def nice_step(width: float) -> float:
+    """1, 2 or 5 times a power of ten, at most this.
+
+    Example:
+        >>> nice_step(0.034)
+        0.02
+    """
+    power = 10.0 ** math.floor(math.log10(width))
+    return float(f"{power * next(k for k in (5, 2, 1) if k * power <= width * (1 + 1e-9)):.12g}")
+
+
+PICTURE_KNOBS = {
+    knob.name: knob
+    for knob in (
+        Knob("noise", "noise", 0, 0.5, 0.01, "standard deviation of added noise, as a share of the range of pixels", 0),
+        Knob("brightness", "brightness", -0.5, 0.5, 0.01, "added to all pixels, as a share of their range", 0),
+        Knob("contrast", "contrast", 0, 2, 0.02, "factor of the distance of pixels from their mean", 1),
+        Knob("rotation", "rotation (°)", -180, 180, 1, "angle, anticlockwise", 0),
+        Knob("blur", "blur (pixels)", 0, 4, 0.1, "standard deviation of a Gaussian", 0),
+        Knob("erase", "erase (share)", 0, 1, 0.02, "side of a grey square, as a share of the shorter side", 0),
+        Knob("across", "erase: across", 0, 1, 0.02, "centre of the square, from left to right", 0.5),
+        Knob("down", "erase: down", 0, 1, 0.02, "centre of the square, from top to bottom", 0.5),
+    )
+}
+
+
+def altered(x: Tensor, limits: tuple[float, float], changes: Mapping[str, float], seed: int = 0) -> Tensor:
+    """A picture turned, blurred, with other contrast and brightness, with noise and with a square erased, in this order.
+
+    Args:
+        x: [..., height, width]; it is not changed.
+        limits: the least and greatest value of a pixel; what leaves them is clipped.
+        changes: values of the knobs noise, brightness, contrast, rotation, blur, erase, across and down.
+        seed: of the noise, which stays the same while its strength changes.
+
+    Returns:
+        The picture, of the same shape. Without changes it is the same to the last bit.
+
+    Example:
+        >>> picture = torch.eye(8)[None]
+        >>> torch.equal(altered(picture, (0.0, 1.0), {"rotation": 90})[0].round(), torch.eye(8).flip(1))
+        True
+    """
+    values: dict[str, Any] = {name: knob.neutral for name, knob in PICTURE_KNOBS.items()} | dict(changes)
+    low, high = limits
+    height, width = x.shape[-2:]
+    found = x.detach().cpu().clone().reshape(1, -1, height, width)
+    if angle := values["rotation"]:
+        found = _turned(found - low, math.radians(angle)) + low  # corners become black
+    if sigma := values["blur"]:
+        found = _blurred(found, sigma)
+    if (factor := values["contrast"]) != 1:
+        found = found.mean() + factor * (found - found.mean())
+    if light := values["brightness"]:
+        found = found + light * (high - low)
+    if strength := values["noise"]:
+        drawn = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
+        found = found + strength * (high - low) * drawn
+    if any(values[name] != PICTURE_KNOBS[name].neutral for name in ("rotation", "contrast", "brightness", "noise")):
+        found = found.clamp(low, high)
+    if share := values["erase"]:
+        side = max(1, round(share * min(height, width)))
+        top, left = (round(values[k] * n - side / 2) for k, n in (("down", height), ("across", width)))
+        found[..., max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = (low + high) / 2
+    return found.reshape(x.shape)
+
+
+def _turned(x: Tensor, angle: float) -> Tensor:
+    """Anticlockwise about the middle, bilinear; what comes from outside is 0."""
+    height, width = x.shape[-2:]
+    cos, sin, ratio = math.cos(angle), math.sin(angle), height / width
+    matrix = torch.tensor([[[cos, -sin * ratio, 0.0], [sin / ratio, cos, 0.0]]], dtype=x.dtype)
+    grid = F.affine_grid(matrix, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+def _blurred(x: Tensor, sigma: float) -> Tensor:
+    """With a Gaussian cut off at three standard deviations, edges repeated."""
+    channels, reach = x.shape[1], max(1, math.ceil(3 * sigma))
+    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=x.dtype) / sigma) ** 2)
+    weights = (weights / weights.sum()).expand(channels, 1, -1)
+    x = F.pad(x, [reach] * 4, mode="replicate")
+    x = F.conv2d(x, weights[..., None, :], groups=channels)
+    return F.conv2d(x, weights[..., None], groups=channels)
+
+
+class Editor:
+    """Sliders for the knobs of a case; without a browser, `set` moves them.
+
+    Args:
+        data: what the cases are of.
+        on_change: called without arguments after a change.
+    """
+
+    def __init__(self, data: Data, on_change: Callable[[], None]) -> None:
+        import ipywidgets as w
+
+        self.pictured = len(data.input_shape) > 1
+        self.knobs = PICTURE_KNOBS if self.pictured else table_knobs(data)
+        self._limits = pixel_range(data.train.x)
+        self._on_change = on_change
+        self._x = data.train.x[0]
+        self._columns = [column.name for column in data.features]
+        self._sliders: dict[str, Any] = {}
+        self._quiet = False
+        self.changes: dict[str, float] = {}
+        self.active = next(iter(self.knobs), "")  # the knob that was touched last
+        self._box = w.VBox([], layout={"overflow": "hidden"})
+        self.choice = w.Dropdown(
+            options=list(self.knobs),
+            description="feature",
+            layout={"width": "auto"},
+            style={"description_width": "64px"},
+        )
+        self.choice.tooltip = "show the slider of this feature on top"
+        self.reset_button = w.Button(
+            description="Reset", icon="undo", tooltip="back to the case as it is", layout={"width": "90px"}
+        ).add_class("wb-reset")
+        self._shown = list(self.knobs)[:MOST_SLIDERS]
+        self._arrange()
+        many = len(self.knobs) > MOST_SLIDERS
+        self.widget = w.VBox([*([self.choice] if many else []), self._box, self.reset_button]).add_class("wb-edit")
+        self.choice.observe(lambda change: self._choose(change["new"]), "value")
+        self.reset_button.on_click(lambda _: self._reset())
+
+    # ---- without a browser
+    def load(self, x: Tensor) -> None:
+        """Take another case; all sliders go to its values."""
+        self._x = x
+        self.restore({})
+
+    def set(self, changes: Mapping[str | int, float]) -> None:
+        """Change some of the knobs, and leave the others as they are; `on_change` is not called.
+
+        Args:
+            changes: values by name; of tables also by the number of the column.
+
+        Raises:
+            KeyError: there is no such knob.
+            ValueError: a value is not finite.
+        """
+        named = {}
+        for key, value in changes.items():
+            number = isinstance(key, int) and not self.pictured
+            name = next((knob.name for knob in self.knobs.values() if number and knob.index == key), key)
+            if name not in self.knobs:
+                hint = " (it is constant in the training rows)" if name in self._columns and not self.pictured else ""
+                raise KeyError(f"there is no {name!r} to edit{hint}; there are {', '.join(self.knobs)}")
+            if not math.isfinite(value):
+                raise ValueError(f"{name}: found {value}; give a finite number")
+            named[str(name)] = float(value)
+        for name, value in named.items():
+            self._note(name, value)
+            self.bring(name)
+            self._place(name)
+
+    def restore(self, changes: Mapping[str, float]) -> None:
+        """Exactly these changes."""
+        self.changes = dict(changes)
+        for name in self._sliders:
+            self._place(name)
+
+    def _reset(self) -> None:
+        self.restore({})
+        self._on_change()
+
+    def neutral(self, name: str) -> float:
+        """The value of a knob that changes nothing."""
+        knob = self.knobs[name]
+        return self._x[knob.index].item() if knob.neutral is None else knob.neutral
+
+    def value(self, name: str) -> float:
+        """The present value of a knob."""
+        return self.changes.get(name, self.neutral(name))
+
+    def applied(self, changes: Mapping[str, float]) -> Tensor:
+        """The case with these changes."""
+        if self.pictured:
+            return altered(self._x, self._limits, changes)
+        x = self._x.clone()
+        for name, value in changes.items():
+            x[self.knobs[name].index] = value
+        return x
+
+    # ---- sliders
+    def bring(self, name: str) -> None:
+        """Have the slider of a knob among those that are shown."""
+        if name not in self._shown:
+            changed = [n for n in self._shown if n in self.changes]
+            others = [n for n in self._shown if n not in self.changes]
+            self._shown = [name, *changed, *others][: max(MOST_SLIDERS, len(changed) + 1)]
+            self._arrange()
+
+    def _choose(self, name: str) -> None:
+        self.active = name
+        self.bring(name)
+
+    def _arrange(self) -> None:
+        for name in self._shown:
+            if name not in self._sliders:
+                self._sliders[name] = self._slider(self.knobs[name])
+                self._place(name)
+        self._box.children = [self._sliders[name] for name in self._shown]
+
+    def _slider(self, knob: Knob) -> Any:
+        import ipywidgets as w
+
+        slider = w.FloatSlider(
+            value=knob.low,
+            min=knob.low,
+            max=knob.high,
+            step=knob.step,
+            description=knob.label,
+            readout_format=f".{max(0, -math.floor(math.log10(knob.step)))}f" if knob.step >= 1e-6 else ".3g",
+            tooltip=knob.tip,
+            description_allow_html=False,
+            style={"description_width": "190px"},
+            layout={"width": "auto"},
+        )
+        slider.observe(lambda change, name=knob.name: self._moved(name, change["new"]), "value")
+        return slider
+
+    def _place(self, name: str) -> None:
+        """Put a slider where its knob is, and widen it for a case outside the training range."""
+        slider, knob, value = self._sliders[name], self.knobs[name], self.value(name)
+        quiet, self._quiet = self._quiet, True
+        try:
+            slider.min = min(slider.min, value)
+            slider.max = max(slider.max, value)
+            slider.value = value
+            slider.min, slider.max = min(knob.low, value), max(knob.high, value)
+        finally:
+            self._quiet = quiet
+
+    def _moved(self, name: str, value: float) -> None:
+        # a browser rounds what it is told to whole steps and sends that back: nobody has moved anything then
+        near = 0.51 * self.knobs[name].step
+        if self._quiet or abs(value - self.value(name)) < near:
+            return
+        self._note(name, self.neutral(name) if abs(value - self.neutral(name)) < near else value)
+        self._on_change()
+
+    def _note(self, name: str, value: float) -> None:
+        self.active = name
+        self.changes.pop(name, None)
+        if value != self.neutral(name):
+            self.changes[name] = value
+
+
+__all__ = ["Editor", "Knob", "altered", "nice_step", "table_knobs"]

@@ -1,0 +1,190 @@
+"""Pictures of where a case lies: among all cases, along one of its features, in the plane of two, on the risk-coverage curve."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from workbench import plots
+from workbench.data import Data
+from workbench.plots._common import choose_scale, colour, ink, legend, new_axes, point_look, with_unit
+from workbench.plots.regression import strip
+from workbench.widgets.common.pictures import Spot
+from workbench.widgets.common.row_risks import Answers, risk_unit
+from workbench.widgets.explorer.editing import Knob
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from workbench.calibration import Selective
+
+MOST_SPOTS = 150  # cases among all that say more under the pointer
+POINTS = 61  # along a feature
+NODES = 50  # along each side of a plane
+
+
+def risk_label(data: Data, output: str, by: str) -> str:
+    """The axis label of what cases are ranked by."""
+    if by == "error":
+        error = "|prediction − true|" if data.classes is None else "−log p(true class)"
+        return f"error {with_unit(error, risk_unit(data, output, by))}"
+    if by == "confidence":
+        return "1 - confidence"
+    if by == "vacuitic":
+        return "vacuitic risk (standardised)"
+    return with_unit(f"{by} risk", risk_unit(data, output, by))
+
+
+def shade(ax: Axes, by: str) -> str:
+    """The colour of what cases are ranked by."""
+    return colour(ax, by if by in plots.COLOURS else "total")
+
+
+def draw_overview(
+    ax: Axes,
+    data: Data,
+    output: str,
+    by: str,
+    value: Tensor,
+    error: Tensor,
+    tell: Callable[[int], Sequence[str]],
+) -> list[Spot]:
+    """Error over risk of all cases, each a point that says more.
+
+    Args:
+        ax: where.
+        data: names and units.
+        output: "values", "logits" or "probs".
+        by: which risk stands on the x axis.
+        value: it [n].
+        error: [n].
+        tell: what is said of the i-th case, line by line.
+    """
+    n = len(value)
+    chosen = torch.arange(n)
+    if n > MOST_SPOTS:
+        # those of highest risk matter most; of the others a part, always the same
+        order = value.argsort(descending=True, stable=True)
+        others = order[50:][torch.randperm(n - 50, generator=torch.Generator().manual_seed(0))[: MOST_SPOTS - 50]]
+        chosen = torch.cat([order[:50], others])
+    new_axes(ax)
+    x, y = value[chosen].numpy(), error[chosen].numpy()
+    label = "test cases" if n <= MOST_SPOTS else f"{MOST_SPOTS:,} of {n:,} test cases"
+    ax.scatter(x, y, color=shade(ax, by), label=label, **point_look(len(chosen)))
+    choose_scale(ax, "x", x)
+    choose_scale(ax, "y", y)
+    ax.set(xlabel=risk_label(data, output, by), ylabel=risk_label(data, output, "error"))
+    legend(ax, headroom=True)
+    return [Spot(ax, a, b, tell(i)) for a, b, i in zip(x.tolist(), y.tolist(), chosen.tolist(), strict=True)]
+
+
+def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, answers: Answers) -> None:
+    """Prediction and risks of a case while one thing about it changes and all others stay.
+
+    Args:
+        ax: where.
+        data: names, units, classes.
+        output: "values", "logits" or "probs".
+        knob: what changes.
+        values: of it [n], rising.
+        answers: what the model says there.
+    """
+    if data.classes is None:
+        known: dict[str, Any] = {name: risk for name, risk in answers.risk.items() if name != "total"}
+        seen = (data.train.x, data.train.y) if data.input_shape == (1,) else None
+        plots.bands(values, answers.y, **known, observed=seen, xlabel=knob.label, ylabel=str(data.target), ax=ax)
+        return
+    new_axes(ax)
+    names = [name for name in answers.risk if name != "vacuitic"] or ["vacuitic"]
+    for name in names:
+        if name in answers.risk:
+            style: Any = "--" if name == "total" else "-"
+            ax.plot(values, answers.risk[name], color=colour(ax, name), linewidth=1.8, linestyle=style, label=name)
+    unit = risk_unit(data, output)
+    ax.set(xlabel=knob.label, ylabel=with_unit("risk", unit), xlim=(values[0].item(), values[-1].item()))
+    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)
+    _classes(ax, data, values, answers.y)
+    extra = []
+    if "vacuitic" in answers.risk and names != ["vacuitic"]:
+        extra = [strip(ax, values.numpy(), answers.risk["vacuitic"].numpy())]
+    if extra or ax.get_legend_handles_labels()[0]:
+        legend(ax, extra=extra, headroom=True, columns=2)
+
+
+def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
+    """Which class is predicted where, as names along the bottom with lines between."""
+    assert data.classes is not None
+    bounds = [0, *((predicted[1:] != predicted[:-1]).nonzero()[:, 0] + 1).tolist(), len(values)]
+    for first, last in itertools.pairwise(bounds):
+        if first:
+            ax.axvline((values[first - 1].item() + values[first].item()) / 2, color=ink(ax), linewidth=0.8, alpha=0.6)
+        name = data.classes[int(predicted[first])]
+        if (last - first) / len(values) > 0.02 + 0.017 * len(name):
+            middle = (values[first].item() + values[last - 1].item()) / 2
+            ax.text(middle, 0.06, name, transform=ax.get_xaxis_transform(), ha="center", fontsize=9, color=ink(ax))
+
+
+def plane_grid(data: Data) -> tuple[Tensor, Tensor]:
+    """Two inputs over the range of training and test rows, each [rows, columns]."""
+    both = torch.cat([data.train.x, data.test.x])
+    low, high = both.amin(0), both.amax(0)
+    margin = torch.where(high > low, 0.04 * (high - low), 1.0)
+    sides = [
+        torch.linspace(a, b, NODES) for a, b in zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
+    ]
+    xx, yy = torch.meshgrid(*sides, indexing="xy")
+    return xx, yy
+
+
+def draw_plane(ax: Axes, data: Data, output: str, by: str, xx: Tensor, yy: Tensor, value: Tensor) -> None:
+    """A risk as a map over two inputs, with training rows of classes on top."""
+    some = torch.arange(0, len(data.train), max(1, len(data.train) // 200))
+    points = (data.train.x[some], data.train.y[some]) if data.classes is not None else None
+    plots.decision_map(xx, yy, value, ax=ax, label=risk_label(data, output, by), points=points)
+    ax.set(xlabel=str(data.features[0]), ylabel=str(data.features[1]))
+
+
+def draw_coverage(ax: Axes, data: Data, chosen: Selective) -> None:
+    """The risk-coverage curve."""
+    kind = chosen.by if chosen.by in plots.COLOURS else "total"
+    unit = data.target.unit if data.classes is None else ""
+    plots.risk_coverage(chosen.risk, chosen.error, ax=ax, kind=kind, unit=unit, label=chosen.by)
+    ax.set(
+        xlabel="coverage (share answered)",
+        ylabel=with_unit("mean error", unit) if data.classes is None else "share wrong",
+    )
+
+
+# ---- marks over a picture, which move without drawing it again
+def place(ax: Axes, x: float, y: float) -> tuple[float, float]:
+    """Where a point of the Axes lies in the picture, in percent from the left and from the top; after drawing."""
+    figure: Any = ax.figure.figure
+    across, up = figure.transFigure.inverted().transform(ax.transData.transform((x, y)))
+    return 100 * float(across), 100 * (1 - float(up))
+
+
+def dot(ax: Axes, x: float, y: float) -> str:
+    """A ring at a point of the Axes, as HTML; "" outside them."""
+    box = ax.get_position()
+    left, top = place(ax, x, y)
+    if not (
+        100 * box.x0 - 0.5 <= left <= 100 * box.x1 + 0.5 and -0.5 <= top - 100 * (1 - box.y1) <= 100 * box.height + 1
+    ):
+        return ""
+    return f'<div class="wb-here" style="left:{left:.2f}%;top:{top:.2f}%"></div>'
+
+
+def line(ax: Axes, x: float) -> str:
+    """A vertical line through the Axes, as HTML; "" outside them."""
+    box = ax.get_position()
+    left = place(ax, x, 0)[0]
+    if not 100 * box.x0 - 0.5 <= left <= 100 * box.x1 + 0.5:
+        return ""
+    return f'<div class="wb-line" style="left:{left:.2f}%;top:{100 * (1 - box.y1):.2f}%;height:{100 * box.height:.2f}%"></div>'
+
+
+__all__ = ["draw_along", "draw_coverage", "draw_overview", "draw_plane", "risk_label"]

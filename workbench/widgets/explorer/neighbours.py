@@ -1,0 +1,175 @@
+"""The training cases that lie nearest to a case."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.base import Calibrated
+from workbench.core.ownership import extra
+from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
+from workbench.data import Data
+from workbench.engine.clone import eager
+from workbench.widgets.common.cases import MOST_COLUMNS, number, thumbnail
+
+MOST_ROWS = 5000  # training rows that are searched
+
+
+class Nearest(NamedTuple):
+    """Training rows next to a case: row numbers (int64 [k]), distances (float [k]), and targets, nearest first."""
+
+    indices: Tensor
+    distances: Tensor
+    targets: Tensor
+
+
+class Neighbours:
+    """Search for the training cases nearest to a case.
+
+    In "inputs" the distance is Euclidean after each column was divided by its standard deviation over the training rows (for pictures, all
+    pixels by one). In "features" it is the same with what enters the model's last linear layer, in its first voter if it votes.
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model; it is not changed.
+        x: inputs of the training rows [n, ...]; of more than 5,000 rows as many are searched, drawn with seed 0.
+        y: their targets [n, ...].
+        space: "inputs" or "features".
+
+    Raises:
+        ValueError: the space is another, or the model has no linear layer that gives one feature vector for each row.
+
+    Example:
+        >>> from workbench import vote
+        >>> x = torch.tensor([[0.0], [1.0], [5.0]])
+        >>> found = Neighbours(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
+        >>> found.of(torch.tensor([1.2]), k=2).indices
+        tensor([1, 0])
+    """
+
+    def __init__(self, wrapped: nn.Module, x: Tensor, y: Tensor, space: str = "inputs") -> None:
+        if space not in ("inputs", "features"):
+            raise ValueError(f"space must be 'inputs' or 'features'; found {space!r}")
+        self.space, self.x, self.y = space, x, y
+        self.rows = torch.arange(len(x))
+        if len(x) > MOST_ROWS:
+            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_ROWS]
+            self.rows = chosen.sort().values
+        self._features = Features(wrapped) if space == "features" else None
+        known = self._vectors(x[self.rows])
+        self._mean = known.mean(0)
+        spread = known.std(0, correction=0)
+        if space == "inputs" and x.ndim > 2:
+            spread = spread.square().mean().sqrt().expand_as(spread)
+        self._scale = torch.where(spread > 0, spread, 1.0)
+        self._tree = self._index(known)
+
+    def _index(self, known: Tensor) -> Any:
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors().fit(((known - self._mean) / self._scale).numpy())
+
+    def of(self, x: Tensor, k: int = 5) -> Nearest:
+        """The k training rows nearest to one row x [...]; equally near ones in no particular order."""
+        vector = (self._vectors(x[None]) - self._mean) / self._scale
+        distances, found = self._tree.kneighbors(vector.numpy(), min(k, len(self.rows)))
+        indices = self.rows[torch.from_numpy(found[0])]
+        return Nearest(indices, torch.from_numpy(distances[0]), self.y[indices])
+
+    def _vectors(self, x: Tensor) -> Tensor:
+        return (x.detach().cpu() if self._features is None else self._features(x)).flatten(1).double()
+
+
+class Features:
+    """What enters the last linear layer of a model, for each row.
+
+    Args:
+        wrapped: what a wrapper made of a model, or a calibrated model.
+
+    Raises:
+        ValueError: the model has no linear layer.
+    """
+
+    def __init__(self, wrapped: Any) -> None:
+        while isinstance(wrapped, Calibrated):
+            wrapped = wrapped.wrapped
+        # a structural copy that shares the tensors, so that the hook is on no layer of the user's
+        model: Any = unwrap(eager(wrapped))
+        self._scaling = None
+        if is_wrapped(model):  # which keeps the units
+            self._scaling = extra(model, "scaling")
+            Wrapped.scale(model, None)
+            model = unwrap(model)
+        self._model = model.eval()
+        linear = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise ValueError(
+                f"space='features' needs a linear layer, and {type(self._model).__name__} has none; use space='inputs'"
+            )
+        self._seen: Tensor | None = None
+        linear[-1].register_forward_pre_hook(self._keep)
+        like = next(self._model.parameters())
+        self._device, self._dtype = like.device, like.dtype
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._seen = args[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features [n, d] of inputs x [n, ...], on the CPU."""
+        parts: list[Tensor] = []
+        with torch.no_grad():
+            for batch in x.split(512):
+                self._seen = None
+                given = (batch.to(self._device, self._dtype),)
+                self._model(*(given if self._scaling is None else self._scaling.inputs(given)))
+                if self._seen is None or len(self._seen) != len(batch):
+                    raise ValueError(
+                        "space='features' needs one feature vector for each row before the last linear layer; use space='inputs'"
+                    )
+                parts.append(self._seen.flatten(1).cpu())
+        return torch.cat(parts)
+
+
+def page(found: Nearest, data: Data, space: str, x: Tensor | None = None) -> str:
+    """Training cases with their targets and distances, as HTML: thumbnails, or rows of a table.
+
+    Args:
+        found: the cases.
+        data: whose training rows they are.
+        space: where they are near, for the caption.
+        x: the case that they are near to [features], to stand above them with all its features; None: only distances and targets.
+    """
+    near = data.train.x[found.indices]
+    targets = [
+        number(y.item(), data.target.unit) if data.classes is None else data.classes[int(y)] for y in found.targets
+    ]
+    distances = [f"{distance:.3g}" for distance in found.distances.tolist()]
+    caption = f"nearest training cases{' with their distance' if near.ndim > 2 else ''}, by {space}"
+    if near.ndim > 2:
+        cards = "".join(
+            f'<div class="wb-case wb-near">{thumbnail(row, data.train.x, f"training row {index}")}'
+            f'<b>{html.escape(target)}</b><br><span class="wb-name">{distance}</span></div>'
+            for row, index, target, distance in zip(near, found.indices.tolist(), targets, distances, strict=True)
+        )
+        return f'<div class="wb-caption">{caption}</div><div class="wb-cases">{cards}</div>'
+    columns = list(map(str, data.features))[: MOST_COLUMNS if x is not None else 0]
+    if x is not None and len(data.features) > MOST_COLUMNS:
+        caption += f" ({MOST_COLUMNS} of {len(data.features)} features shown)"
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("distance", str(data.target), *columns))
+    lines = list(zip(distances, targets, near, strict=True))
+    if x is not None:
+        lines.insert(0, ("this case", "", x))
+    rows = "".join(
+        f"<tr><td>{distance}</td><td><b>{html.escape(target)}</b></td>"
+        f"{''.join(f'<td>{number(value)}</td>' for value in row[: len(columns)].tolist())}</tr>"
+        for distance, target, row in lines
+    )
+    return (
+        f'<div class="wb-wide"><table class="wb-listing"><caption>{caption}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+__all__ = ["Features", "Nearest", "Neighbours", "page"]

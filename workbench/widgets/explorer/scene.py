@@ -1,0 +1,200 @@
+"""What `Explorer` shows, with widgets or without: the chosen case, the pictures around it, and the static picture of it all."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.widgets.common import pictures
+from workbench.widgets.common.cases import STYLE as CASES
+from workbench.widgets.common.cases import card, shown
+from workbench.widgets.common.pictures import Spot
+from workbench.widgets.common.row_risks import ask, per_row
+from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.landscape import (
+    POINTS,
+    dot,
+    draw_along,
+    draw_coverage,
+    draw_overview,
+    draw_plane,
+    line,
+    plane_grid,
+    risk_label,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from workbench.widgets.explorer.explorer import Explorer
+
+MOST_REFUSED = 8  # cases that are shown of those refused
+
+STYLE = f"""{pictures.STYLE}{CASES}
+.wb-explorer .widget-html-content,.wb-static{{line-height:1.35}}
+.wb-explorer .widget-html{{height:auto}}
+.wb-explorer .wb-message{{color:var(--jp-error-color1,#d32f2f);white-space:pre-wrap}}
+.wb-pair{{display:flex;flex-wrap:wrap;gap:8px}}
+.wb-pair .wb-case{{width:200px;font-size:13px}}
+.wb-pair .wb-pictured{{width:306px;display:grid;grid-template-columns:96px 1fr;column-gap:8px;align-items:start}}
+.wb-pair .wb-pictured img{{width:96px;grid-row:2/span 4}}
+.wb-pair .wb-pictured .wb-name{{grid-column:1/span 2}}
+.wb-pair .wb-figures{{font-size:11px;margin-top:4px}}
+.wb-pair .wb-idle{{border-style:dashed;color:var(--jp-ui-font-color2,#777)}}
+.wb-cases .wb-near{{width:72px;padding:4px;font-size:10px}}
+.wb-frame{{position:relative;width:fit-content;max-width:100%;overflow:visible}}
+.wb-frame .jupyter-widgets{{margin:0}}
+.wb-frame .wb-over{{position:absolute;left:0;top:0;right:0;bottom:0;height:100%;pointer-events:none}}
+.wb-frame .wb-over .widget-html-content{{position:absolute;left:0;top:0;right:0;bottom:0}}
+.wb-here{{position:absolute;box-sizing:border-box;width:14px;height:14px;margin:-7px 0 0 -7px;border-radius:50%;
+border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp-layout-color0,#fff)}}
+.wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,#222);opacity:.75}}
+.wb-static .wb-frame{{display:inline-block;vertical-align:top;margin:0 12px 8px 0}}
+.wb-static section{{margin-bottom:10px}}
+"""
+
+
+def pair(e: Explorer, still: bool = False) -> str:
+    """The case as it is beside the case as it was edited; if nothing was, beside a hint, unless the page stands still."""
+    if e.edits:
+        edits = ", ".join(f"{name} {value:.4g}" for name, value in e.edits.items())
+        edited = f'{card(e.case(edited=True), e.output, hover=False)}<div class="wb-caption">edited: {html.escape(edits)}</div>'
+    elif still:
+        edited = ""
+    else:
+        edited = '<div class="wb-case wb-idle">Move a slider below: the edited case appears here, beside the case as it is.</div>'
+    return f'<div class="wb-pair">{card(e.case(), e.output, hover=False)}<div>{edited}</div></div>'
+
+
+def refused(e: Explorer) -> str:
+    """The cases that the model would not answer, highest risk first."""
+    rows = e.abstained
+    if not len(rows):
+        return '<div class="wb-caption">every case is answered</div>'
+    some = f", the {MOST_REFUSED} of highest risk" if len(rows) > MOST_REFUSED else ""
+    caption = f"refused: {len(rows):,}{some}"
+    return shown(e.cases(rows[:MOST_REFUSED]), caption, e.output)
+
+
+def in_plane(e: Explorer) -> bool:
+    return e.data.input_shape == (2,) and len(e._editor.knobs) == 2
+
+
+def along_key(e: Explorer) -> tuple[Any, ...]:
+    """What the picture along a knob depends on: all but that knob's own value."""
+    knob = e._editor.active
+    return knob, tuple(sorted((name, value) for name, value in e.edits.items() if name != knob))
+
+
+def draw_edit(ax: Axes, e: Explorer) -> str:
+    """How risk lies around the case: in the plane of two inputs, or along what was changed last; gives the words for it."""
+    if in_plane(e):
+        by = e.selective.by if e.by == "error" and len(e.rankings) > 1 else e.by
+        xx, yy = plane_grid(e.data)
+        answers = ask(e.wrapped, e.data, torch.stack([xx.flatten(), yy.flatten()], 1))
+        value = answers.y.float() if by == "error" else per_row(answers, by, torch.zeros(0))
+        draw_plane(ax, e.data, e.output, by, xx, yy, value)
+        return f"{risk_label(e.data, e.output, by)} over the plane of the two inputs"
+    editor = e._editor
+    knob = editor.knobs[editor.active]
+    values = torch.linspace(min(knob.low, editor.value(knob.name)), max(knob.high, editor.value(knob.name)), POINTS)
+    if e.data.input_shape == (1,):  # then also as far as the test rows go
+        test = e.data.test.x
+        values = torch.linspace(min(knob.low, test.min().item()), max(knob.high, test.max().item()), 2 * POINTS)
+    x = torch.stack([editor.applied({**e.edits, knob.name: value}) for value in values.tolist()])
+    draw_along(ax, e.data, e.output, knob, values, ask(e.wrapped, e.data, x))
+    return f"prediction and risks of row {e.row} along {knob.label}"
+
+
+def mark_edit(ax: Axes, e: Explorer) -> str:
+    """Where the case lies in `draw_edit`."""
+    if in_plane(e):
+        return dot(ax, *e.x.tolist())
+    value = e._editor.value(e._editor.active)
+    mark = dot(ax, value, e.prediction.item()) if e.data.classes is None else ""
+    return line(ax, value) + mark
+
+
+def draw_all(ax: Axes, e: Explorer) -> tuple[list[Spot], str]:
+    """All cases, each by its risk and its error; with the words for it."""
+    by = _across(e)
+    answers, y = e.answers(), e.data.test.y[e.rows]
+    value = answers.y.float() if by == "error" else per_row(answers, by, y)
+    spots = draw_overview(ax, e.data, e.output, by, value, per_row(answers, "error", y), e.tell)
+    if by == "error":
+        ax.set_xlabel(f"predicted {e.data.target}")
+    return spots, f"error over {by} of {len(e.rows):,} test cases"
+
+
+def _across(e: Explorer) -> str:
+    """The risk on the x axis of all cases."""
+    return e.rankings[0] if e.by == "error" else e.by
+
+
+def mark_all(ax: Axes, e: Explorer) -> str:
+    """Where the case, with all edits, lies among all."""
+    by, target = _across(e), e.target.reshape(1, -1) if e.data.classes is None else e.target[None]
+    value = e._current.y.float() if by == "error" else per_row(e._current, by, target)
+    return dot(ax, value.item(), per_row(e._current, "error", target).item())
+
+
+def snapshot(e: Explorer) -> None:
+    """See `Explorer.snapshot`."""
+    chances = len(e.rankings) > 1
+    parts: list[tuple[str, Any, Any, float, float]] = [
+        ("edit", draw_edit, mark_edit, 5.4, 3.4),
+        ("all", draw_all, mark_all, 6.4, 3.4),
+    ]
+    pages = []
+    for _, draw, mark, width, height in parts:
+        figure = pictures.new_figure(width, height)
+        ax = pictures.paint(figure.subplots())
+        drawn = draw(ax, e)
+        spots, alt = drawn if isinstance(drawn, tuple) else ((), drawn)
+        pages.append(f'<div class="wb-frame">{pictures.svg(figure, alt, spots)}{mark(ax, e)}</div>')
+    whole = pictures.new_figure(15 if chances else 10.5, 3.6)
+    axes = whole.subplots(1, 3 if chances else 2)
+    for ax in axes:
+        pictures.paint(ax)
+    draw_edit(axes[0], e)
+    draw_all(axes[1], e)
+    refusing = ""
+    if chances:
+        figure = pictures.new_figure(4.4, 3.4)
+        ax = pictures.paint(figure.subplots())
+        draw_coverage(ax, e.data, e.selective)
+        pages.append(f'<div class="wb-frame">{pictures.svg(figure, "risk-coverage curve")}{line(ax, e.coverage)}</div>')
+        draw_coverage(axes[2], e.data, e.selective)
+        axes[2].axvline(e.coverage, color=pictures.INK, linewidth=1)
+        refusing = f"<section><div>{html.escape(e.summary())}</div>{refused(e)}</section>"
+    caption = f"{e.data.name}: the cases of highest {risk_label(e.data, e.output, e.by)}"
+    page = "".join(
+        [
+            f'<div class="wb-explorer"><section>{pair(e, still=True)}</section>',
+            f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
+            f"<section>{shown(e.cases(e.ranked[:MOST_REFUSED]), caption, e.output)}</section>",
+            f"<section>{''.join(pages)}</section>{refusing}</div>",
+        ]
+    )
+    pictures.show(
+        page,
+        whole,
+        f"{e.data.name}, row {e.row}: risk around the case, all cases, risk and coverage",
+        style=CASES + STYLE,
+    )
+
+
+__all__ = [
+    "STYLE",
+    "along_key",
+    "draw_all",
+    "draw_edit",
+    "in_plane",
+    "mark_all",
+    "mark_edit",
+    "pair",
+    "refused",
+    "snapshot",
+]

@@ -1,0 +1,265 @@
+"""The widgets of `Explorer`."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from workbench.widgets.common import pictures
+from workbench.widgets.common.cases import number
+from workbench.widgets.common.row_risks import risk_unit
+from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.landscape import draw_coverage, line
+from workbench.widgets.explorer.scene import (
+    STYLE,
+    along_key,
+    draw_all,
+    draw_edit,
+    in_plane,
+    mark_all,
+    mark_edit,
+    pair,
+    refused,
+)
+
+if TYPE_CHECKING:
+    from workbench.widgets.explorer.explorer import Explorer
+
+MOST_RANKED = 200  # lines of the list
+EDIT, ALL, COVERAGE, NEAR = range(4)
+
+
+class View:
+    """The widgets of an explorer.
+
+    Args:
+        explorer: what they show and set.
+    """
+
+    def __init__(self, explorer: Explorer) -> None:
+        import ipywidgets as w
+
+        self.explorer, self.problem = explorer, ""
+        self._quiet = self._guarding = False
+        self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
+        e = explorer
+        narrow = {"description_width": "64px"}
+        self.by = w.Dropdown(
+            options=e.rankings, value=e.by, description="rank by", style=narrow, layout={"width": "auto"}
+        )
+        self.by.tooltip = "the risk (or error) that orders the list, highest first"
+        self.list = w.Select(options=[], rows=9, layout={"width": "auto", "height": "190px"}).add_class("wb-list")
+        self.list.tooltip = "test rows, highest first; the arrows below go through them"
+        self.previous = w.Button(icon="arrow-up", tooltip="the case before in the ranking", layout={"width": "40px"})
+        self.next = w.Button(icon="arrow-down", tooltip="the next case of the ranking", layout={"width": "40px"})
+        self.number = w.BoundedIntText(
+            e.row, min=0, max=len(e.data.test) - 1, description="row", style={"description_width": "28px"}
+        )
+        self.number.layout.width, self.number.tooltip = "112px", "number of the test row"
+        self.note = w.HTML()
+        self.pair, self.near = w.HTML().add_class("wb-chosen"), w.HTML().add_class("wb-neighbours")
+        self.space = w.Dropdown(
+            options=["inputs", "features"],
+            value=e.space,
+            description="near in",
+            style=narrow,
+            layout={"width": "170px"},
+        )
+        self.space.tooltip = (
+            "distance between standardised inputs, or between the features before the last linear layer"
+        )
+        self.error = w.HTML().add_class("wb-message")
+        self.coverage = w.FloatSlider(
+            e.coverage,
+            min=0.01,
+            max=1,
+            step=0.01,
+            description="coverage",
+            readout_format=".0%",
+            style=narrow,
+            layout={"width": "auto"},
+            tooltip="share of cases that are answered, those of lowest risk first",
+        )
+        self.left, self.refused = w.HTML().add_class("wb-left"), w.HTML().add_class("wb-refused")
+        self.table = w.HTML().add_class("wb-features")
+        self.frames = {name: _frame() for name in ("edit", "all", "coverage")}
+
+        rank = w.VBox(
+            [self.by, self.list, w.HBox([self.previous, self.next, self.number]), self.note],
+            layout={"width": "236px", "flex": "0 0 auto"},
+        ).add_class("wb-rank")
+        near = w.VBox([self.space, self.near], layout={"flex": "1 1 180px", "min_width": "180px"})
+        # cards of pictures are as wide as there is room: the neighbours go below them, in a row
+        wide = "1 1 100%" if e._editor.pictured else "0 1 auto"
+        pair_box = w.VBox([self.pair], layout={"flex": wide, "min_width": "200px"})
+        beside = _row([pair_box, near])
+        beside.layout.flex, beside.layout.min_width = "1 1 260px", "260px"
+        edit = _row([_column([e._editor.widget], "300px"), _column([self.frames["edit"][0]], "360px")])
+        refuse = _row(
+            [_column([self.coverage, self.left, self.frames["coverage"][0]], "320px"), _column([self.refused], "360px")]
+        )
+        pages = {
+            "Edit": edit,
+            "All cases": w.VBox([self.frames["all"][0]]),
+            "Coverage": refuse.add_class("wb-coverage"),
+        }
+        if not e._editor.pictured:
+            pages["Neighbours"] = self.table
+        self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))
+        self.widget = w.VBox(
+            [
+                w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
+                self.error,
+                _row([rank, beside]),
+                self.tabs,
+            ]
+        ).add_class("wb-explorer")
+        self._observe()
+        self.update("ranking")
+
+    def _observe(self) -> None:
+        e = self.explorer
+        for widget, name, act in (
+            (self.by, "value", lambda value: setattr(e, "by", value)),
+            (self.list, "value", lambda value: None if value is None else e.select(value)),
+            (self.number, "value", lambda value: e.select(value)),
+            (self.space, "value", lambda value: setattr(e, "space", value)),
+            (self.coverage, "value", lambda value: setattr(e, "coverage", value)),
+            (self.tabs, "selected_index", lambda _: self.update("tab")),
+        ):
+            widget.observe(lambda change, act=act: self._act(act, change["new"]), name)
+        self.previous.on_click(lambda _: self._act(lambda _: e.step(-1)))
+        self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
+        e._editor.choice.observe(lambda _: self._act(lambda _: self._edit_picture()), "value")
+
+    def _act(self, act: Callable[[Any], Any], value: Any = None) -> None:
+        if not self._quiet:
+            with self.guarded():
+                act(value)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Show what goes wrong in the widget, where nobody would see a traceback."""
+        if self._guarding:  # the outer one says it
+            yield
+            return
+        self._guarding = True
+        try:
+            yield
+        except Exception as problem:
+            self._say(f"{type(problem).__name__}: {problem}")
+            self._controls()
+        else:
+            self._say("")
+        finally:
+            self._guarding = False
+
+    def _say(self, text: str) -> None:
+        self.problem = text
+        self.error.value = f'<div role="alert">{html.escape(text)}</div>' if text else ""
+
+    # ---- what is shown
+    def update(self, what: str) -> None:
+        """Show what has changed: "ranking", "case", "edit", "neighbours", "coverage" or "tab"."""
+        e = self.explorer
+        self._controls(listed=what == "ranking")
+        if what in ("ranking", "case", "edit"):
+            self.pair.value = pair(e)
+        if what in ("ranking", "case", "edit", "neighbours"):
+            self.near.value = neighbours.page(e.neighbours, e.data, e.space)
+        if (tab := self.tabs.selected_index) == EDIT and what != "coverage":
+            self._edit_picture()
+        elif tab == ALL:
+            self._all_picture()
+        elif tab == NEAR:
+            self.table.value = neighbours.page(e.neighbours, e.data, e.space, e.x)
+        elif tab == COVERAGE and what in ("ranking", "coverage", "tab"):
+            self._coverage_picture()
+
+    def _controls(self, listed: bool = False) -> None:
+        """Let the controls say what is, also after something was refused."""
+        e, quiet, self._quiet = self.explorer, self._quiet, True
+        try:
+            if listed:
+                self._list()
+            self.list.value = e.row if e.row in {row for _, row in self.list.options} else None
+            self.by.value, self.number.value, self.space.value, self.coverage.value = e.by, e.row, e.space, e.coverage
+        finally:
+            self._quiet = quiet
+
+    def _list(self) -> None:
+        e = self.explorer
+        unit = risk_unit(e.data, e.output, e.by)
+        rows, values = e.ranked[:MOST_RANKED].tolist(), e.values[:MOST_RANKED].tolist()
+        self.list.options = [
+            (f"{i + 1}.  row {row}:  {number(value, unit)}", row)
+            for i, (row, value) in enumerate(zip(rows, values, strict=True))
+        ]
+        notes = []
+        if len(e.rows) < len(e.data.test):
+            notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows, drawn at random")
+        if len(e.rows) > MOST_RANKED:
+            notes.append(f"the first {MOST_RANKED} are listed")
+        self.note.value = f'<span class="wb-name">{"; ".join(notes)}</span>'
+
+    def _edit_picture(self) -> None:
+        e, (_, picture, over) = self.explorer, self.frames["edit"]
+        key: Any = ("plane", e.by) if in_plane(e) else (e.row, along_key(e))
+        if self._drawn.get("edit", (None,))[0] != key:
+            if not e._editor.knobs:
+                return
+            figure = pictures.new_figure(5.4, 3.4)
+            ax = pictures.paint(figure.subplots())
+            alt = draw_edit(ax, e)
+            picture.value = pictures.svg(figure, alt)
+            self._drawn["edit"] = key, ax
+        over.value = mark_edit(self._drawn["edit"][1], e)
+
+    def _all_picture(self) -> None:
+        e, (_, picture, over) = self.explorer, self.frames["all"]
+        if self._drawn.get("all", (None,))[0] != e.by:
+            figure = pictures.new_figure(8, 3.6)
+            ax = pictures.paint(figure.subplots())
+            spots, alt = draw_all(ax, e)
+            picture.value = pictures.svg(figure, alt, spots)
+            self._drawn["all"] = e.by, ax
+        over.value = mark_all(self._drawn["all"][1], e)
+
+    def _coverage_picture(self) -> None:
+        e, (_, picture, over) = self.explorer, self.frames["coverage"]
+        chosen = e.selective
+        if self._drawn.get("coverage", (None,))[0] != chosen.by:
+            figure = pictures.new_figure(4.4, 3)
+            ax = pictures.paint(figure.subplots())
+            draw_coverage(ax, e.data, chosen)
+            picture.value = pictures.svg(figure, f"mean error over coverage, by {chosen.by}")
+            self._drawn["coverage"] = chosen.by, ax
+        over.value = line(self._drawn["coverage"][1], e.coverage)
+        self.left.value = f"<div>{html.escape(e.summary())}</div>"
+        self.refused.value = refused(e)
+
+
+def _frame() -> tuple[Any, Any, Any]:
+    """A picture, and over it a layer for a mark that moves without drawing the picture again."""
+    import ipywidgets as w
+
+    picture, over = w.HTML(), w.HTML().add_class("wb-over")
+    return w.Box([picture, over]).add_class("wb-frame"), picture, over
+
+
+def _row(children: list[Any]) -> Any:
+    """Side by side, and one below the other where there is no room."""
+    import ipywidgets as w
+
+    return w.HBox(children, layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+
+
+def _column(children: list[Any], width: str) -> Any:
+    import ipywidgets as w
+
+    return w.VBox(children, layout={"flex": f"1 1 {width}", "min_width": "260px"})
+
+
+__all__ = ["View"]
