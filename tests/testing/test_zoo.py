@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,22 +16,7 @@ from helpers import zoo
 from helpers.zoo import CASES, TAGS, Case, float_leaves, leaves, modules
 from torch import Tensor, nn
 
-ROWS = 6  # no other axis of any input is this long, which is how the tests tell the axis of rows
-
-every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
-
-
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed torch and numpy, and put the states of both back afterwards."""
-    state = np.random.get_state()  # noqa: NPY002 - one case draws from the global state
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
+from workbench.testing.models import ROWS, seeded
 
 
 def call(case: Case, model: Callable[..., Any], seed: int = 0, train: bool = True, inputs: Any = None) -> Any:
@@ -69,8 +55,8 @@ def backward(output: Any) -> None:
     torch.stack([leaf.square().sum() for _, leaf in float_leaves(output) if leaf.requires_grad]).sum().backward()
 
 
-@every_case
-def test_build_and_inputs_are_deterministic_and_leave_the_global_rng_alone(case: Case) -> None:
+def check_build_and_inputs(case: Case) -> None:
+    """They are deterministic, share nothing and leave the global generators alone."""
     before = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()  # noqa: NPY002
     first, second = case.build(), case.build()
     inputs = case.inputs(0, ROWS)
@@ -87,9 +73,8 @@ def test_build_and_inputs_are_deterministic_and_leave_the_global_rng_alone(case:
     assert differ(inputs, case.inputs(1, ROWS))
 
 
-@every_case
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_forward_is_reproducible_and_random_only_where_tagged(case: Case, train: bool) -> None:
+def check_reproducibility(case: Case, train: bool) -> None:
+    """The forward pass is reproducible, and random only where tagged."""
     inputs = case.inputs(0, ROWS)
     outputs = [call(case, case.build(), seed, train, copy.deepcopy(inputs)) for seed in (0, 0, 1)]
     assert float_leaves(outputs[0])
@@ -98,8 +83,8 @@ def test_forward_is_reproducible_and_random_only_where_tagged(case: Case, train:
     assert differ(outputs[0], outputs[2]) == (train and "stochastic_train" in case.tags)
 
 
-@every_case
-def test_gradients_reach_every_parameter_unless_tagged(case: Case) -> None:
+def check_gradients(case: Case) -> None:
+    """Gradients reach every parameter unless tagged."""
     model = case.build()
     backward(call(case, model))
     grads = [parameter.grad for parameter in parameters(model)]
@@ -139,23 +124,22 @@ def mixes_rows(case: Case, train: bool, seed: int) -> bool:
     )
 
 
-@every_case
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-def test_rows_interact_only_where_tagged(case: Case, train: bool) -> None:
+def check_rows(case: Case, train: bool) -> None:
+    """Rows interact only where tagged."""
     tagged = "batch_mixing" in case.tags or (train and "batch_mixing_train" in case.tags)
     # where a branch depends on the batch it takes some luck to change it by changing one row
     assert any(mixes_rows(case, train, seed) for seed in range(12 if tagged else 2)) == tagged
 
 
-@every_case
-def test_tensors_lead_with_rows_unless_tagged(case: Case) -> None:
+def check_leading_axis(case: Case) -> None:
+    """Tensors lead with rows unless tagged."""
     inputs = case.inputs(0, ROWS)
     shapes = [tensor.shape for tensor in tensors(inputs) + tensors(call(case, case.build()))]
     assert any(shape[:1] != (ROWS,) for shape in shapes) == ("not_dealable" in case.tags)
 
 
-@every_case
-def test_other_numbers_of_rows_run(case: Case) -> None:
+def check_other_numbers_of_rows(case: Case) -> None:
+    """Other numbers of rows run."""
     model = case.build()
     for rows in (2, 9):
         call(case, model, inputs=case.inputs(0, rows))
@@ -177,8 +161,8 @@ def buffers(model: Callable[..., Any]) -> dict[str, Tensor]:
     return {name: value.clone() for root in modules(model) for name, value in root.named_buffers()}
 
 
-@every_case
-def test_forward_changes_what_the_tags_say_and_nothing_else(case: Case) -> None:
+def check_side_effects(case: Case) -> None:
+    """The forward pass changes what the tags say and nothing else."""
     model = case.build()
     inputs = case.inputs(0, ROWS)
     given = copy.deepcopy(inputs)
@@ -201,8 +185,8 @@ def test_forward_changes_what_the_tags_say_and_nothing_else(case: Case) -> None:
     assert bool(changed) == ("mutates_attribute" in case.tags), changed
 
 
-@every_case
-def test_output_has_the_structure_that_the_tags_say(case: Case) -> None:
+def check_output_structure(case: Case) -> None:
+    """The output has the structure that the tags say."""
     output = call(case, case.build())
     found = [leaf for _, leaf in leaves(output)]
     integer = [leaf for leaf in tensors(output) if not (leaf.is_floating_point() or leaf.is_complex())]
@@ -214,27 +198,23 @@ def test_output_has_the_structure_that_the_tags_say(case: Case) -> None:
     assert {parameter.dtype for parameter in parameters(case.build()) if parameter.is_floating_point()} == {dtype}
 
 
-@every_case
-def test_kind_of_model_is_what_the_tags_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_kind_of_model(case: Case) -> None:
+    """The model is of the kind that the tags say."""
     model = case.build()
     assert isinstance(model, nn.Module) != ("function" in case.tags)
     assert isinstance(model, torch.jit.ScriptModule) == ("scripted" in case.tags)
     assert hasattr(model, "_orig_mod") == ("compiled" in case.tags)
     assert {"base", "fit", "loss", "voters"}.isdisjoint(dir(model)) != ("name_clash" in case.tags)
 
-    checkpoint, calls = torch.utils.checkpoint.checkpoint, []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return checkpoint(*args, **kwargs)
-
-    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", counted)
-    call(case, model)
-    assert bool(calls) == ("checkpoint" in case.tags)
+    with mock.patch("torch.utils.checkpoint.checkpoint", wraps=torch.utils.checkpoint.checkpoint) as checkpoint:
+        call(case, model)
+    assert checkpoint.called == ("checkpoint" in case.tags)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in zoo.cases("function")])
-def test_deepcopy_stands_alone_unless_tagged(case: Case) -> None:
+def check_deepcopy(case: Case) -> None:
+    """A deep copy stands alone unless tagged; functions are not copied."""
+    if "function" in case.tags:
+        return
     model = case.build()
     expected = call(case, case.build())
     if "not_copyable" in case.tags:
@@ -246,6 +226,34 @@ def test_deepcopy_stands_alone_unless_tagged(case: Case) -> None:
         for parameter in parameters(model):
             parameter.zero_()
     assert differ(call(case, twin), expected) == ("captures_self" in case.tags)
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    "build and inputs": check_build_and_inputs,
+    "reproducibility": partial(check_reproducibility, train=True),
+    "reproducibility in evaluation": partial(check_reproducibility, train=False),
+    "gradients": check_gradients,
+    "rows": partial(check_rows, train=True),
+    "rows in evaluation": partial(check_rows, train=False),
+    "leading axis": check_leading_axis,
+    "other numbers of rows": check_other_numbers_of_rows,
+    "side effects": check_side_effects,
+    "output structure": check_output_structure,
+    "kind of model": check_kind_of_model,
+    "deepcopy": check_deepcopy,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tags_of_a_model_are_true_and_complete(name: str) -> None:
+    failures: dict[str, Exception] = {}
+    for check, run in CHECKS.items():
+        try:
+            run(CASES[name])
+        except Exception as error:
+            failures[check] = error
+    if failures:
+        raise ExceptionGroup(f"{name} fails {', '.join(failures)}", list(failures.values()))
 
 
 def test_every_tag_is_explained_and_used() -> None:
