@@ -38,7 +38,7 @@ def test_class_risks_are_entropies_and_mutual_information(output: str) -> None:
     assert torch.allclose(risk.aleatoric, entropy(probs).mean(0), atol=1e-5)
     assert torch.allclose(risk.epistemic, information, atol=1e-5)
     assert torch.allclose(risk.total, risk.aleatoric + risk.epistemic, atol=1e-5)
-    assert torch.equal(wrapped(x), y)
+    torch.testing.assert_close(wrapped(x), y)  # without risk the branches may be run by another strategy
 
 
 def test_class_risks_of_certain_scores_are_finite() -> None:

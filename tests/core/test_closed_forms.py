@@ -36,7 +36,7 @@ def test_one_voter_equals_itself_with_no_risk(share: Any) -> None:
     wrapped: Any = vote.Wrapper(1, share=share)(mlp()).eval()
     x = torch.randn(5, 3)
     y, risk = wrapped(x, return_risk=True)
-    assert torch.equal(y, wrapped.voters()[0](x))
+    torch.testing.assert_close(y, wrapped.voters()[0](x))  # a batch of one weight may take another kernel
     assert torch.equal(risk, torch.zeros(5, 1))
 
 

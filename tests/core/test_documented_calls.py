@@ -47,7 +47,7 @@ def test_sculpt_wraps_with_a_distribution_class_in_two_ways() -> None:
         prediction = wrapped_model(x)
         assert torch.equal(prediction, model(x))
         prediction, uncertainty = wrapped_model(x, return_risk=True)
-        assert torch.equal(prediction, model(x))
+        torch.testing.assert_close(prediction, model(x))  # exact only without risk: both heads may be computed at once
         assert uncertainty.shape == prediction.shape
         assert bool((uncertainty > 0).all())
 

@@ -356,7 +356,7 @@ def test_wrappers_of_the_users_own_are_given_and_never_imported(make: Any, says:
     if "neo" in wrapped.methods:
         wrapped.fit(X)
     save(wrapped, tmp_path / "model")
-    with pytest.raises(ValueError, match=rf"test_saving\.{says}.*wrapper="):
+    with pytest.raises(ValueError, match=rf"{__name__}\.{says}.*wrapper="):
         load(tmp_path / "model", net(3))
     assert_same(load(tmp_path / "model", net(3), wrapper=make()).eval(), wrapped)
     elsewhere = (
