@@ -16,7 +16,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from ..introspect.references import children, globals_in, is_own, names_in, reaches, walk
+from ..introspect.bytecode import globals_assigned, names_in
+from ..introspect.objects import is_set
+from ..introspect.references import globals_of, reaches_module, references, walk
+from ..introspect.source_lines import is_installed
 
 
 class Function(nn.Module):
@@ -90,7 +93,7 @@ class _Held:
 def _refuse_training(name: str, value: Any) -> None:
     trains = (
         isinstance(value, types.FunctionType)
-        and is_own(value.__code__.co_filename)
+        and not is_installed(value.__code__.co_filename)
         and "backward" in names_in(value.__code__)
     )
     if trains or isinstance(value, Optimizer):
@@ -142,7 +145,7 @@ class _Swapping:
             return self.swap.get(id(value), value)
         if id(value) in self.done:
             return self.done[id(value)][1]
-        if not reaches(value, names):
+        if not reaches_module(value, names):
             return value
         if isinstance(value, types.FunctionType):
             return self._function(value)
@@ -150,12 +153,12 @@ class _Swapping:
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         code, original, names = function.__code__, function.__globals__, names_in(function.__code__)
-        follow = globals_in(code) if is_own(code.co_filename) else ()
-        changing = {name for name in follow if name in original and reaches(original[name], names)}
+        followed = () if is_installed(code.co_filename) else globals_of(function)
+        changing = {name for name, item in followed if reaches_module(item, names)}
         held: Any = _Overlay(original) if changing else original
         # a cell whose content stays is shared, since others may read what the function writes there
         cells = tuple(
-            types.CellType() if _filled(cell) and reaches(cell.cell_contents, names) else cell
+            types.CellType() if is_set(cell) and reaches_module(cell.cell_contents, names) else cell
             for cell in function.__closure__ or ()
         )
         new = types.FunctionType(code, held, function.__name__, None, cells or None)
@@ -198,7 +201,7 @@ class _Swapping:
             for key, item in value.items():
                 new[key] = self.of(item, names)
         else:
-            vars(new).update({name: self.of(item, names) for name, item in children(value, names)})
+            vars(new).update({name: self.of(item, names) for name, item in references(value, names)})
             self.made.append((value, new, dict(vars(new))))
         return new
 
@@ -206,20 +209,13 @@ class _Swapping:
         """What the functions assigned to globals and to attributes of objects."""
         for function, new in self.done.values():
             if isinstance(function, types.FunctionType) and isinstance(new.__globals__, _Overlay):
-                for name in globals_in(new.__code__, "STORE_GLOBAL"):
+                for name, _ in globals_assigned(new.__code__):
                     if dict.__contains__(new.__globals__, name):
                         function.__globals__[name] = dict.__getitem__(new.__globals__, name)
         for value, new, before in self.made:
             for name, item in vars(new).items():
                 if name not in before or before[name] is not item:
                     setattr(value, name, item)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 @contextmanager

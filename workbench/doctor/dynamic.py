@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..core.dealing import _alike
+from ..core.wrapped import is_wrapped
 from ..engine.dependence import reached
 from ..engine.tree import flatten, is_float, paths, tensors, tree_map
-from ..introspect.places import NOWHERE, Place, place_of_error
+from ..introspect.locations import NOWHERE, Location, locate_error
 from ..introspect.source_lines import first_sentence
 from .passes import MISSING, Pass, Same, Subject, copied, printed
 from .report import Finding, finding
@@ -66,7 +67,7 @@ def watched(subject: Subject) -> Seen:
 def _error(one: Pass) -> Finding:
     error = one.error
     assert error is not None
-    place, _ = place_of_error(error)
+    place, _ = locate_error(error, is_wrapped)
     return finding(
         "error",
         place.path or one.subject.name,
@@ -243,7 +244,7 @@ def _mixing(subject: Subject, modes: list[bool]) -> Iterator[Finding]:
         part = Pass(subject, training, inputs=some, calm=True, record=True)
         only = " (in training mode)" if training and False in modes else ""
         if part.error is not None:
-            place, _ = place_of_error(part.error)
+            place, _ = locate_error(part.error, is_wrapped)
             what = f"it does not run on {len(rows)} of {count} rows: {first_sentence(str(part.error))}"
             yield finding("batch_mixing", place.path or subject.name, place.line, what + only, place.code)
             return
@@ -255,7 +256,7 @@ def _mixing(subject: Subject, modes: list[bool]) -> Iterator[Finding]:
         return
 
 
-def _first_difference(whole: Pass, part: Pass, rows: Tensor, count: int) -> Place:
+def _first_difference(whole: Pass, part: Pass, rows: Tensor, count: int) -> Location:
     for (name, place, a), (other, _, b) in zip(whole.calls.values, part.calls.values, strict=False):
         if name != other or not _same_rows(a, b, rows, count):
             return place

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..engine.clone import is_scripted
 from ..engine.tree import flatten, is_float, tensors, tree_map, version
-from ..introspect.places import called, is_users_class
+from ..introspect.locations import call_model
+from ..introspect.source_lines import is_user_class
 from .untouched import Beyond, generators, look_up, outside, read, read_numpy, separate
 from .watching import Calls, Lines
 
@@ -96,7 +97,7 @@ class Pass:
                 stack.enter_context(self.lines)
                 if not watch:
                     stack.enter_context(self.calls)
-                self.output = called(self.model, args, kwargs)
+                self.output = call_model(self.model, args, kwargs)
         except Exception as error:
             self.error = error
         self.after = {} if record else self._values()
@@ -106,7 +107,7 @@ class Pass:
         """Call the same copy once more; keys of what is another than after the first call."""
         beyond = Beyond(self.subject.model)
         with contextlib.suppress(Exception):  # the first call went well, and is what is looked at
-            called(self.model, *self.subject.inputs())
+            call_model(self.model, *self.subject.inputs())
         after = self._values()
         beyond.restore()
         return [key for key in after if self.after.get(key, MISSING) != after[key]]
@@ -130,7 +131,7 @@ class Pass:
         keys += [("generator", *key) for key in generators(self.model)]
         keys += [("outside", *key) for key in outside(self.model)]
         for path, module in self.model.named_modules():
-            if is_scripted(module) or not is_users_class(type(module)):
+            if is_scripted(module) or not is_user_class(type(module)):
                 continue
             keys += [("attribute", path, name) for name in module.__dict__ if name not in _OWN]
             if not isinstance(module, nn.modules.batchnorm._NormBase):

@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from ..core.wrapped import is_wrapped
 from ..engine.clone import is_scripted
-from ..introspect.places import Place, assigned, stores
-from ..introspect.source_lines import is_users
+from ..introspect.bytecode import globals_assigned
+from ..introspect.locations import Location, first_assignment
+from ..introspect.source_lines import is_user_code
 from ..introspect.unregistered import unregistered
 from .report import Finding, finding
 from .untouched import functions
@@ -48,7 +49,7 @@ def inspected(model: nn.Module, name: str) -> Iterator[Finding]:
 def _tensors(model: nn.Module, modules: dict[str, nn.Module], name: str) -> Iterator[Finding]:
     paths = {id(module): path for path, module in reversed(modules.items())}
     for entry in unregistered(model):
-        place = assigned(type(entry.owner), entry.attribute)
+        place = first_assignment(type(entry.owner), entry.attribute)
         shape = f"{str(entry.tensor.dtype).removeprefix('torch.')} {list(entry.tensor.shape)}"
         what = f"{entry.name}, {shape}{', requires a gradient' if entry.requires_grad else ''}"
         yield finding("unregistered", paths[id(entry.owner)] or name, place.line, what, place.code)
@@ -75,9 +76,9 @@ def _hooks(modules: dict[str, nn.Module], name: str) -> Iterator[Finding]:
                 code = getattr(inspect.unwrap(hook) if callable(hook) else hook, "__code__", None)
                 if str(getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch."):
                     continue
-                place = Place(path)
-                if isinstance(code, types.CodeType) and is_users(code.co_filename):
-                    place = Place(path, code.co_filename, code.co_firstlineno)
+                place = Location(path)
+                if isinstance(code, types.CodeType) and is_user_code(code.co_filename):
+                    place = Location(path, code.co_filename, code.co_firstlineno)
                 called = getattr(hook, "__qualname__", type(hook).__name__)
                 what = f"{called}, a {kind.strip('_').removesuffix('s').replace('_', ' ')}"
                 yield finding("hooks", path or name, place.line, what)
@@ -97,8 +98,8 @@ def _compiled(modules: dict[str, nn.Module], name: str) -> Iterator[Finding]:
 def _globals(model: nn.Module, name: str) -> Iterator[Finding]:
     paths = {type(module): path for path, module in reversed(dict(model.named_modules()).items())}
     for function in functions(model):
-        for variable, line in stores(function.__code__, "STORE_GLOBAL"):
-            place = Place("", function.__code__.co_filename, line)
+        for variable, line in globals_assigned(function.__code__):
+            place = Location("", function.__code__.co_filename, line)
             owner = next((p for cls, p in paths.items() if function in vars(cls).values()), "")
             yield finding("global_write", owner or name, place.line, f"the global variable {variable}", place.code)
 

@@ -15,7 +15,7 @@ from torch import nn
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
 from ..engine.tree import tensors, tree_map
-from ..introspect.places import NOWHERE, Place, called, place_of_error
+from ..introspect.locations import NOWHERE, Location, call_model, locate_error
 from ..introspect.source_lines import first_sentence
 from ..methods import neo, sample, sculpt, vote
 from .kinds import KINDS, WRAPPERS
@@ -50,8 +50,8 @@ class Trial:
 
     refused: Exception | None = None
     vmap: Exception | None = None
-    place: Place = NOWHERE
-    vmap_place: Place = NOWHERE
+    place: Location = NOWHERE
+    vmap_place: Location = NOWHERE
     layer: bool = False
     ran: bool = False
 
@@ -76,7 +76,7 @@ def _trial(name: str, model: nn.Module, subject: Subject | None, modes: list[boo
             trial.ran = True
     except Exception as error:
         trial.refused = error
-        trial.place, _ = place_of_error(error)
+        trial.place, _ = locate_error(error, is_wrapped)
         return trial
     if not trial.ran or name == "neo" or subject is None:
         return trial
@@ -85,7 +85,7 @@ def _trial(name: str, model: nn.Module, subject: Subject | None, modes: list[boo
         last = obstacles[-1]
         if last is not None and None not in obstacles:
             trial.vmap = last
-            trial.vmap_place, trial.layer = place_of_error(last)
+            trial.vmap_place, trial.layer = locate_error(last, is_wrapped)
             break
     return trial
 
@@ -96,7 +96,7 @@ def _obstacle_to(strategy: str, name: str, model: nn.Module, subject: Subject, t
     try:
         with torch.set_grad_enabled(training):
             wrapped.train(training)
-            called(wrapped, *_given(subject, return_risk=True))
+            call_model(wrapped, *_given(subject, return_risk=True))
     except Exception as error:
         # the wrapper says that the strategy is not possible; the cause tells where
         return error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -115,7 +115,7 @@ def _run(name: str, wrapped: Any, subject: Subject, modes: list[bool]) -> None:
         for return_risk in (False, True):
             wrapped.train(training or (name == "neo" and return_risk))
             with torch.set_grad_enabled(training):
-                called(wrapped, *_given(subject, return_risk=return_risk))
+                call_model(wrapped, *_given(subject, return_risk=return_risk))
 
 
 def _given(subject: Subject, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -22,7 +22,11 @@ from torch.nn.parameter import is_lazy
 from ..core.function import Function
 from ..engine.clone import attributes, is_scripted, places, structural_copy
 from ..engine.tree import version
-from ..introspect.places import functions_of, is_users_class, names, stores
+from ..introspect.bytecode import globals_assigned
+from ..introspect.locations import user_methods
+from ..introspect.objects import CONTAINERS, parts
+from ..introspect.references import globals_of
+from ..introspect.source_lines import is_user_class
 
 _DEEP = 4
 _CODE = types.FunctionType | types.MethodType | types.BuiltinFunctionType | functools.partial
@@ -73,8 +77,7 @@ def generators(model: nn.Module) -> dict[tuple[str, str], Generator]:
         if not is_scripted(module):
             found.update({(path, name): v for name, v in attributes(module) if isinstance(v, Generator)})
     for function in functions(model):
-        for name in sorted(names(function.__code__) & function.__globals__.keys()):
-            value = function.__globals__.get(name)
+        for name, value in globals_of(function):
             if isinstance(value, Generator):
                 found["", name] = value
     return found
@@ -87,7 +90,7 @@ def function_of(model: nn.Module) -> Any:
 
 def functions(model: nn.Module) -> list[types.FunctionType]:
     """What the user wrote of the model: methods of its classes, and the function that was wrapped."""
-    found = [function for cls in dict.fromkeys(type(m) for m in model.modules()) for function in functions_of(cls)]
+    found = [function for cls in dict.fromkeys(type(m) for m in model.modules()) for function in user_methods(cls)]
     core = function_of(model)
     core = getattr(core, "func", core)
     core = getattr(core, "__func__", core)
@@ -98,14 +101,13 @@ def outside(model: nn.Module) -> dict[tuple[Any, str], Any]:
     """What the code of a model reaches outside of it: (dict of globals or class, name) -> value."""
     found: dict[tuple[Any, str], Any] = {}
     for function in functions(model):
-        for name in sorted(names(function.__code__) & function.__globals__.keys()):
-            value = function.__globals__[name]
+        for name, value in globals_of(function):
             if not isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type):
                 found[_Globals(function.__globals__), name] = value
-        for name, _ in stores(function.__code__, "STORE_GLOBAL"):
+        for name, _ in globals_assigned(function.__code__):
             found.setdefault((_Globals(function.__globals__), name), function.__globals__.get(name, _MISSING))
     for cls in dict.fromkeys(base for m in model.modules() for base in type(m).__mro__):
-        if is_users_class(cls):
+        if is_user_class(cls):
             for name, value in vars(cls).items():
                 if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
                     found[cls, name] = value
@@ -156,19 +158,14 @@ class _Contents:
             return
         if isinstance(value, dict):
             self._kept[id(value)] = (value, dict(dict.items(value)))  # past what a class of its own may do there
-            parts: Any = dict.values(value)
         elif isinstance(value, list | set | deque):
             self._kept[id(value)] = (value, list(value))
-            parts = value
-        elif isinstance(value, tuple | frozenset):
-            parts = value
-        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _CODE):
+        elif type(getattr(value, "__dict__", None)) is dict and not isinstance(value, tuple | frozenset | _CODE):
             self.add(value.__dict__, depth)
             return
-        else:
-            return
-        for part in list(parts):
-            self.add(part, depth + 1)
+        if isinstance(value, CONTAINERS):
+            for _, part in list(parts(value)):
+                self.add(part, depth + 1)
 
     def restore(self) -> None:
         for value, kept in self._kept.values():

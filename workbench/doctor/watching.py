@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from ..engine.tree import flatten, is_float
-from ..introspect.places import NOWHERE, Place, called, is_layer, place_of
-from ..introspect.source_lines import is_users
+from ..introspect.locations import NOWHERE, Location, is_call_of_model, locate_frame
+from ..introspect.source_lines import is_torch_layer, is_user_code
 
 DATA, PARAMETER, OTHER = 1, 2, 4  # what a value is computed from: floating inputs, parameters, other inputs
 
@@ -56,7 +56,7 @@ class Read(NamedTuple):
 
     kind: str
     name: str
-    place: Place
+    place: Location
     sources: int
 
 
@@ -64,7 +64,7 @@ class Maker(NamedTuple):
     """The call that made a tensor, and the tensor that it made it of."""
 
     name: str
-    place: Place
+    place: Location
     source: int
 
 
@@ -89,10 +89,10 @@ class Calls(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.reads: list[Read] = []
-        self.grads: list[tuple[str, Place]] = []
+        self.grads: list[tuple[str, Location]] = []
         self.makers: dict[int, Maker] = {}
-        self.values: list[tuple[str, Place, Tensor]] = []
-        self.lost: tuple[str, Place] = ("", NOWHERE)  # the last call that gave no gradient on
+        self.values: list[tuple[str, Location, Tensor]] = []
+        self.lost: tuple[str, Location] = ("", NOWHERE)  # the last call that gave no gradient on
         self._paths, self._calm, self._record = paths, calm, record
         self._sources: dict[int, int] = {}
         self._held: list[Tensor] = []  # ids stay unique for as long as their tensors live
@@ -114,7 +114,7 @@ class Calls(TorchFunctionMode):
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         sources = self._of(given)
         kind = _reads(name, args, kwargs) if sources else None
-        if kind is not None and not is_layer(sys._getframe(1).f_code.co_filename):
+        if kind is not None and not is_torch_layer(sys._getframe(1).f_code.co_filename):
             read = [leaf for leaf in given if leaf.dtype == torch.bool] if name.endswith("item__") else given
             self.reads.append(Read(kind, name, self._place(), self._of(read)))
         if name == "requires_grad_" or (name == "__set__" and function.__self__.__name__ == "requires_grad"):
@@ -143,8 +143,8 @@ class Calls(TorchFunctionMode):
             found = self.makers[found.source]
         return found
 
-    def _place(self) -> Place:
-        return place_of(sys._getframe(2), self._paths)
+    def _place(self) -> Location:
+        return locate_frame(sys._getframe(2), self._paths)
 
     def _of(self, tensors: list[Tensor]) -> int:
         sources = 0
@@ -198,8 +198,8 @@ class Lines:
     """
 
     def __init__(self, paths: Mapping[int, str], probes: Mapping[Any, Callable[[], Any]] | None = None) -> None:
-        self.events: list[tuple[str, str, Place]] = []  # (kind, name of the function, who called it)
-        self.changes: dict[Any, list[Place]] = {}
+        self.events: list[tuple[str, str, Location]] = []  # (kind, name of the function, who called it)
+        self.changes: dict[Any, list[Location]] = {}
         self._paths, self._probes = paths, dict(probes or {})
         self._codes = _codes()
         self._values: dict[Any, Any] = {}
@@ -217,8 +217,8 @@ class Lines:
 
     def _call(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if frame.f_code in self._codes:
-            self.events.append((*self._codes[frame.f_code], place_of(frame.f_back, self._paths)))
-        if not self._probes or not is_users(frame.f_code.co_filename):
+            self.events.append((*self._codes[frame.f_code], locate_frame(frame.f_back, self._paths)))
+        if not self._probes or not is_user_code(frame.f_code.co_filename):
             return None
         self._look()
         self._at = (frame, frame.f_lineno)
@@ -230,8 +230,8 @@ class Lines:
             self._at = (frame, frame.f_lineno)
         if event == "return":
             caller = frame.f_back
-            while caller is not None and not is_users(caller.f_code.co_filename):
-                caller = None if caller.f_code is called.__code__ else caller.f_back
+            while caller is not None and not is_user_code(caller.f_code.co_filename):
+                caller = None if is_call_of_model(caller) else caller.f_back
             self._at = (caller, caller.f_lineno if caller is not None else 0)
         return self._step
 
@@ -240,7 +240,7 @@ class Lines:
             value = probe()
             if value != self._values[key]:
                 self._values[key] = value
-                place = place_of(self._at[0], self._paths, self._at[1])
+                place = locate_frame(self._at[0], self._paths, self._at[1])
                 found = self.changes.setdefault(key, [])
                 if place not in found:
                     found.append(place)

@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-ATOMS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    type,
-    types.ModuleType,
-)
-
-
-def is_scripted(module: nn.Module) -> bool:
-    """Whether a module lives in C++, out of reach of structural copies."""
-    return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
-
-
-def is_generator(value: Any) -> bool:
-    """Whether a value is a source of random numbers: branches draw from one and the same, one after another."""
-    return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
+from ..introspect.objects import ATOMS, attributes, is_generator, is_scripted, is_set, parts
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -44,17 +19,6 @@ def eager(module: nn.Module) -> nn.Module:
     while isinstance(original := module.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
         module = original
     return module
-
-
-def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds beside its tensors and sub-modules, slots included."""
-    for name, value in module.__dict__.items():
-        if name not in ("_parameters", "_buffers", "_modules", "_engine"):
-            yield name, value
-    for cls in type(module).__mro__:
-        for name in getattr(cls, "__slots__", ()):
-            if name not in ("__dict__", "__weakref__") and hasattr(module, name):
-                yield name, getattr(module, name)
 
 
 def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: True) -> nn.Module:
@@ -154,19 +118,8 @@ def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
     elif isinstance(value, types.FunctionType):
         if (new := rebound(value, memo)) is not value:
             memo[id(value)] = new
-    elif isinstance(value, dict):
-        for item in value.values():
-            share(item, memo, seen)
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        for item in value:
-            share(item, memo, seen)
-    elif isinstance(value, functools.partial):
-        for item in (value.func, value.args, value.keywords):
-            share(item, memo, seen)
-    elif isinstance(value, types.MethodType):
-        share(value.__self__, memo, seen)
-    elif id(value) not in memo and hasattr(value, "__dict__"):
-        for item in vars(value).values():
+    elif id(value) not in memo:
+        for _, item in parts(value):
             share(item, memo, seen)
 
 
@@ -176,11 +129,10 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
         return function
     cells = []
     for cell in function.__closure__:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # a variable that is not set yet
+        if not is_set(cell):
             cells.append(cell)
             continue
+        content = cell.cell_contents
         new = memo.get(id(content), content) if isinstance(content, nn.Module) else content
         if isinstance(content, types.FunctionType) and content is not function:
             new = rebound(content, memo)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dis
+import functools
 import logging
 import math
 import time
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..introspect.bytecode import globals_assigned, methods_of
 from ..introspect.source_lines import first_sentence, line_name, users_line
 from .branch import Result
 from .effects.objects import is_object
@@ -375,31 +375,17 @@ def hooked(root: nn.Module) -> str:
     return ""
 
 
-_writing: dict[type, str] = {}
-
-
 def writes_globals(root: nn.Module) -> str:
     """Why vmap would leave dead tensors in global variables, "" if it would not."""
-    return next((where for module in root.modules() if (where := _writes(type(module)))), "")
+    return next((where for module in root.modules() if (where := _global_write(type(module)))), "")
 
 
-def _writes(cls: type) -> str:
+@functools.cache
+def _global_write(cls: Any) -> str:
     """Where a method of the class assigns to a global variable."""
-    if cls not in _writing:
-        functions = [
-            getattr(item, "__func__", item)
-            for base in cls.__mro__
-            if not base.__module__.startswith("torch.")
-            for item in vars(base).values()
-        ]
-        _writing[cls] = next(
-            (
-                f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; "
-                f"at {line_name(function.__code__.co_filename, function.__code__.co_firstlineno)}"
-                for function in functions
-                if isinstance(function, types.FunctionType)
-                if any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(function))
-            ),
-            "",
-        )
-    return _writing[cls]
+    for _, function in methods_of(cls):
+        code = function.__code__
+        if globals_assigned(code):
+            line = line_name(code.co_filename, code.co_firstlineno)
+            return f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; at {line}"
+    return ""

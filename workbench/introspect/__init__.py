@@ -1,1 +1,1 @@
-"""Read the user's code: which tensors it reaches, what it holds unregistered, and where a line lies."""
+"""The one reader of user code: bytecode, source lines, and walks over objects. It stands above `errors` only."""

@@ -1,26 +1,23 @@
-"""Tensors that a model holds without having registered them: they do not move, are not saved, and nothing trains them."""
+"""Find tensors that a model holds without having registered them: they do not move, are not saved, and nothing trains them."""
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.clone import attributes, is_scripted
 from ..errors import WorkbenchWarning
+from .bytecode import attributes_assigned, containers_changed, methods_of
+from .objects import CONTAINERS, attributes, is_scripted, parts, written
 
 _STANDARD = frozenset(nn.Module().__dict__)
-_MUTATORS = frozenset(
-    ["append", "appendleft", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "clear"]
-)
-_DEEP = 4
+_MAX_DEPTH = 4
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +60,13 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.a = [torch.tensor(0.0), torch.tensor(1.0, requires_grad=True)]
-        >>> [(found.name, found.requires_grad) for found in unregistered(Net())]
+        >>> [(entry.name, entry.requires_grad) for entry in unregistered(Net())]
         [('a[0]', False), ('a[1]', True)]
     """
     modules = {path: module for path, module in model.named_modules() if not is_scripted(module)}
-    known: set[int] = set()
-    for module in modules.values():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                known |= {id(tensor), _storage(tensor)}
-    known.discard(0)
-    assigned, changed = _written(modules.values())
-    found: list[Unregistered] = []
+    registered = _registered(list(modules.values()))
+    assigned, changed = _written_by_forward(list(modules.values()))
+    entries: list[Unregistered] = []
     seen: set[int] = set()
     for path, module in modules.items():
         for attribute, value in attributes(module):
@@ -84,13 +76,11 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
                 continue
             if f"{attribute}_orig" in module._parameters or f"{attribute}_g" in module._parameters:
                 continue  # computed by a hook of torch (spectral norm, pruning, weight norm)
-            name = f"{path}.{attribute}" if path else attribute
-            for place, tensor, inside in _inside(value, name, seen):
-                if id(tensor) in known or _storage(tensor) in known or tensor.grad_fn is not None:
-                    continue
-                if tensor.requires_grad or not inside:
-                    found.append(Unregistered(place, tensor, module, attribute))
-    return found
+            for name, tensor, in_object in _tensors_in(value, f"{path}.{attribute}" if path else attribute, seen):
+                known = id(tensor) in registered or _storage(tensor) in registered or tensor.grad_fn is not None
+                if not known and (tensor.requires_grad or not in_object):
+                    entries.append(Unregistered(name, tensor, module, attribute))
+    return entries
 
 
 def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
@@ -100,8 +90,8 @@ def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
         model: the model that is about to be wrapped.
         stacklevel: as in `warnings.warn`; by default the line that calls a wrapper.
     """
-    found = unregistered(model)
-    for wanted, message in (
+    entries = unregistered(model)
+    for trainable, message in (
         (
             True,
             "which require a gradient but are no parameters: an optimizer made of wrapped.parameters() does not train them, and all branches "
@@ -113,14 +103,24 @@ def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
             "self.register_buffer(name, tensor); for a list, one buffer with its items stacked",
         ),
     ):
-        names = [entry.name for entry in found if entry.requires_grad is wanted]
+        names = [entry.name for entry in entries if entry.requires_grad is trainable]
         if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
             warnings.warn(
-                f"{type(model).__name__} holds tensors ({', '.join(names[:4])}{more}), {message}",
+                f"{type(model).__name__} holds tensors ({', '.join(names[:_MAX_NAMED])}{more}), {message}",
                 WorkbenchWarning,
                 stacklevel=stacklevel,
             )
+
+
+def _registered(modules: list[nn.Module]) -> set[int]:
+    """Ids and storages of the parameters and buffers of modules."""
+    known: set[int] = set()
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                known |= {id(tensor), _storage(tensor)}
+    return known - {0}
 
 
 def _storage(tensor: Tensor) -> int:
@@ -131,105 +131,50 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def _inside(value: object, name: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor, bool]]:
-    """(where, tensor, whether an object of another class holds it) for every tensor inside a value."""
+def _tensors_in(value: object, name: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, tensor, whether an object of another class holds it) for every tensor inside a value."""
     if isinstance(value, Tensor):
         yield name, value, False
         return
-    if depth > _DEEP or id(value) in seen or isinstance(value, nn.Module | type | types.ModuleType):
+    if depth > _MAX_DEPTH or id(value) in seen or isinstance(value, nn.Module | type | types.ModuleType):
         return
-    parts: list[tuple[str, object]] = []
-    other = False
-    if isinstance(value, dict):
-        parts = [(f"{name}[{key!r}]", item) for key, item in value.items()]
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = [(f"{name}.{field}", item) for field, item in zip(value._fields, value, strict=True)]
-    elif isinstance(value, list | tuple | deque):
-        parts = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
-    elif isinstance(value, set | frozenset):
-        parts = [(f"{name}{{...}}", item) for item in value]
-    elif isinstance(value, functools.partial):
-        parts = [(f"{name}.args[{i}]", item) for i, item in enumerate(value.args)]
-        parts += [(f"{name}.keywords[{key!r}]", item) for key, item in value.keywords.items()]
-    elif isinstance(value, types.FunctionType):
-        for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                parts.append((f"{name}: {free}", cell.cell_contents))
-            except ValueError:  # a variable that is not set yet
-                continue
-    elif hasattr(value, "__dict__") and not type(value).__module__.startswith(("torch._", "builtins")):
-        other = True
-        parts = [(f"{name}.{key}", item) for key, item in vars(value).items()]
-    if not parts:
+    is_holder = isinstance(value, (*CONTAINERS, functools.partial, types.FunctionType))
+    if not is_holder and type(value).__module__.startswith(("torch._", "builtins")):
         return
-    seen.add(id(value))
-    for place, item in parts:
-        for where, tensor, inside in _inside(item, place, seen, depth + 1):
-            yield where, tensor, inside or other
+    for key, part in parts(value):
+        seen.add(id(value))
+        for inner_name, tensor, in_object in _tensors_in(part, name + written(value, key), seen, depth + 1):
+            yield inner_name, tensor, in_object or not is_holder
 
 
 # ---- what forward writes, by its bytecode: at wrap time there is no call to be watched
-def _written(modules: Iterable[nn.Module]) -> tuple[frozenset[str], frozenset[str]]:
+def _written_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str]]:
     """Names of attributes that the forward passes of modules, or hooks on them, assign to; and of those whose containers they change."""
-    assigned: set[str] = set()
-    changed: set[str] = set()
+    codes: set[types.CodeType] = set()
     for module in modules:
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         cls: Any = type(module)
-        for a, c in [_of_class(cls), *(_of_code(h.__code__) for h in hooks if hasattr(h, "__code__"))]:
-            assigned |= a
-            changed |= c
-    return frozenset(assigned), frozenset(changed)
+        codes |= _codes_of_forward(cls)
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        codes |= {hook.__code__ for hook in hooks if hasattr(hook, "__code__")}
+    assigned = {name for code in codes for name, _ in attributes_assigned(code)}
+    return assigned, {name for code in codes for name in containers_changed(code)}
 
 
 @functools.cache
-def _of_class(cls: Any) -> tuple[frozenset[str], frozenset[str]]:
+def _codes_of_forward(cls: Any) -> frozenset[types.CodeType]:
+    """The code of a class's forward, of what that calls, and so on."""
     if cls.__module__.startswith("torch."):
-        return frozenset(), frozenset()
-    todo, done = ["forward", "__call__"], {"__init__", "__call__" if cls.__call__ is nn.Module.__call__ else ""}
-    assigned: set[str] = set()
-    changed: set[str] = set()
-    while todo:  # what forward calls, and what that calls
-        name = todo.pop()
-        for base in cls.__mro__ if name not in done else ():
-            function = getattr(vars(base).get(name), "__func__", vars(base).get(name))
-            function = getattr(function, "fget", function)
-            function = getattr(function, "__wrapped__", function)
-            if isinstance(function, types.FunctionType) and not base.__module__.startswith("torch."):
-                a, c = _of_code(function.__code__)
-                assigned |= a
-                changed |= c
-                todo += function.__code__.co_names
-        done.add(name)
-    return frozenset(assigned), frozenset(changed)
-
-
-@functools.cache
-def _of_code(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
-    assigned = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
-    changed = {str(step.argval) for i, step in enumerate(steps) if "LOAD_ATTR" in step.opname and _changes(steps, i)}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            a, c = _of_code(constant)
-            assigned |= a
-            changed |= c
-    return frozenset(assigned), frozenset(changed)
-
-
-def _changes(steps: list[dis.Instruction], i: int) -> bool:
-    """Whether the container that step i loads is changed by a method or by an item that is set."""
-    if i + 1 < len(steps) and steps[i + 1].argval in _MUTATORS:
-        return True
-    depth = 1  # of the stack, from the container on
-    for step in steps[i + 1 :]:
-        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
-        if depth == 2 and effect < 0:
-            return step.opname == "STORE_SUBSCR"
-        depth += effect
-        if depth < 2:
-            return False
-    return False
+        return frozenset()
+    codes: dict[str, list[types.CodeType]] = {}
+    for name, function in methods_of(cls):
+        codes.setdefault(name, []).append(function.__code__)
+    waiting, done = ["forward", "__call__"], {"__init__"}
+    while waiting:
+        name = waiting.pop()
+        if name not in done:
+            done.add(name)
+            waiting += [called for code in codes.get(name, ()) for called in code.co_names]
+    return frozenset(code for name in done - {"__init__"} for code in codes.get(name, ()))
 
 
 __all__ = ["Unregistered", "unregistered", "warn_unregistered"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..clone import ATOMS, is_generator, share
+from ...introspect.objects import ATOMS, is_generator, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
 MISSING: Any = type("Missing", (), {})()  # stands for an attribute that is not there
@@ -23,10 +23,8 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if isinstance(value, ATOMS) or is_generator(value):
         return value
     memo = {} if memo is None else dict(memo)
-    found: dict[int, Any] = {}
-    share(value, found, set())
-    for key, item in found.items():
-        memo.setdefault(key, item.clone() if isinstance(item, Tensor) else item)
+    for item in tensors_and_generators(value):
+        memo.setdefault(id(item), item.clone() if isinstance(item, Tensor) else item)
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # not copyable
@@ -71,7 +69,7 @@ def transfer(names: frozenset[Attribute], source: Tree, target: Tree) -> None:
 
 def holds_tensors(value: Any) -> bool:
     """Whether there is a tensor somewhere inside."""
-    return _free(value, set())
+    return _holds_other(value, set())
 
 
 def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
@@ -79,12 +77,11 @@ def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
     known = {id(t) for m in tree.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
     found: Values = {}
     for name, value in attributes(tree):
-        if (names is None or name in names) and _free(value, known):
+        if (names is None or name in names) and _holds_other(value, known):
             found[name] = value
     return found
 
 
-def _free(value: Any, known: set[int]) -> bool:
-    inside: dict[int, Any] = {}
-    share(value, inside, set())
-    return any(isinstance(item, Tensor) and key not in known for key, item in inside.items())
+def _holds_other(value: Any, known: set[int]) -> bool:
+    """Whether a tensor is inside a value that is not among the known ones."""
+    return any(isinstance(item, Tensor) and id(item) not in known for item in tensors_and_generators(value))

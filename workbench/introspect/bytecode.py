@@ -1,0 +1,90 @@
+"""Names that code mentions, reads and assigns to, read from its bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_MUTATORS = frozenset(
+    ["append", "appendleft", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "clear"]
+)
+
+
+def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
+    """The functions that a class and its bases define, by name, but for torch's own; properties and decorated functions are opened."""
+    for base in cls.__mro__:
+        if not base.__module__.startswith("torch."):
+            for name, item in vars(base).items():
+                function = getattr(item, "__func__", getattr(item, "fget", item))
+                while isinstance(function, types.FunctionType):
+                    yield name, function
+                    function = getattr(function, "__wrapped__", None)
+
+
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions and classes defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _with_nested(constant)
+
+
+@functools.cache
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """Names of globals and attributes that code mentions, in nested functions, too."""
+    return frozenset().union(*(each.co_names for each in _with_nested(code)))
+
+
+@functools.cache
+def _arguments(code: types.CodeType, operation: str) -> tuple[tuple[str, int], ...]:
+    """(name, line) of every instruction of a kind, in nested functions, too."""
+    return tuple(
+        (str(step.argval), (step.positions and step.positions.lineno) or each.co_firstlineno)
+        for each in _with_nested(code)
+        for step in dis.get_instructions(each)
+        if step.opname == operation
+    )
+
+
+def globals_read(code: types.CodeType) -> list[str]:
+    """Names of the globals that code reads, sorted."""
+    return sorted({name for name, _ in _arguments(code, "LOAD_GLOBAL")})
+
+
+def globals_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """(name, line) of the globals that code assigns to."""
+    return _arguments(code, "STORE_GLOBAL")
+
+
+def attributes_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """(name, line) of the attributes that code assigns to, of whatever object."""
+    return _arguments(code, "STORE_ATTR")
+
+
+@functools.cache
+def containers_changed(code: types.CodeType) -> frozenset[str]:
+    """Names of the attributes whose containers code changes: by a method such as append, or by setting an item."""
+    changed = set()
+    for each in _with_nested(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        loads = (i for i, step in enumerate(steps) if "LOAD_ATTR" in step.opname)
+        changed |= {str(steps[i].argval) for i in loads if _changes_loaded(steps, i)}
+    return frozenset(changed)
+
+
+def _changes_loaded(steps: list[dis.Instruction], i: int) -> bool:
+    """Whether the container that step i loads is changed by a method or by an item that is set."""
+    if i + 1 < len(steps) and steps[i + 1].argval in _MUTATORS:
+        return True
+    depth = 1  # of the stack, from the container on
+    for step in steps[i + 1 :]:
+        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+        if depth == 2 and effect < 0:
+            return step.opname == "STORE_SUBSCR"
+        depth += effect
+        if depth < 2:
+            return False
+    return False

@@ -1,0 +1,117 @@
+"""What objects hold: the parts of a value one step down, and the tensors in whatever depth."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ATOMS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    type,
+    types.ModuleType,
+)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module lives in C++, out of reach of structural copies."""
+    return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value is a source of random numbers: branches draw from one and the same, one after another."""
+    return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
+
+
+def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module holds beside its tensors and sub-modules, slots included."""
+    for name, value in module.__dict__.items():
+        if name not in ("_parameters", "_buffers", "_modules", "_engine"):
+            yield name, value
+    for cls in type(module).__mro__:
+        for name in getattr(cls, "__slots__", ()):
+            if name not in ("__dict__", "__weakref__") and hasattr(module, name):
+                yield name, getattr(module, name)
+
+
+def parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What a value holds one step down, as (key, part): a key, an index, or the name of an attribute or of a variable.
+
+    Opened are containers, bound methods, partial functions, the closures of functions, and the attributes of all other objects.
+    """
+    if isinstance(value, dict):
+        yield from dict.items(value)  # past what a class of its own may do there
+    elif isinstance(value, CONTAINERS):
+        yield from enumerate(value)
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield "__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from closure_variables(value)
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).items()
+
+
+def written(holder: Any, key: Any) -> str:
+    """How code writes the step from a value to one of its `parts`.
+
+    Example:
+        >>> written({}, "a"), written([], 0), written(object(), "name")
+        ("['a']", '[0]', '.name')
+    """
+    if isinstance(holder, set | frozenset):
+        return "{...}"
+    if isinstance(holder, tuple) and hasattr(holder, "_fields"):
+        return f".{holder._fields[key]}"
+    if isinstance(holder, CONTAINERS):
+        return f"[{key!r}]"
+    return f": {key}" if isinstance(holder, types.FunctionType) else f".{key}"
+
+
+def closure_variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of the functions around it that a function uses, as they are now; those that are not set yet are left out."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if is_set(cell):
+            yield name, cell.cell_contents
+
+
+def is_set(cell: types.CellType) -> bool:
+    """Whether the variable of a closure has a value."""
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def tensors_and_generators(value: Any) -> list[Any]:
+    """Each tensor and each source of random numbers inside a value, in whatever depth; closures are not entered."""
+    leaves: list[Any] = []
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (*ATOMS, types.FunctionType)) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor) or is_generator(item):
+            leaves.append(item)
+        else:
+            waiting.extend(part for _, part in parts(item))
+    return leaves
