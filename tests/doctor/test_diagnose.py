@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from workbench import compose, diagnose, neo, sample, sculpt, vote
 from workbench.doctor import KINDS, Diagnosis
-from workbench.doctor.kinds import WRAPPERS
+from workbench.doctor.findings import WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("seeded")
 troubles = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model is looked at before it is wrapped: what limits wrapping, where, and what to do."""
+"""Diagnosis of a model before it is wrapped: what limits wrapping, where, and what to do."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ..core.function import Function
 from ..core.inputs import takes
 from ..core.ownership import extra
 from ..core.wrapped import Wrapped, is_wrapped, unwrap
-from ..engine.clone import eager, is_scripted
+from ..engine.clone import eager
 from ..engine.tree import flatten
-from .dynamic import Seen, watched
-from .kinds import KINDS, WRAPPERS
-from .passes import Subject
-from .report import Diagnosis, Finding, finding, ordered
-from .static import inspected
-from .trials import judged, tried
-from .untouched import function_of, separate, untouched
+from ..introspect.objects import is_scripted
+from .findings import KINDS, WRAPPERS, Finding, make_finding
+from .isolation import copy_with_tensors, preserved, wrapped_function
+from .observed_run import ExampleCall
+from .report import Diagnosis, sort_findings
+from .run_checks import check_runs
+from .static_checks import check_unrun
+from .trials import judge, try_wrappers
 
 
 def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
@@ -52,37 +53,46 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
     target = model if isinstance(model, nn.Module) else _function(model)
     name = _name(target)
     args, kwargs = _inputs(target, example, kw)
-    given = bool(example or kw)
+    has_example = bool(example or kw)
     present: tuple[str, ...] = ()
-    with untouched(target):
+    with preserved(target):
         plain = target if is_scripted(target) else eager(target)
         if is_wrapped(target):
             present = Wrapped.methods.fget(target)  # type: ignore[attr-defined]
             plain, args = _plain(target, args)
-        findings = list(inspected(plain, name))
+        findings = list(check_unrun(plain, name))
         if plain is not target and not present:
-            findings.append(finding("compiled", name))
-        means = dict.fromkeys(present, "refused")
-        findings += [finding("wrapped", name, what=f"with {', '.join(present)}", means=means)] if present else []
-        stuck = all(any(found.means[wrapper] == "refused" for found in findings) for wrapper in WRAPPERS)
-        subject = Subject(plain, name, args, kwargs) if given else None
-        seen = watched(subject) if subject is not None and not stuck and _has_copies(plain) else Seen()
-        trials = tried(target if present else plain, subject, seen.modes)
-        findings, verdicts = judged(findings + seen.findings, trials, name)
-    remarks = []
-    if not given:
-        remarks = ["Not run, since there is no example: give inputs, diagnose(model, x), to see the rest."]
-    elif stuck:
-        remarks = ["Not run, since no wrapper takes it as it is."]
-    elif subject is not None and subject.rows() == 1:
-        remarks = ["With one row it can't be seen whether rows depend on each other: give two or more."]
-    return Diagnosis(name, ordered(findings), verdicts, _described(args, kwargs) if given else "", remarks)
+            findings.append(make_finding("compiled", name))
+        if present:
+            means = dict.fromkeys(present, "refused")
+            findings.append(make_finding("wrapped", name, f"with {', '.join(present)}", means=means))
+        stuck = all(any(finding.means[wrapper] == "refused" for finding in findings) for wrapper in WRAPPERS)
+        call = ExampleCall(plain, name, args, kwargs) if has_example else None
+        modes: list[bool] = []
+        if call is not None and not stuck and _has_copies(plain):
+            findings_of_runs, modes = check_runs(call)
+            findings += findings_of_runs
+        trials = try_wrappers(target if present else plain, call, modes)
+        findings, verdicts = judge(findings, trials, name)
+    description = _describe_inputs(args, kwargs) if has_example else ""
+    return Diagnosis(name, sort_findings(findings), verdicts, description, _remarks(call, stuck))
+
+
+def _remarks(call: ExampleCall | None, stuck: bool) -> list[str]:
+    """What could not be looked at, and why."""
+    if call is None:
+        return ["Not run, since there is no example: give inputs, diagnose(model, x), to see the rest."]
+    if stuck:
+        return ["Not run, since no wrapper takes it as it is."]
+    if call.n_rows() == 1:
+        return ["With one row it can't be seen whether rows depend on each other: give two or more."]
+    return []
 
 
 def _has_copies(model: nn.Module) -> bool:
     """Whether the model can be copied; if it can't, the wrappers say why."""
     try:
-        separate(model)
+        copy_with_tensors(model)
     except Exception:
         return False
     return True
@@ -115,7 +125,7 @@ def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> t
     if len(example) != 1 or kw:
         return example, kw
     only = example[0]
-    forward = function_of(model) or model.forward
+    forward = wrapped_function(model) or model.forward
     if type(only) is tuple and takes(forward, *only):
         return only, {}
     if isinstance(only, Mapping) and all(isinstance(key, str) for key in only) and takes(forward, **only):
@@ -123,19 +133,19 @@ def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> t
     return example, kw
 
 
-def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The inputs in a few words."""
-    parts = [_leaves(arg) for arg in args] + [f"{name}={_leaves(value)}" for name, value in kwargs.items()]
-    return ", ".join(part for part in parts if part) or "no inputs"
+    words = [_describe(arg) for arg in args] + [f"{name}={_describe(value)}" for name, value in kwargs.items()]
+    return ", ".join(word for word in words if word) or "no inputs"
 
 
-def _leaves(tree: Any) -> str:
+def _describe(tree: Any) -> str:
     leaves = flatten(tree)[0]
-    shown = [
+    words = [
         f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)[:30]
         for leaf in leaves[:4]
     ]
-    text = ", ".join(shown) + (", ..." if len(leaves) > 4 else "")
+    text = ", ".join(words) + (", ..." if len(leaves) > 4 else "")
     return text if len(leaves) == 1 and leaves[0] is tree else f"({text})"
 
 

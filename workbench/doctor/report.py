@@ -1,57 +1,16 @@
-"""What `diagnose` gives: findings and verdicts, as objects, as text and as HTML."""
+"""Report of a diagnosis: findings and verdicts, as objects, as text and as HTML."""
 
 from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-from .kinds import KINDS, VERDICTS, WRAPPERS
+from .findings import KINDS, VERDICTS, WRAPPERS, Finding
 
 _COLOURS = {"ok": "#009E73", "note": "#0072B2", "slower": "#E69F00", "refused": "#D55E00", "not run": "#888888"}
 _WIDTH = 110
-_MOST = 4  # places of one kind that are written out
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that a wrapper, or who uses it, should know.
-
-    Args:
-        kind: what it is, a key of `KINDS`.
-        where: path of the module, the name of the class for the model itself.
-        line: "file.py:12", "" where there is no line of the user's.
-        what: what was seen there.
-        means: by wrapper "ok", "note" (works, but read this), "slower" (a pass for each branch), "refused" or "not run".
-        remedy: what to do.
-        code: the source of the line, "" if there is none.
-    """
-
-    kind: str
-    where: str
-    line: str
-    what: str
-    means: Mapping[str, str] = field(hash=False)
-    remedy: str
-    code: str = ""
-
-
-def finding(
-    kind: str,
-    where: str = "",
-    line: str = "",
-    what: str = "",
-    code: str = "",
-    remedy: str = "",
-    means: Mapping[str, str] | None = None,
-) -> Finding:
-    """A finding with what its kind says where nothing else is given."""
-    usual = dict(zip(WRAPPERS, KINDS[kind].means, strict=True))
-    return Finding(
-        kind, where, line, what, MappingProxyType({**usual, **(means or {})}), remedy or KINDS[kind].remedy, code
-    )
+_MAX_LISTED = 4  # places of one kind that are written out
 
 
 @dataclass(frozen=True)
@@ -81,93 +40,87 @@ class Diagnosis:
         """The findings of one kind, see `workbench.doctor.KINDS`."""
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-        return [found for found in self.findings if found.kind == kind]
+        return [finding for finding in self.findings if finding.kind == kind]
 
     # ---- in words
     def headline(self) -> str:
         """The result in one line."""
-        given = f" on {self.example}" if self.example else ""
-        serious = len({found.kind for found in self.findings if _worst(found) not in ("ok",)})
-        refusing = [name for name, verdict in self.verdicts.items() if verdict == "refused"]
+        subject = f"{self.name} on {self.example}" if self.example else self.name
         if self.ok:
-            return f"{self.name}{given}: {'nothing found, ' if not self.findings else ''}every wrapper takes it."
-        count = f"{serious} {'thing' if serious == 1 else 'things'} to know" if serious else "nothing found"
+            return f"{subject}: {'' if self.findings else 'nothing found, '}every wrapper takes it."
+        count = len({finding.kind for finding in self.findings if _worst(finding) != "ok"})
+        things = f"{count} {'thing' if count == 1 else 'things'} to know" if count else "nothing found"
+        return f"{subject}: {things}, {self._conclusion()}."
+
+    def _conclusion(self) -> str:
+        """Which wrappers take the model."""
+        refusing = [name for name, verdict in self.verdicts.items() if verdict == "refused"]
         if len(refusing) == len(WRAPPERS):
-            end = "no wrapper takes it"
-        elif refusing:
-            end = f"{_listed(refusing)} {'refuses' if len(refusing) == 1 else 'refuse'} it"
-        elif "not run" in self.verdicts.values():
-            end = "wrapping works, no wrapper was run"
-        else:
-            end = "every wrapper takes it"
-        return f"{self.name}{given}: {count}, {end}."
+            return "no wrapper takes it"
+        if refusing:
+            return f"{_enumerated(refusing)} {'refuses' if len(refusing) == 1 else 'refuse'} it"
+        if "not run" in self.verdicts.values():
+            return "wrapping works, no wrapper was run"
+        return "every wrapper takes it"
 
-    def _groups(self) -> list[tuple[str, list[Finding]]]:
-        """Findings by kind, the worst first."""
+    def _groups(self) -> list[tuple[int, str, list[Finding]]]:
+        """(number, kind, findings of the kind), the worst first."""
         groups: dict[str, list[Finding]] = {}
-        for found in self.findings:
-            groups.setdefault(found.kind, []).append(found)
-        return list(groups.items())
-
-    def _reasons(self, wrapper: str) -> list[int]:
-        """Numbers of the groups that mean something to a wrapper."""
-        return [
-            number
-            for number, (_, group) in enumerate(self._groups(), 1)
-            if any(found.means[wrapper] != "ok" for found in group)
-        ]
+        for finding in self.findings:
+            groups.setdefault(finding.kind, []).append(finding)
+        return [(number, kind, group) for number, (kind, group) in enumerate(groups.items(), 1)]
 
     def __str__(self) -> str:
+        groups = self._groups()
         lines = [self.headline()]
         if not self.ok:
-            lines.append("")
-            for wrapper, verdict in self.verdicts.items():
-                reasons = "" if verdict == "ok" else " ".join(f"[{n}]" for n in self._reasons(wrapper))
-                lines.append(f"  {wrapper:8}{verdict:9}{reasons}".rstrip())
-        for number, (kind, group) in enumerate(self._groups(), 1):
-            if all(_worst(found) == "ok" for found in group):
-                continue
-            lines += ["", f"[{number}] {_capital(KINDS[kind].title)} ({_meaning(group)})"]
-            for place, what in _places(group):
-                lines += _wrapped(place, "    ") if place else []
-                lines += _wrapped(what, "      " if place else "    ") if what else []
-            lines += _wrapped(KINDS[kind].why, "    ")
-            lines += _wrapped(f"What to do: {group[0].remedy}.", "    ")
-        harmless = [(kind, group) for kind, group in self._groups() if all(_worst(found) == "ok" for found in group)]
-        lines += ["", "Also seen, and no wrapper minds:"] if harmless else []
-        for kind, group in harmless:
-            seen = [f"{found.what} ({found.line})" if found.line else found.what for found in group]
-            lines += _wrapped(f"{KINDS[kind].title}: {'; '.join(_some(seen, 'more'))}", "    ")
-        if self.remarks:
-            lines.append("")
-            lines += [line for remark in self.remarks for line in _wrapped(remark, "")]
+            lines += ["", *(self._verdict_line(wrapper, groups) for wrapper in self.verdicts)]
+        harmless = []
+        for number, kind, group in groups:
+            if _is_harmless(group):
+                harmless += _harmless_lines(kind, group)
+            else:
+                lines += [
+                    "",
+                    f"[{number}] {_capitalized(KINDS[kind].title)} ({_meaning(group)})",
+                    *_group_lines(kind, group),
+                ]
+        lines += ["", "Also seen, and no wrapper minds:", *harmless] if harmless else []
+        lines += ["", *(line for remark in self.remarks for line in _wrap_text(remark, ""))] if self.remarks else []
         return "\n".join(lines)
+
+    def _verdict_line(self, wrapper: str, groups: list[tuple[int, str, list[Finding]]]) -> str:
+        """The verdict on a wrapper, and the numbers of the groups that are its reasons."""
+        verdict = self.verdicts[wrapper]
+        numbers = [n for n, _, group in groups if any(finding.means[wrapper] != "ok" for finding in group)]
+        reasons = "" if verdict == "ok" else " ".join(f"[{n}]" for n in numbers)
+        return f"  {wrapper:8}{verdict:9}{reasons}".rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """For notebooks; colours of text and background are the theme's own."""
         e = html.escape
-        parts = [f"<style>{_STYLE}</style><div class='wb-diagnosis'><p class='wb-head'>{e(self.headline())}</p>"]
+        fragments = [f"<style>{_STYLE}</style><div class='wb-diagnosis'><p class='wb-head'>{e(self.headline())}</p>"]
         if self.findings or not self.ok:
             cells = "".join(f"<td>{_badge(name, verdict)}</td>" for name, verdict in self.verdicts.items())
-            parts.append(f"<table class='wb-verdicts'><tr>{cells}</tr></table>")
+            fragments.append(f"<table class='wb-verdicts'><tr>{cells}</tr></table>")
         if self.findings:
             head = "".join(f"<th>{name}</th>" for name in WRAPPERS)
-            parts.append(f"<table><tr><th>found</th>{head}<th>what it means, and what to do</th></tr>")
-            for kind, group in self._groups():
+            fragments.append(f"<table><tr><th>found</th>{head}<th>what it means, and what to do</th></tr>")
+            for _, kind, group in self._groups():
                 places = "".join(
                     f"<div><code>{e(place)}</code></div><div>{e(what)}</div>" for place, what in _places(group)
                 )
-                worst = {name: max((found.means[name] for found in group), key=_rank) for name in WRAPPERS}
+                worst = _worst_meanings(group)
                 cells = "".join(f"<td>{_badge('', worst[name])}</td>" for name in WRAPPERS)
-                parts.append(
-                    f"<tr><td><b>{e(_capital(KINDS[kind].title))}</b>{places}</td>{cells}"
-                    f"<td>{e(KINDS[kind].why)}<div>{e(_capital(group[0].remedy))}.</div></td></tr>"
+                fragments.append(
+                    f"<tr><td><b>{e(_capitalized(KINDS[kind].title))}</b>{places}</td>{cells}"
+                    f"<td>{e(KINDS[kind].why)}<div>{e(_capitalized(group[0].remedy))}.</div></td></tr>"
                 )
-            parts.append("</table>")
-        parts += [f"<p>{e(remark)}</p>" for remark in self.remarks]
-        return "".join([*parts, "</div>"])
+            fragments.append("</table>")
+        fragments += [f"<p>{e(remark)}</p>" for remark in self.remarks]
+        return "".join([*fragments, "</div>"])
 
 
 _STYLE = """
@@ -192,64 +145,87 @@ def _rank(verdict: str) -> int:
     return VERDICTS.index(verdict) if verdict in VERDICTS else len(VERDICTS)
 
 
-def _worst(found: Finding) -> str:
-    return max(found.means.values(), key=_rank)
+def _worst(finding: Finding) -> str:
+    return max(finding.means.values(), key=_rank)
 
 
-def ordered(findings: list[Finding]) -> list[Finding]:
+def _worst_meanings(group: list[Finding]) -> dict[str, str]:
+    """By wrapper the worst that a finding of a group means for it."""
+    return {name: max((finding.means[name] for finding in group), key=_rank) for name in WRAPPERS}
+
+
+def _is_harmless(group: list[Finding]) -> bool:
+    return all(_worst(finding) == "ok" for finding in group)
+
+
+def sort_findings(findings: list[Finding]) -> list[Finding]:
     """The worst first, each once; else in the order of kinds."""
     kinds = list(KINDS)
-    once = list({(f.kind, f.where, f.line, f.what): f for f in findings}.values())
-    worst = {
-        kind: max(_rank(_worst(f)) for f in once if f.kind == kind)
-        for kind in kinds
-        if any(f.kind == kind for f in once)
-    }
-    return sorted(once, key=lambda found: (-worst[found.kind], kinds.index(found.kind)))
+    unique = list({(f.kind, f.where, f.line, f.what): f for f in findings}.values())
+    worst: dict[str, int] = {}
+    for finding in unique:
+        worst[finding.kind] = max(worst.get(finding.kind, 0), _rank(_worst(finding)))
+    return sorted(unique, key=lambda finding: (-worst[finding.kind], kinds.index(finding.kind)))
+
+
+def _group_lines(kind: str, group: list[Finding]) -> list[str]:
+    """Places, reason and remedy of the findings of one kind."""
+    lines: list[str] = []
+    for place, what in _places(group):
+        lines += _wrap_text(place, "    ") if place else []
+        lines += _wrap_text(what, "      " if place else "    ") if what else []
+    lines += _wrap_text(KINDS[kind].why, "    ")
+    return lines + _wrap_text(f"What to do: {group[0].remedy}.", "    ")
+
+
+def _harmless_lines(kind: str, group: list[Finding]) -> list[str]:
+    seen = [f"{finding.what} ({finding.line})" if finding.line else finding.what for finding in group]
+    return _wrap_text(f"{KINDS[kind].title}: {'; '.join(_abbreviated(seen))}", "    ")
 
 
 def _places(group: list[Finding]) -> list[tuple[str, str]]:
     """(where, what) of the findings of a group; those on one line of code together, as in the layers of a stack."""
     merged: dict[tuple[str, str], list[Finding]] = {}
-    for number, found in enumerate(group):
-        merged.setdefault((found.line or str(number), found.code), []).append(found)
+    for number, finding in enumerate(group):
+        merged.setdefault((finding.line or str(number), finding.code), []).append(finding)
     places = []
     for (_, code), members in merged.items():
-        others = len({found.where for found in members}) - 1
+        others = len({finding.where for finding in members}) - 1
         where = members[0].where + (f" and {others} more" if others else "")
         place = f"{members[0].line} in {where}" if members[0].line else where
         if code:
             place += f": {textwrap.shorten(code, 70, placeholder=' ...')}"
-        places.append((place, "; ".join(_some(list(dict.fromkeys(found.what for found in members)), "more"))))
-    if len(places) > _MOST:
-        places = [*places[: _MOST - 1], ("", f"and {len(places) - _MOST + 1} more places")]
+        places.append((place, "; ".join(_abbreviated(list(dict.fromkeys(finding.what for finding in members))))))
+    if len(places) > _MAX_LISTED:
+        places = [*places[: _MAX_LISTED - 1], ("", f"and {len(places) - _MAX_LISTED + 1} more places")]
     return places
 
 
-def _some(items: list[str], rest: str) -> list[str]:
-    """The first of many."""
-    return items if len(items) <= _MOST else [*items[: _MOST - 1], f"and {len(items) - _MOST + 1} {rest}"]
+def _abbreviated(items: list[str]) -> list[str]:
+    """The first of many, and how many more there are."""
+    if len(items) <= _MAX_LISTED:
+        return items
+    return [*items[: _MAX_LISTED - 1], f"and {len(items) - _MAX_LISTED + 1} more"]
 
 
 def _meaning(group: list[Finding]) -> str:
     """What a group means, the wrappers by verdict."""
-    worst = {name: max((found.means[name] for found in group), key=_rank) for name in WRAPPERS}
+    worst = _worst_meanings(group)
     by_verdict = {
         verdict: [name for name in WRAPPERS if worst[name] == verdict] for verdict in _COLOURS if verdict != "ok"
     }
-    said = [f"{verdict}: {', '.join(names)}" for verdict, names in reversed(by_verdict.items()) if names]
-    return "; ".join(said)
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in reversed(by_verdict.items()) if names)
 
 
-def _listed(names: list[str]) -> str:
+def _enumerated(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap_text(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
         text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _capital(text: str) -> str:
+def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]

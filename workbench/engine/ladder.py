@@ -377,7 +377,8 @@ def hooked(root: nn.Module) -> str:
 
 def writes_globals(root: nn.Module) -> str:
     """Why vmap would leave dead tensors in global variables, "" if it would not."""
-    return next((where for module in root.modules() if (where := _global_write(type(module)))), "")
+    classes: list[Any] = [type(module) for module in root.modules()]
+    return next(filter(None, map(_global_write, classes)), "")
 
 
 @functools.cache

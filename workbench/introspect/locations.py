@@ -48,14 +48,14 @@ def call_model(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return model(*args, **kwargs)
 
 
-def is_call_of_model(frame: types.FrameType) -> bool:
+def _is_call_of_model(frame: types.FrameType) -> bool:
     """Whether a frame is that of `call_model`."""
     return frame.f_code is call_model.__code__
 
 
 def model_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
     """The frames of the model's call, innermost first."""
-    while frame is not None and not is_call_of_model(frame):
+    while frame is not None and not _is_call_of_model(frame):
         yield frame
         frame = frame.f_back
 
@@ -94,7 +94,7 @@ def locate_error(error: BaseException, is_wrapped: Callable[[object], bool]) -> 
     """
     calls = list(traceback.walk_tb(error.__traceback__))
     # of a cause, which was caught inside of the call, the traceback has no such frame
-    start = next((i for i, (frame, _) in enumerate(calls) if is_call_of_model(frame)), 0)
+    start = next((i for i, (frame, _) in enumerate(calls) if _is_call_of_model(frame)), 0)
     location, path, in_layer, paths = NOWHERE, "", False, dict[int, str]()
     for frame, line in calls[start:]:
         owner, file = _first_argument(frame), frame.f_code.co_filename

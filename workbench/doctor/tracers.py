@@ -1,11 +1,11 @@
-"""Instruments for one call of a model: which torch functions read values, and which line changes what."""
+"""Tracers for one run of a model: which torch functions read values, and which line changes what."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-import types
 from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from ..engine.tree import flatten, is_float
-from ..introspect.locations import NOWHERE, Location, is_call_of_model, locate_frame
+from ..introspect.locations import NOWHERE, Location, locate_frame, model_frames
 from ..introspect.source_lines import is_torch_layer, is_user_code
 
 DATA, PARAMETER, OTHER = 1, 2, 4  # what a value is computed from: floating inputs, parameters, other inputs
@@ -27,7 +27,7 @@ READS = {
         "dynamic_shape",
     ),
 }
-WORDS = {  # of names that are no words
+HOW_READ = {  # of names that are no words
     "__bool__": "a tensor as a condition",
     "__contains__": "a tensor as a condition",
     "__getitem__": "a boolean mask as an index",
@@ -56,7 +56,7 @@ class Read(NamedTuple):
 
     kind: str
     name: str
-    place: Location
+    location: Location
     sources: int
 
 
@@ -64,18 +64,18 @@ class Maker(NamedTuple):
     """The call that made a tensor, and the tensor that it made it of."""
 
     name: str
-    place: Location
+    location: Location
     source: int
 
 
-class Calls(TorchFunctionMode):
-    """Sees the calls of torch functions in one pass.
+class CallTracer(TorchFunctionMode):
+    """Sees the calls of torch functions in one run of a model.
 
     Args:
         paths: id of a module -> its path.
         inputs: the leaves of the inputs.
         parameters: those of the model.
-        calm: whether dropout is left out.
+        without_dropout: whether dropout is left out.
         record: whether values computed from inputs are kept, in order.
     """
 
@@ -84,7 +84,7 @@ class Calls(TorchFunctionMode):
         paths: Mapping[int, str],
         inputs: list[Any],
         parameters: list[Tensor],
-        calm: bool = False,
+        without_dropout: bool = False,
         record: bool = False,
     ) -> None:
         super().__init__()
@@ -92,61 +92,70 @@ class Calls(TorchFunctionMode):
         self.grads: list[tuple[str, Location]] = []
         self.makers: dict[int, Maker] = {}
         self.values: list[tuple[str, Location, Tensor]] = []
-        self.lost: tuple[str, Location] = ("", NOWHERE)  # the last call that gave no gradient on
-        self._paths, self._calm, self._record = paths, calm, record
+        self.gradient_stop: tuple[str, Location] = ("", NOWHERE)  # the last call that gave no gradient on
+        self._paths, self._without_dropout, self._record = paths, without_dropout, record
         self._sources: dict[int, int] = {}
-        self._held: list[Tensor] = []  # ids stay unique for as long as their tensors live
+        self._alive: list[Tensor] = []  # ids stay unique for as long as their tensors live
         for leaf in inputs:
             self._mark(leaf, DATA if is_float(leaf) else OTHER)
         for parameter in parameters:
             self._mark(parameter, PARAMETER)
 
     def __torch_function__(
-        self, function: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in _FACTS:
             return function(*args, **kwargs)
-        if self._calm and "dropout" in name and args and isinstance(args[0], Tensor):
+        if self._without_dropout and "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
-        leaves = flatten((args, kwargs))[0]
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        sources = self._of(given)
-        kind = _reads(name, args, kwargs) if sources else None
-        if kind is not None and not is_torch_layer(sys._getframe(1).f_code.co_filename):
-            read = [leaf for leaf in given if leaf.dtype == torch.bool] if name.endswith("item__") else given
-            self.reads.append(Read(kind, name, self._place(), self._of(read)))
+        inputs = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        sources = self._sources_of(inputs)
+        caller = sys._getframe(1)
+        if sources:
+            self._note_read(caller, name, args, kwargs, inputs)
         if name == "requires_grad_" or (name == "__set__" and function.__self__.__name__ == "requires_grad"):
-            self.grads.append(("requires_grad", self._place()))
+            self.grads.append(("requires_grad", locate_frame(caller, self._paths)))
         out = function(*args, **kwargs)
-        if name.endswith("_like") or name.startswith("new_") or not sources:
-            return out
-        place = self._place() if name != "__get__" else NOWHERE
-        if (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__":
-            self._mark(args[0], sources)
-        made = [leaf for leaf in flatten((out, kwargs.get("out")))[0] if isinstance(leaf, Tensor)]
-        if any(leaf.requires_grad for leaf in given) and not any(leaf.requires_grad for leaf in made):
-            self.lost = (name, place)
-        for leaf in made:
+        if sources and not (name.endswith("_like") or name.startswith("new_")):
+            location = locate_frame(caller, self._paths) if name != "__get__" else NOWHERE
+            if _is_in_place(name):
+                self._mark(args[0], sources)
+            outputs = [leaf for leaf in flatten((out, kwargs.get("out")))[0] if isinstance(leaf, Tensor)]
+            self._note_outputs(name, location, inputs, outputs, sources)
+        return out
+
+    def _note_read(
+        self, caller: FrameType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]
+    ) -> None:
+        """Remember a call that takes values out of tensors, unless it is one of torch's own layers."""
+        kind = _kind_of_read(name, args, kwargs)
+        if kind is not None and not is_torch_layer(caller.f_code.co_filename):
+            read = [leaf for leaf in inputs if leaf.dtype == torch.bool] if name.endswith("item__") else inputs
+            self.reads.append(Read(kind, name, locate_frame(caller, self._paths), self._sources_of(read)))
+
+    def _note_outputs(
+        self, name: str, location: Location, inputs: list[Tensor], outputs: list[Tensor], sources: int
+    ) -> None:
+        """Remember which call made tensors, and what they are computed from."""
+        if any(leaf.requires_grad for leaf in inputs) and not any(leaf.requires_grad for leaf in outputs):
+            self.gradient_stop = (name, location)
+        for leaf in outputs:
             if name != "__get__" or id(leaf) not in self.makers:
-                self.makers[id(leaf)] = Maker(name, place, id(given[0]))
+                self.makers[id(leaf)] = Maker(name, location, id(inputs[0]))
             self._mark(leaf, sources)
             if self._record and sources & (DATA | OTHER) and is_float(leaf):
-                self.values.append((name, place, leaf.detach().clone()))
-        return out
+                self.values.append((name, location, leaf.detach().clone()))
 
     def maker(self, tensor: Tensor) -> Maker | None:
         """The call that computed a tensor, past what only gave it another shape."""
-        found = self.makers.get(id(tensor))
-        while found is not None and found.name in _PASSING and found.source in self.makers:
-            found = self.makers[found.source]
-        return found
+        maker = self.makers.get(id(tensor))
+        while maker is not None and maker.name in _PASSING and maker.source in self.makers:
+            maker = self.makers[maker.source]
+        return maker
 
-    def _place(self) -> Location:
-        return locate_frame(sys._getframe(2), self._paths)
-
-    def _of(self, tensors: list[Tensor]) -> int:
+    def _sources_of(self, tensors: list[Tensor]) -> int:
         sources = 0
         for tensor in tensors:
             sources |= self._sources.get(id(tensor), 0)
@@ -155,10 +164,15 @@ class Calls(TorchFunctionMode):
     def _mark(self, leaf: Any, sources: int) -> None:
         if isinstance(leaf, Tensor):
             self._sources[id(leaf)] = self._sources.get(id(leaf), 0) | sources
-            self._held.append(leaf)
+            self._alive.append(leaf)
 
 
-def _reads(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+
+
+def _kind_of_read(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """The kind of finding that a call is which takes values out of tensors, None for other calls."""
     if name in READS:
         return READS[name]
     if name == "where" and len(args) + len(kwargs) == 1:
@@ -173,7 +187,8 @@ def _reads(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
 
 
 # ---- lines
-def _codes() -> dict[types.CodeType, tuple[str, str]]:
+def _codes_to_report() -> dict[CodeType, tuple[str, str]]:
+    """Code of functions whose calls are events -> (kind, name of the function)."""
     named = {
         "checkpoint": (checkpoint.checkpoint, checkpoint.checkpoint_sequential),
         "reentrant": (checkpoint.CheckpointFunction.forward,),
@@ -189,8 +204,8 @@ def _codes() -> dict[types.CodeType, tuple[str, str]]:
     }
 
 
-class Lines:
-    """Sees the lines of the user's code in one pass, and after which of them a value is another.
+class LineTracer:
+    """Sees the lines of the user's code in one run of a model, and after which of them a value is another.
 
     Args:
         paths: id of a module -> its path.
@@ -201,46 +216,49 @@ class Lines:
         self.events: list[tuple[str, str, Location]] = []  # (kind, name of the function, who called it)
         self.changes: dict[Any, list[Location]] = {}
         self._paths, self._probes = paths, dict(probes or {})
-        self._codes = _codes()
+        self._codes = _codes_to_report()
         self._values: dict[Any, Any] = {}
-        self._at: tuple[types.FrameType | None, int] = (None, 0)
+        self._position: tuple[FrameType | None, int] = (
+            None,
+            0,
+        )  # the line that runs, in a frame that may have moved on
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineTracer:
         self._values = {key: probe() for key, probe in self._probes.items()}
-        self._before = sys.gettrace()
-        sys.settrace(self._call)
+        self._previous_tracer = sys.gettrace()
+        sys.settrace(self._trace_call)
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.settrace(self._before)
-        self._look()
+        sys.settrace(self._previous_tracer)
+        self._compare()
 
-    def _call(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+    def _trace_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code in self._codes:
             self.events.append((*self._codes[frame.f_code], locate_frame(frame.f_back, self._paths)))
         if not self._probes or not is_user_code(frame.f_code.co_filename):
             return None
-        self._look()
-        self._at = (frame, frame.f_lineno)
-        return self._step
+        self._compare()
+        self._position = (frame, frame.f_lineno)
+        return self._trace_line
 
-    def _step(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+    def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event in ("line", "return"):
-            self._look()
-            self._at = (frame, frame.f_lineno)
+            self._compare()
+            self._position = (frame, frame.f_lineno)
         if event == "return":
-            caller = frame.f_back
-            while caller is not None and not is_user_code(caller.f_code.co_filename):
-                caller = None if is_call_of_model(caller) else caller.f_back
-            self._at = (caller, caller.f_lineno if caller is not None else 0)
-        return self._step
+            callers = (each for each in model_frames(frame.f_back) if is_user_code(each.f_code.co_filename))
+            caller = next(callers, None)
+            self._position = (caller, caller.f_lineno if caller is not None else 0)
+        return self._trace_line
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
+        """Note the line that ran for each value that is another now."""
         for key, probe in self._probes.items():
             value = probe()
             if value != self._values[key]:
                 self._values[key] = value
-                place = locate_frame(self._at[0], self._paths, self._at[1])
-                found = self.changes.setdefault(key, [])
-                if place not in found:
-                    found.append(place)
+                location = locate_frame(self._position[0], self._paths, self._position[1])
+                locations = self.changes.setdefault(key, [])
+                if location not in locations:
+                    locations.append(location)
