@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.introspect.objects import attributes, parts, tensors_and_generators, written
+from workbench.introspect.objects import access_code, attributes, parts, tensors_and_generators
 from workbench.introspect.source_lines import is_installed, is_user_class, is_user_code
 from workbench.introspect.unregistered import unregistered
 
@@ -48,7 +48,7 @@ def closure(value: Any) -> Any:
     ],
 )
 def test_parts_and_how_they_are_written(holder: Any, steps: list[str]) -> None:
-    assert [written(holder, key) for key, _ in parts(holder)] == steps
+    assert [access_code(holder, key) for key, _ in parts(holder)] == steps
 
 
 def test_a_variable_that_is_not_set_yet_is_left_out() -> None:

@@ -18,10 +18,12 @@ def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
     for base in cls.__mro__:
         if not base.__module__.startswith("torch."):
             for name, item in vars(base).items():
-                function = getattr(item, "__func__", getattr(item, "fget", item))
-                while isinstance(function, types.FunctionType):
-                    yield name, function
-                    function = getattr(function, "__wrapped__", None)
+                is_bound = isinstance(item, staticmethod | classmethod | types.MethodType)
+                function: Any = item.__func__ if is_bound else item.fget if isinstance(item, property) else item
+                while function is not None:
+                    if isinstance(function, types.FunctionType):
+                        yield name, function
+                    function = getattr(function, "__dict__", {}).get("__wrapped__")
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -13,18 +13,8 @@ import torch
 from torch import Tensor, nn
 
 ATOMS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    type,
-    types.ModuleType,
+    *(type(None), bool, int, float, complex, str, bytes, type, types.ModuleType),
+    *(torch.dtype, torch.device, torch.Size),
 )
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
@@ -69,11 +59,11 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from vars(value).items()
 
 
-def written(holder: Any, key: Any) -> str:
+def access_code(holder: Any, key: Any) -> str:
     """How code writes the step from a value to one of its `parts`.
 
     Example:
-        >>> written({}, "a"), written([], 0), written(object(), "name")
+        >>> access_code({}, "a"), access_code([], 0), access_code(object(), "name")
         ("['a']", '[0]', '.name')
     """
     if isinstance(holder, set | frozenset):

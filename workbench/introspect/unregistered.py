@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import WorkbenchWarning
 from .bytecode import attributes_assigned, containers_changed, methods_of
-from .objects import CONTAINERS, attributes, is_scripted, parts, written
+from .objects import CONTAINERS, access_code, attributes, is_scripted, parts
 
 _STANDARD = frozenset(nn.Module().__dict__)
 _MAX_DEPTH = 4
@@ -143,7 +143,7 @@ def _tensors_in(value: object, name: str, seen: set[int], depth: int = 0) -> Ite
         return
     for key, part in parts(value):
         seen.add(id(value))
-        for inner_name, tensor, in_object in _tensors_in(part, name + written(value, key), seen, depth + 1):
+        for inner_name, tensor, in_object in _tensors_in(part, name + access_code(value, key), seen, depth + 1):
             yield inner_name, tensor, in_object or not is_holder
 
 
