@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from workbench import data, vote
+from workbench.atomic import replacing
 from workbench.core.wrapped import Wrapped
 from workbench.data.files import cache_folder
 
@@ -188,9 +189,8 @@ def trained(model: str, seed: int, epochs: int, n: int = 0, voting: bool = False
     train(net, standardised(clothes.train.x[kept]), clothes.train.y[kept], seed, epochs, **RECIPES[model])
     _lay_out(net, torch.contiguous_format)
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    torch.save(net.state_dict(), unfinished)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        torch.save(net.state_dict(), unfinished)
     return net
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class WorkbenchWarning(UserWarning):
     """Something works, but not as the caller may expect; told once for each object."""
@@ -33,3 +36,31 @@ class UnreachedParametersError(RuntimeError):
 
 class PurityError(RuntimeError):
     """Forward changes the model, and the wrapper was told that it must not."""
+
+
+def require(module: str, extra: str = "lab") -> Any:
+    """Import a module that not every installation has, and name the extra that brings it where it is missing.
+
+    Args:
+        module: such as "pandas" or "matplotlib.figure".
+        extra: the extra of this package that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+
+    Example:
+        >>> require("math").sqrt(4.0)
+        2.0
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:  # it is there, and lacks something itself
+            raise
+        raise ModuleNotFoundError(
+            f"this needs {package}, which is not installed: pip install 'risk-workbench[{extra}]'", name=package
+        ) from error

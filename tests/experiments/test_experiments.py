@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("workbench.experiments.store.os.fsync", full)
+    monkeypatch.setattr("workbench.atomic.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run_cells(work("third"), [{"n": 0}, {"n": 1}], path, progress=False)
     assert path.read_bytes() == before

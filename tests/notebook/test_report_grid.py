@@ -256,7 +256,7 @@ def test_a_folder_that_must_not_be_written_to(
     def refuse(path: Path, content: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("workbench.notebook.index.replace_file", refuse)
+    monkeypatch.setattr("workbench.notebook.index.atomic.write", refuse)
     notebook = write_notebook(tmp_path / "a.ipynb", "open('ran', 'w')")
     assert main(["report", str(notebook), "-o", str(tmp_path / "out")]) == 2
     assert "Permission denied" in capsys.readouterr().err

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..atomic import replacing
 from ..distributions import FAMILIES
 from ..engine.clone import eager
 from ..methods import laplace, neo, noise, sample, sculpt, snapshot, swag, vote
@@ -91,12 +91,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
+    with replacing(path) as unfinished:
         save_file(tensors, unfinished, metadata={"format": "pt", KEY: json.dumps(text)})
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _tensors(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:

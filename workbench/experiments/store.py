@@ -8,13 +8,13 @@ import importlib.util
 import io
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from .pool import Outcome
 from .worker import RESERVED, plain
 
@@ -185,10 +185,10 @@ class Store:
     def write(self) -> None:
         """Write all files; each is the old one or the new one at any moment."""
         names = dict.fromkeys(name for row in self.rows for name in row if name not in RESERVED)
-        _replace(self.path, _content(self.rows, [*names, *RESERVED], self.path.suffix))
-        _replace(self._record, json.dumps({"runs": [run for run in self.runs if run["cells"]]}, indent=1) + "\n")
+        atomic.write(self.path, _content(self.rows, [*names, *RESERVED], self.path.suffix))
+        atomic.write(self._record, json.dumps({"runs": [run for run in self.runs if run["cells"]]}, indent=1) + "\n")
         if self.failures:
-            _replace(self._failed, "".join(self.failures.values()))
+            atomic.write(self._failed, "".join(self.failures.values()))
         else:
             self._failed.unlink(missing_ok=True)
 
@@ -217,15 +217,3 @@ def _content(rows: list[dict[str, str]], names: list[str], suffix: str) -> str |
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
-
-
-def _replace(path: Path, content: str | bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

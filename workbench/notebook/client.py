@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
+
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
 
@@ -145,24 +147,12 @@ def _whole_files() -> Any:
             return super().read(path.removeprefix(WHOLE))
 
         def write(self, buf: str, path: str) -> None:
-            replace_file(Path(path.removeprefix(WHOLE)), buf)
+            atomic.write(Path(path.removeprefix(WHOLE)), buf)
 
         def pretty_path(self, path: str) -> str:
             return path.removeprefix(WHOLE)
 
     return Whole()
-
-
-def replace_file(path: Path, content: str) -> None:
-    """Write a file in one step: at any moment it is the old one or the new one, and nothing is left where that fails."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(part, path)
-    except OSError as error:  # a full disk does not say which file
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:

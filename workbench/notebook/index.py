@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .client import replace_file
+from .. import atomic
 from .pictures import grid_plot, thumbnail
 from .record import Check, _plain, _text, failed_checks
 from .run import CLOCK, ENDED_BADLY, Run, read, stamp_of
@@ -84,9 +84,9 @@ class Index:
         """
         runs = [self._as_json(entry) for entry in self.entries.values()]
         content = {"schema": SCHEMA, "written": time.strftime(CLOCK), "runs": runs}
-        replace_file(self.folder / "index.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-        replace_file(self.folder / "index.csv", self._csv())
-        replace_file(self.folder / "index.html", self._html(plots))
+        atomic.write(self.folder / "index.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        atomic.write(self.folder / "index.csv", self._csv())
+        atomic.write(self.folder / "index.html", self._html(plots))
 
     def _as_json(self, entry: Entry) -> dict[str, Any]:
         run = entry.run

@@ -1,4 +1,4 @@
-"""PDF files of reports, printed by a Chromium of this machine."""
+"""Print reports as PDF files, by a Chromium of this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from ..atomic import replacing
+
+# nbconvert's webpdf starts the Chromium that playwright has downloaded and no other, and needs playwright for it
 _NAMES = (
     "chromium",
     "chromium-browser",
@@ -37,14 +40,14 @@ def find_chromium() -> str:
     Raises:
         FileNotFoundError: if there is none; the message says what to install.
     """
-    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    found = found or next((place for place in _PLACES if Path(place).is_file()), None)
-    if found is None:
+    browser = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    browser = browser or next((place for place in _PLACES if Path(place).is_file()), None)
+    if browser is None:
         raise FileNotFoundError(
             "PDF files are printed by Chromium, Chrome or Edge, and none of them is on this machine: install one (Debian, "
             "Ubuntu: apt install chromium; macOS: brew install --cask chromium), or leave --pdf out and print the HTML file"
         )
-    return found
+    return browser
 
 
 def print_pdf(page: Path, chromium: str) -> Path:
@@ -60,22 +63,24 @@ def print_pdf(page: Path, chromium: str) -> Path:
     Raises:
         RuntimeError: if the browser prints none.
     """
-    target, part = page.with_suffix(".pdf"), page.with_name(f".{page.stem}.part.pdf")
-    with tempfile.TemporaryDirectory(prefix="workbench-", ignore_cleanup_errors=True) as profile:
+    target = page.with_suffix(".pdf")
+    with (
+        tempfile.TemporaryDirectory(prefix="workbench-", ignore_cleanup_errors=True) as profile,
+        replacing(target) as unfinished,
+    ):
         options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-        options += ["--no-pdf-header-footer", f"--user-data-dir={profile}", f"--print-to-pdf={part.resolve()}"]
+        options += ["--no-pdf-header-footer", f"--user-data-dir={profile}", f"--print-to-pdf={unfinished.resolve()}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # root, in containers mostly; our pages run nothing
             options.append("--no-sandbox")
         try:
             done = subprocess.run(
                 [chromium, *options, page.resolve().as_uri()], capture_output=True, timeout=_TIME, check=False
             )
-            if not part.is_file():
-                said = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
-                raise RuntimeError(f"{chromium} printed no PDF of {page.name}: {' '.join(said) or 'it said nothing'}")
-            part.replace(target)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"{chromium} took longer than {_TIME} s to print {page.name}") from error
-        finally:
-            part.unlink(missing_ok=True)
+        if not unfinished.is_file():
+            last_lines = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise RuntimeError(
+                f"{chromium} printed no PDF of {page.name}: {' '.join(last_lines) or 'it gave no reason'}"
+            )
     return target

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from .parameters import declared_parameters, load_notebook
 from .record import failed_checks, read_records
 
@@ -64,7 +65,7 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     resources = {"metadata": {"name": executed.stem, "path": str(folder)}, "report": report}
     page, _ = _exporter(code).from_notebook_node(nb, resources=resources)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_without_scripts(page), encoding="utf-8")
+    atomic.write(target, _without_scripts(page))
     return target
 
 

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
-from .client import ENGINE, WHOLE, Watch, kernel_manager_class, register, replace_file
+from .client import ENGINE, WHOLE, Watch, kernel_manager_class, register
 from .parameters import COMPUTED, check_parameters, check_syntax, declared_parameters, load_notebook
 from .record import Records, read_records
 
@@ -305,6 +306,6 @@ def write(nb: NotebookNode, run: Run) -> None:
     nb.metadata["workbench"] = asdict(run)
     if "papermill" in nb.metadata:  # it was given the output to run in place
         nb.metadata["papermill"] |= {"input_path": run.notebook, "output_path": run.output}
-    replace_file(Path(run.output), nbformat.writes(nb) + "\n")
+    atomic.write(Path(run.output), nbformat.writes(nb) + "\n")
     with contextlib.suppress(OSError):  # no home to keep signatures in: JupyterLab will ask before it trusts the file
         NotebookNotary().sign(nb)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..atomic import replacing
+
 EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
 
@@ -55,9 +57,8 @@ class Checkpoint:
         if not force and time.monotonic() - self._written < EVERY:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f"{self.path.name}.part")
-        torch.save({**state, "settings": self.settings}, part)
-        os.replace(part, self.path)
+        with replacing(self.path) as unfinished:
+            torch.save({**state, "settings": self.settings}, unfinished)
         self._written = time.monotonic()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench import atomic
 from workbench.data import Data, load, names
 
 from ..common.inputs import Model
@@ -46,9 +47,7 @@ def write(path: str | os.PathLike[str], what: Exported) -> Path:
         new = nbformat.v4.new_markdown_cell if kind == "markdown" else nbformat.v4.new_code_cell
         nb.cells.append(new(source, id=name, metadata={"tags": tags} if tags else {}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_name(f".{path.name}.new")
-    nbformat.write(nb, whole)
-    os.replace(whole, path)  # a notebook that is there is replaced in one step, or not at all
+    atomic.write(path, nbformat.writes(nb) + "\n")
     return path
 
 

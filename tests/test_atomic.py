@@ -1,0 +1,65 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from workbench import atomic
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_text_and_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    atomic.write(tmp_path / "a.txt", "é\n")
+    atomic.write(tmp_path / "a.txt", "ü\r\n")
+    atomic.write(tmp_path / "b", b"\0")
+    assert content(tmp_path) == {"a.txt": b"\xc3\xbc\r\n", "b": b"\0"}
+
+
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    atomic.write(tmp_path / "ours", "")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("usual", "ours")}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    def half() -> None:
+        with atomic.replacing(tmp_path / "a") as unfinished:
+            unfinished.write_text("half")
+            raise error
+
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(type(error)):
+        half()
+    assert content(tmp_path) == {"a": b"old"}
+
+
+def test_an_error_names_the_file_that_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(FileNotFoundError) as missing:
+        atomic.write(tmp_path / "no" / "a", "")
+    assert missing.value.filename == str(tmp_path / "no" / "a")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        atomic.write(tmp_path / "a", "new")
+    assert (failed.value.errno, failed.value.filename) == (28, str(tmp_path / "a"))
+    assert content(tmp_path) == {}
+
+
+def test_writers_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    wanted = {str(i).encode() * 100_000 for i in range(8)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda whole: atomic.write(tmp_path / "a", whole), wanted))
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    assert (tmp_path / "a").read_bytes() in wanted
