@@ -68,7 +68,7 @@ class NotebookFile(pytest.File):
 
 
 def _baseline(path: Path) -> dict[str, Any]:
-    from workbench.notebook.record import _restore
+    from workbench.notebook.values import from_json
 
     try:
         case = json.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def _baseline(path: Path) -> dict[str, Any]:
         wrong = [t for t in tolerances.values() if not (t is None or (isinstance(t, int | float) and t >= 0))]
         if wrong:
             raise ValueError(f"a tolerance must be a number of at least 0, or null, not {wrong[0]!r}")
-        return {"parameters": {}, **_restore(case), "tolerances": tolerances}
+        return {"parameters": {}, **from_json(case), "tolerances": tolerances}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no baseline: {error}") from error
 
@@ -140,14 +140,14 @@ class NotebookItem(pytest.Item):
         ]
 
     def _write(self, records: Records) -> None:
-        from workbench.notebook.record import _plain
+        from workbench.notebook.values import to_json
 
         found = _shown(records)
         if not any(found.values()):
             return
         case = {name: self.case[name] for name in ("parameters", "tolerances")}
         self.baseline.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_plain({**case, **found}, "baseline"), indent=1, ensure_ascii=False)
+        text = json.dumps(to_json({**case, **found}, "baseline"), indent=1, ensure_ascii=False)
         self.baseline.write_text(f"{text}\n", encoding="utf-8")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:

@@ -27,9 +27,10 @@ from workbench.experiments.directions import METRICS, higher_is_better, metric_o
 from workbench.metrics import modules
 from workbench.notebook import Run, compare_reports, render
 from workbench.notebook.index import Index
-from workbench.notebook.pictures import THUMBNAIL, embedded, grid_plot, thumbnail
-from workbench.notebook.record import _plain
+from workbench.notebook.pictures import THUMBNAIL, embedded, thumbnail
+from workbench.notebook.plots import grid_plot
 from workbench.notebook.tables import summary_table
+from workbench.notebook.values import to_json
 
 
 def picture() -> bytes:
@@ -65,7 +66,7 @@ def executed(
         peak_memory=100.0,
         data={"diabetes": "ab" * 32},
     )
-    values = {key: _plain(value, key) for key, value in records.items()}
+    values = {key: to_json(value, key) for key, value in records.items()}
     figure = v4.new_output(
         "display_data", {"image/png": base64.b64encode(PNG).decode()}, metadata={"workbench": {"figure": "curve"}}
     )

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .record import _plain, _restore, _text, read_records
+from .record import read_records
 from .run import read_run
+from .values import as_text, from_json, to_json
 
 TOLERANCE = 1e-6
 _NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "–"})()
@@ -134,17 +135,17 @@ def _runs(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         raise FileNotFoundError(f"there is neither a folder of reports nor an executed notebook {path}")
     run, records = read_run(path), read_records(path)
-    values = {name: _plain(value, name) for name, value in records.items()}
-    tables = {name: _plain(table, name) for name, table in records.tables.items()}
+    values = {name: to_json(value, name) for name, value in records.items()}
+    tables = {name: to_json(table, name) for name, table in records.tables.items()}
     checks = {claim: check._asdict() for claim, check in records.checks.items()}
     stamp = {"status": run.status, "parameters": run.parameters, "environment": run.environment, "data": run.data}
     return {run.name: {**stamp, "records": values, "tables": tables, "checks": checks}}
 
 
 def _values(run: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(_flat(_restore(run.get("records", {}))))
+    found = dict(_flat(from_json(run.get("records", {}))))
     for name, columns in run.get("tables", {}).items():
-        found.update(_flat({name: _restore(columns)}))
+        found.update(_flat({name: from_json(columns)}))
     for claim, check in run.get("checks", {}).items():
         found[f"check: {claim}"] = "holds" if check["holds"] else "does not hold"
     return found
@@ -189,4 +190,4 @@ def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 def _shown(value: Any) -> str:
     """Numbers with enough digits to see a difference."""
-    return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else _text(value)
+    return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else as_text(value)

@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import require
 from ..experiments.environment import environment
 from .parameters import load_notebook
 from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, perform, plan, read, stamp_of, write
@@ -143,8 +144,7 @@ def _label(text: str) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    import filelock
-
+    filelock = require("filelock")
     lock = filelock.FileLock(folder / ".workbench.lock")
     try:
         lock.acquire(blocking=False)

@@ -10,43 +10,22 @@ import json
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import atomic
-from .pictures import grid_plot, thumbnail
-from .record import Check, _plain, _text, failed_checks
-from .run import CLOCK, ENDED_BADLY, Run, read, stamp_of
-from .tables import Table, runs_table, summary_table, varied
+from ..errors import require
+from .entries import Entry, read_entry
+from .plots import grid_plot
+from .run import CLOCK, ENDED_BADLY, Run, stamp_of
+from .tables import IndexTable, runs_table, summary_table, varied
+from .values import as_text, to_json
 
 SCHEMA = 1
 _TEMPLATES = Path(__file__).parent / "templates"
 _THUMBNAILS = 120  # in one section
 _PATIENCE = 10  # plots may take one part in so many of the time
-
-
-@dataclass
-class Entry:
-    """A run, and what the index shows of it."""
-
-    run: Run
-    title: str
-    scalars: dict[str, float] = field(default_factory=dict)
-    records: dict[str, Any] = field(default_factory=dict)
-    checks: dict[str, Check] = field(default_factory=dict)
-    thumbnails: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def page(self) -> str:
-        """The page's file name, empty if there is none."""
-        page = Path(self.run.output).with_suffix(".html")
-        return page.name if page.is_file() else ""
-
-    @property
-    def failed_checks(self) -> list[str]:
-        """The recorded claims that do not hold, with what was found."""
-        return failed_checks(self.checks)
 
 
 class Index:
@@ -70,7 +49,7 @@ class Index:
         """Take up a run, or what has become of it."""
         known = self.entries.get(run.name)
         if known is None or known.run != run:
-            self.entries[run.name] = _entry(run)
+            self.entries[run.name] = read_entry(run)
 
     def first(self, names: Iterable[str]) -> None:
         """Put these runs before all others, in this order."""
@@ -93,7 +72,7 @@ class Index:
         stamp = {name: value for name, value in asdict(run).items() if name not in ("notebook", "output", "cached")}
         begun = run.status != "waiting"
         return {
-            **{name: _plain(value, name) for name, value in stamp.items()},
+            **{name: to_json(value, name) for name, value in stamp.items()},
             "notebook": Path(run.notebook).name,
             "executed": Path(run.output).name if begun else "",
             "page": entry.page if begun else "",
@@ -118,8 +97,7 @@ class Index:
         return buffer.getvalue()
 
     def _html(self, plots: bool) -> str:
-        import jinja2
-
+        jinja2 = require("jinja2")
         groups: dict[str, list[Entry]] = {}
         for entry in self.entries.values():
             groups.setdefault(Path(entry.run.notebook).name, []).append(entry)
@@ -147,7 +125,7 @@ class Index:
         shown = figures[: max(1, _THUMBNAILS // max(1, len(entries)))]
         differing = varied([entry.run.environment for entry in entries if entry.run.environment])
         some = next((entry.run for entry in entries if entry.run.environment), entries[0].run)
-        tables: list[Table | None] = [summary_table(good), runs_table(entries)]
+        tables: list[IndexTable | None] = [summary_table(good), runs_table(entries)]
         return {
             "title": next((entry.title for entry in entries if entry.title), Path(name).stem),
             "notebook": name,
@@ -164,42 +142,13 @@ class Index:
             },
             "hidden_figures": len(figures) - len(shown),
             "parameters": {
-                name: _text(value)
+                name: as_text(value)
                 for name, value in entries[0].run.parameters.items()
                 if name not in varied([entry.run.parameters for entry in entries])
             },
             "environment": {name: value for name, value in some.environment.items() if name not in differing},
             "data": {name: value for entry in good for name, value in entry.run.data.items() if "(" not in name},
         }
-
-
-def _entry(run: Run) -> Entry:
-    if run.status == "waiting":
-        return Entry(run, "")
-    from .record import read_records
-    from .report import title
-
-    nb = read(Path(run.output)) if Path(run.output).is_file() else None
-    entry = Entry(run, "" if nb is None else title(nb) or "")
-    if nb is None:
-        return entry
-    try:
-        found = read_records(nb)
-    except ValueError as error:  # a name that is there twice: the run itself went well
-        entry.run.error = entry.run.error or str(error)
-        return entry
-    entry.scalars = {
-        name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    entry.records = {
-        "records": {name: _plain(value, name) for name, value in found.items()},
-        "tables": {name: _plain(table, name) for name, table in found.tables.items()},
-        "checks": {claim: _plain(check._asdict(), claim) for claim, check in found.checks.items()},
-        "figures": list(found.figures),
-    }
-    entry.checks = found.checks
-    entry.thumbnails = {name: thumbnail(png) for name, png in found.figures.items()}
-    return entry
 
 
 def _plot(entries: list[Entry]) -> tuple[str, str] | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import require
+
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
@@ -30,8 +32,7 @@ def load_notebook(path: Path | str) -> NotebookNode:
         FileNotFoundError: if there is no such file.
         ValueError: if it is no notebook, or one for another language than Python.
     """
-    import nbformat
-
+    nbformat = require("nbformat")
     path = Path(path)
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.ipynb")], n=3)
@@ -64,9 +65,7 @@ def check_syntax(nb: NotebookNode, notebook: str) -> None:
         >>> import nbformat.v4 as v4
         >>> check_syntax(v4.new_notebook(cells=[v4.new_code_cell("%time x = await f()")]), "a.ipynb")
     """
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    transform = TransformerManager().transform_cell
+    transform = require("IPython.core.inputtransformer2").TransformerManager().transform_cell
     for number, cell in enumerate(nb.cells, 1):
         if cell.cell_type != "code" or "raises-exception" in cell.metadata.get("tags", []):
             continue

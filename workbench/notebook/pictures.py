@@ -1,26 +1,14 @@
-"""Pictures of an index: thumbnails of figures, and what was recorded over the parameters of the grid."""
+"""Pictures that pages hold in themselves: figures as they are, and small versions of them."""
 
 from __future__ import annotations
 
 import base64
 import io
-import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..experiments.directions import higher_is_better, metric_of
-from .record import _text
-from .tables import REPEATS, varied
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ..errors import require
 
 THUMBNAIL = (400, 270)  # pixels; shown at half of that
-PANELS, SERIES = 12, 8  # at most
-# Okabe and Ito's colours, which everybody can tell apart, and one more
-_COLOURS = ("#444444", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
-
-Panel = dict[str, list[tuple[Any, float]]]  # name of a series -> (place, value)
 
 
 def thumbnail(png: bytes) -> str:
@@ -32,8 +20,7 @@ def thumbnail(png: bytes) -> str:
     Returns:
         Address of a picture of at most `THUMBNAIL` pixels, which holds the picture itself.
     """
-    from PIL import Image
-
+    Image = require("PIL.Image")
     with Image.open(io.BytesIO(png)) as picture:
         factor = max(1, min(have // want for have, want in zip(picture.size, THUMBNAIL, strict=True)))
         small = _on_white(picture.reduce(factor) if picture.mode in ("RGB", "RGBA", "L") else picture)
@@ -66,8 +53,7 @@ def embedded(png: str) -> str:
 
 
 def _on_white(picture: Any) -> Any:
-    from PIL import Image
-
+    Image = require("PIL.Image")
     picture = picture.convert("RGBA")
     white = Image.new("RGB", picture.size, "white")
     white.paste(picture, mask=picture.getchannel("A"))
@@ -82,123 +68,3 @@ def _address(picture: Any, lossless: bool) -> str:
     options = {"lossless": lossless, "method": 2, "quality": 50 if lossless else 60, "exact": True}
     picture.save(buffer, kind.upper(), **(options if kind == "webp" else {"optimize": True}))
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> tuple[str, str] | None:
-    """Draw what was recorded over a parameter of the grid: a point for each run, a line through their means.
-
-    Args:
-        runs: (parameters, recorded numbers) of each run.
-
-    Returns:
-        Address of a picture, and what it shows in words; None where there is nothing to compare.
-    """
-    differing = varied([given for given, _ in runs])
-    if not differing:
-        return None
-    main = [name for name in differing if name not in REPEATS]
-    if not main and any((found := metric_of(name)) and found[0] for _, numbers in runs for name in numbers):
-        return _drawn(_panels_by_kind(runs), "")
-    axis, beside = (main or differing)[0], main[1] if len(main) > 1 else None
-    panels = _panels(runs, axis, beside)
-    if len({series for panel in panels.values() for series in panel}) > SERIES:
-        panels = _panels(runs, axis, None)
-    places = _ordered([given.get(axis) for given, _ in runs])
-    return _drawn(panels, axis, places)
-
-
-def _drawn(panels: dict[str, Panel], axis: str, order: Sequence[str] = ()) -> tuple[str, str] | None:
-    if not panels:
-        return None
-    from matplotlib.figure import Figure
-
-    found = dict.fromkeys(x for panel in panels.values() for points in panel.values() for x, _ in points)
-    places = {text: place for place, text in enumerate(order or found)}
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    series = list(dict.fromkeys(name for panel in panels.values() for name in panel))[:SERIES]
-    colours = dict(zip(filter(None, series), _COLOURS, strict=False)) | ({"": _COLOURS[0]} if "" in series else {})
-    figure = Figure(figsize=(3.9 * columns, 2.6 * lines + 0.5 * (len(series) > 1)), layout="constrained")
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for ax, (metric, panel) in zip(axes, panels.items(), strict=False):
-        _draw(ax, metric, panel, places, colours, axis)
-    for ax in axes[len(panels) :]:
-        ax.set_visible(False)
-    if len(series) > 1:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(series), 6), frameon=False, fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    words = f"{', '.join(panels)} over {axis or ', '.join(places)}{f', for {chr(44).join(series)}' if len(series) > 1 else ''}"
-    return embedded(base64.b64encode(buffer.getvalue()).decode()), words
-
-
-def _panels_by_kind(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> dict[str, Panel]:
-    """Where runs only repeat each other: metric -> what it is of, with a point for each run."""
-    panels: dict[str, Panel] = {}
-    for _, numbers in runs:
-        for name, value in numbers.items():
-            if (found := metric_of(name)) is not None:
-                panels.setdefault(found[1], {}).setdefault("", []).append((found[0] or "all", value))
-    return dict(list(panels.items())[:PANELS])
-
-
-def _panels(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, beside: str | None
-) -> dict[str, Panel]:
-    """Metric -> series -> points; what is known as a metric first, what never changes left out."""
-    known: dict[str, Panel] = {}
-    others: dict[str, Panel] = {}
-    for given, numbers in runs:
-        for name, value in numbers.items():
-            found = metric_of(name)
-            of, metric = found or ("", name)
-            series = ", ".join(filter(None, [of, f"{beside} {_text(given.get(beside))}" if beside else ""]))
-            panel = (known if found else others).setdefault(metric, {})
-            panel.setdefault(series, []).append((_text(given.get(axis)), value))
-    changing = {
-        metric: panel
-        for metric, panel in {**known, **others}.items()
-        if len({value for points in panel.values() for _, value in points}) > 1
-    }
-    return dict(list(changing.items())[:PANELS])
-
-
-def _draw(ax: Axes, metric: str, panel: Panel, places: dict[str, int], colours: dict[str, str], axis: str) -> None:
-    here = [series for series in colours if series in panel]
-    for series, colour in colours.items():
-        points = panel.get(series, [])
-        # beside each other, or they would cover each other
-        shift = (here.index(series) - (len(here) - 1) / 2) * 0.5 / max(len(here), 4) if points else 0.0
-        ax.plot(
-            [places[x] + shift for x, _ in points], [y for _, y in points], "o", color=colour, markersize=4, alpha=0.55
-        )
-        means = [
-            (place + shift, statistics.fmean(there))
-            for text, place in places.items()
-            if (there := [y for x, y in points if x == text])
-        ]
-        if axis:
-            ax.plot([x for x, _ in means], [y for _, y in means], "-", color=colour, linewidth=1.3, label=series)
-        else:
-            ax.hlines([y for _, y in means], [x - 0.25 for x, _ in means], [x + 0.25 for x, _ in means], color=colour)
-    ax.set_xticks(list(places.values()), [text if len(text) <= 14 else f"{text[:13]}…" for text in places], fontsize=8)
-    if sum(map(len, places)) > 30:
-        ax.tick_params(axis="x", rotation=45)
-    ax.set_xlabel(axis, fontsize=9)
-    ax.set_xlim(-0.5, len(places) - 0.5)
-    values = [value for points in panel.values() for _, value in points]
-    if min(values) > 0 and max(values) > 50 * min(values):
-        ax.set_yscale("log")
-    ax.tick_params(axis="y", labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", alpha=0.25)
-    higher = higher_is_better(metric)
-    ax.set_title(metric + ("" if higher is None else f", {'higher' if higher else 'lower'} is better"), fontsize=10)
-
-
-def _ordered(values: Sequence[Any]) -> list[str]:
-    """The distinct values as text, numbers by size, all else as they come."""
-    if all(isinstance(value, int | float) for value in values):
-        values = sorted(values)
-    return list(dict.fromkeys(map(_text, values)))

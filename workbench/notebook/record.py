@@ -12,11 +12,13 @@ import copy
 import html
 import io
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import require
+from .values import as_text, from_json, to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
 SCHEMA = 1
-_FLOAT = "__float__"  # JSON has neither NaN nor infinity: they travel as {"__float__": "nan"}
 
 # (kind, name) -> (cell, execution) that recorded it; one process is one kernel, so this lives as long as the kernel
 _recorded: dict[tuple[str, str], tuple[str, str]] = {}
@@ -49,9 +50,9 @@ def record(**values: Any) -> None:
     """
     if not values:
         raise TypeError("record() was given nothing to record: pass at least one name=value")
-    plain = {name: _plain(value, name) for name, value in values.items()}
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(_text(v))}</td></tr>" for k, v in plain.items())
-    text = "\n".join(f"{name} = {_text(value)}" for name, value in plain.items())
+    plain = {name: to_json(value, name) for name, value in values.items()}
+    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(as_text(v))}</td></tr>" for k, v in plain.items())
+    text = "\n".join(f"{name} = {as_text(value)}" for name, value in plain.items())
     _show("record", list(plain), {"text/html": f"<table>{rows}</table>", "text/plain": text}, {"records": plain})
 
 
@@ -116,12 +117,12 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
         >>> inside, outside = 0.2, 0.9
         >>> record_check("risk is higher outside the data", outside > inside, ratio=outside / inside)
     """
-    answer = _plain(holds, claim)
+    answer = to_json(holds, claim)
     if not isinstance(answer, bool):
         raise TypeError(
             f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: compare, and take .all() of many"
         )
-    plain = {name: _plain(value, name) for name, value in found.items()}
+    plain = {name: to_json(value, name) for name, value in found.items()}
     said = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
     colour = "" if answer else ' style="color: #D55E00; font-weight: bold"'
     data = {"text/html": f"<div{colour}>{html.escape(said)}</div>", "text/plain": said}
@@ -144,6 +145,8 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
         >>> import pandas as pd
         >>> record_table("results", pd.DataFrame({"wrapper": ["vote", "sculpt"], "rmse": [0.51, 0.48]}))
     """
+    require("pandas")
+    require("jinja2")  # for the styles of pandas
     import pandas as pd
     from pandas.io.formats.style import Styler
 
@@ -151,7 +154,9 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
         if not isinstance(frame.index, pd.RangeIndex):
             frame = frame.reset_index()
         style = (
-            frame.style.format(_text, na_rep="–", escape="html").format_index(escape="html", axis=1).hide(axis="index")
+            frame.style.format(as_text, na_rep="–", escape="html")
+            .format_index(escape="html", axis=1)
+            .hide(axis="index")
         )
     elif isinstance(frame, Styler):
         style = copy.deepcopy(frame)
@@ -162,7 +167,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     if doubled := sorted({t for t in titles if titles.count(t) > 1}):
         raise ValueError(f"table {name!r} has more than one column named {', '.join(doubled)}: rename them")
     columns = [
-        [title, _plain([None if v is pd.NA else v for v in table.iloc[:, i].tolist()], f"{name}[{title}]")]
+        [title, to_json([None if v is pd.NA else v for v in table.iloc[:, i].tolist()], f"{name}[{title}]")]
         for i, title in enumerate(titles)
     ]
     text = [c for c, dtype in zip(table.columns, table.dtypes, strict=True) if not pd.api.types.is_numeric_dtype(dtype)]
@@ -221,8 +226,7 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
         >>> read_records(nbformat.v4.new_notebook())
         {}
     """
-    import nbformat
-
+    nbformat = require("nbformat")
     nb = nbformat.read(notebook, as_version=4) if isinstance(notebook, (str, Path)) else notebook
     found = Records()
     found.parameters = dict(nb.metadata.get("papermill", {}).get("parameters", {}))
@@ -232,15 +236,15 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
                 found.errors.append(f"{output.ename}: {output.evalue}")
             ours = output.get("metadata", {}).get("workbench", {})
             entries: list[tuple[dict[str, Any], str, Any]] = [
-                (found, name, _restore(value)) for name, value in ours.get("records", {}).items()
+                (found, name, from_json(value)) for name, value in ours.get("records", {}).items()
             ]
             if "figure" in ours:
                 entries.append((found.figures, ours["figure"], base64.b64decode(output.data["image/png"])))
             if "table" in ours:
-                entries.append((found.tables, ours["table"]["name"], dict(_restore(ours["table"]["columns"]))))
+                entries.append((found.tables, ours["table"]["name"], dict(from_json(ours["table"]["columns"]))))
             if "check" in ours:
                 check = ours["check"]
-                entries.append((found.checks, check["claim"], Check(check["holds"], _restore(check["found"]))))
+                entries.append((found.checks, check["claim"], Check(check["holds"], from_json(check["found"]))))
             for store, name, value in entries:
                 if name in store:
                     where = f"cell {position + 1} ({cell.get('id', 'no id')})"
@@ -260,45 +264,8 @@ def failed_checks(checks: Mapping[str, Check]) -> list[str]:
 
 
 def _claimed(claim: str, found: Mapping[str, Any]) -> str:
-    numbers = ", ".join(f"{name} = {_text(value)}" for name, value in found.items())
+    numbers = ", ".join(f"{name} = {as_text(value)}" for name, value in found.items())
     return f"{claim} ({numbers})" if numbers else claim
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The value in what JSON has; NaN and infinities in a form that survives."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str) or key == _FLOAT]:
-            raise TypeError(f"record() takes dicts whose keys are text, but {where} has the key {wrong[0]!r}")
-        return {str(key): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: repr(float(value))}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    kind = type(value).__name__
-    raise TypeError(f"record() takes numbers, text, lists and dicts, but {where} is of type {kind}: convert it first")
-
-
-def _restore(value: Any) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {_FLOAT}:
-            return float(value[_FLOAT])
-        return {name: _restore(item) for name, item in value.items()}
-    return [_restore(item) for item in value] if isinstance(value, list) else value
-
-
-def _text(value: Any) -> str:
-    """A value as people read it: four significant digits, no exponent for everyday numbers, long lists cut."""
-    value = _restore(value)
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
-    text = ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _execution() -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
+from ..errors import require
 from .parameters import declared_parameters, load_notebook
 from .record import failed_checks, read_records
 
@@ -71,9 +72,7 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
 
 def _without_scripts(page: str) -> str:
     """Take out of the outputs what could load or run something; pictures and styles are left to the page's policy."""
-    from bs4 import BeautifulSoup
-
-    soup = BeautifulSoup(page, "html.parser")
+    soup = require("bs4").BeautifulSoup(page, "html.parser")
     for element in soup.select("main :is(script, link, meta, base, iframe, object, embed)"):
         element.decompose()
     return str(soup)
@@ -94,6 +93,7 @@ def title(nb: NotebookNode) -> str | None:
 
 
 def _exporter(code: bool) -> Any:
+    require("nbconvert")
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from traitlets.config import Config

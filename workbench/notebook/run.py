@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
+from ..errors import require
 from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
 from .client import ENGINE, WHOLE, Watch, kernel_manager_class, register
@@ -221,7 +222,7 @@ def _execute(
     output: Path, parameters: dict[str, Any], folder: Path, watch: Watch, progress: bool
 ) -> tuple[str, str | None]:
     """Run the notebook in place; papermill's own outcome calls timeouts and dead kernels "completed"."""
-    import papermill
+    papermill = require("papermill")
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     if not (logger := logging.getLogger("papermill")).handlers:
@@ -293,9 +294,7 @@ def stamp_of(path: Path) -> Run | None:
 
 def read(path: Path) -> NotebookNode:
     """The notebook in a file."""
-    import nbformat
-
-    return nbformat.read(path, as_version=4)
+    return require("nbformat").read(path, as_version=4)
 
 
 def write(nb: NotebookNode, run: Run) -> None:

@@ -6,13 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..experiments.directions import higher_is_better, metric_of
-from .record import _text
-
-if TYPE_CHECKING:
-    from .index import Entry
+from .entries import Entry
+from .values import as_text
 
 REPEATS = ("seed", "split", "fold", "repeat")  # parameters over which results are averaged
 _ARROWS = {True: "↑", False: "↓", None: ""}
@@ -20,7 +18,7 @@ _WORDS = {True: "higher is better", False: "lower is better", None: ""}
 
 
 @dataclass
-class Cell:
+class IndexCell:
     """What stands in one place of a table.
 
     Attributes:
@@ -39,21 +37,21 @@ class Cell:
 
 
 @dataclass
-class Column:
+class IndexColumn:
     """A column: its name, an arrow and a word for the direction that is better, and whether it holds text."""
 
     name: str
-    cells: list[Cell]
+    cells: list[IndexCell]
     arrow: str = ""
     hint: str = ""
     is_text: bool = False
 
 
 @dataclass
-class Table:
+class IndexTable:
     """Columns of the same length, and for each row what it is of."""
 
-    columns: list[Column]
+    columns: list[IndexColumn]
     rows: list[Any] = field(default_factory=list)
 
 
@@ -69,7 +67,7 @@ def varied(given: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(one.get(name)) for one in given}) > 1]
 
 
-def runs_table(entries: Sequence[Entry]) -> Table:
+def runs_table(entries: Sequence[Entry]) -> IndexTable:
     """Every run, what is different about it, and all that it recorded."""
     columns = [_checks_column(entries)] if any(entry.checks for entry in entries) else []
     for name in varied([entry.run.parameters for entry in entries]):
@@ -85,10 +83,10 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     columns.append(_plain_column("peak MiB", [run and run.peak_memory and round(run.peak_memory) for run in begun]))
     if any(run and run.peak_device_memory for run in begun):
         columns.append(_plain_column("GPU MiB", [run and run.peak_device_memory for run in begun]))
-    return Table(columns, list(entries))
+    return IndexTable(columns, list(entries))
 
 
-def summary_table(entries: Sequence[Entry]) -> Table | None:
+def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
     """The known metrics, averaged over seeds and splits; a row for each thing they are of and each other parameter.
 
     Returns:
@@ -117,52 +115,56 @@ def summary_table(entries: Sequence[Entry]) -> Table | None:
         if name != "of" or several
     ]
     for metric in dict.fromkeys(metric for row in rows for metric in found[row]):
-        column = Column(metric, [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)])
+        column = IndexColumn(metric, [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)])
         means = [statistics.fmean(v) if (v := found[row].get(metric)) else None for row in rows]
         for row, mean in zip(rows, means, strict=True):
             several_runs = found[row].get(metric, [])
             deviation = statistics.stdev(several_runs) if len(several_runs) > 1 else None
             spread = "" if deviation is None else f" ± {deviation:{'.2g' if deviation < 100 else ',.0f'}}"
-            column.cells.append(Cell() if mean is None else Cell(_text(mean), mean, spread=spread))
+            column.cells.append(IndexCell() if mean is None else IndexCell(as_text(mean), mean, spread=spread))
         for group in dict.fromkeys(row[0] for row in rows):  # what is of other data can't be compared
             _mark_best(
                 metric, column.cells, [m if row[0] == group else None for row, m in zip(rows, means, strict=True)]
             )
         columns.append(column)
     columns.append(_plain_column("runs", [max(map(len, found[row].values())) for row in rows]))
-    return Table(columns, rows)
+    return IndexTable(columns, rows)
 
 
-def _plain_column(name: str, values: Sequence[Any]) -> Column:
+def _plain_column(name: str, values: Sequence[Any]) -> IndexColumn:
     cells = [
-        Cell() if value is None else Cell(_text(value), _text(value) if isinstance(value, list) else value)
+        IndexCell()
+        if value is None
+        else IndexCell(as_text(value), as_text(value) if isinstance(value, list) else value)
         for value in values
     ]
-    return Column(name, cells, is_text=not all(isinstance(value, int | float | None) for value in values))
+    return IndexColumn(name, cells, is_text=not all(isinstance(value, int | float | None) for value in values))
 
 
-def _checks_column(entries: Sequence[Entry]) -> Column:
+def _checks_column(entries: Sequence[Entry]) -> IndexColumn:
     """How many checks hold; sorted by the number of those that do not."""
-    column = Column("checks", [], hint="how many of the recorded checks hold")
+    column = IndexColumn("checks", [], hint="how many of the recorded checks hold")
     for entry in entries:
         failed, every = len(entry.failed_checks), len(entry.checks)
-        column.cells.append(Cell(f"{every - failed} of {every}", -failed, bad=failed > 0) if every else Cell())
+        column.cells.append(
+            IndexCell(f"{every - failed} of {every}", -failed, bad=failed > 0) if every else IndexCell()
+        )
     return column
 
 
-def _metric_column(name: str, values: Sequence[float | None], judged: Sequence[float | None]) -> Column:
-    cells = [Cell() if value is None else Cell(_text(value), repr(value)) for value in values]
+def _metric_column(name: str, values: Sequence[float | None], judged: Sequence[float | None]) -> IndexColumn:
+    cells = [IndexCell() if value is None else IndexCell(as_text(value), repr(value)) for value in values]
     _mark_best(name, cells, judged)
     higher = higher_is_better(name)
-    return Column(name, cells, _ARROWS[higher], _WORDS[higher])
+    return IndexColumn(name, cells, _ARROWS[higher], _WORDS[higher])
 
 
-def _mark_best(name: str, cells: Sequence[Cell], judged: Sequence[float | None]) -> None:
+def _mark_best(name: str, cells: Sequence[IndexCell], judged: Sequence[float | None]) -> None:
     """Mark the best of several, all of them where they can't be told apart in print."""
     higher = higher_is_better(name)
     present = [value for value in judged if value is not None and math.isfinite(value)]
-    if higher is None or len(set(map(_text, present))) < 2:
+    if higher is None or len(set(map(as_text, present))) < 2:
         return
-    best = _text(max(present) if higher else min(present))
+    best = as_text(max(present) if higher else min(present))
     for cell, value in zip(cells, judged, strict=True):
-        cell.best |= value is not None and _text(value) == best
+        cell.best |= value is not None and as_text(value) == best

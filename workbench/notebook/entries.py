@@ -1,0 +1,63 @@
+"""The runs in an index, each with what it recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .pictures import thumbnail
+from .record import Check, failed_checks, read_records
+from .report import title
+from .run import Run, read
+from .values import to_json
+
+
+@dataclass
+class Entry:
+    """A run, and what the index shows of it."""
+
+    run: Run
+    title: str
+    scalars: dict[str, float] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    thumbnails: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        """The page's file name, empty if there is none."""
+        page = Path(self.run.output).with_suffix(".html")
+        return page.name if page.is_file() else ""
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """The recorded claims that do not hold, with what was found."""
+        return failed_checks(self.checks)
+
+
+def read_entry(run: Run) -> Entry:
+    """What the executed notebook of a run shows and has recorded."""
+    if run.status == "waiting":
+        return Entry(run, "")
+    nb = read(Path(run.output)) if Path(run.output).is_file() else None
+    entry = Entry(run, "" if nb is None else title(nb) or "")
+    if nb is None:
+        return entry
+    try:
+        found = read_records(nb)
+    except ValueError as error:  # a name that is there twice: the run itself went well
+        entry.run.error = entry.run.error or str(error)
+        return entry
+    entry.scalars = {
+        name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    entry.records = {
+        "records": {name: to_json(value, name) for name, value in found.items()},
+        "tables": {name: to_json(table, name) for name, table in found.tables.items()},
+        "checks": {claim: to_json(check._asdict(), claim) for claim, check in found.checks.items()},
+        "figures": list(found.figures),
+    }
+    entry.checks = found.checks
+    entry.thumbnails = {name: thumbnail(png) for name, png in found.figures.items()}
+    return entry

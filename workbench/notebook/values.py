@@ -1,0 +1,60 @@
+"""Recorded values: as JSON, which keeps them exactly, and as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+FLOAT = "__float__"  # JSON has neither NaN nor infinity: they travel as {"__float__": "nan"}
+
+
+def to_json(value: Any, where: str) -> Any:
+    """A value in what JSON has; NaN and infinities in a form that survives.
+
+    Args:
+        value: numbers, text, None, lists and dicts of these, and numpy or torch scalars and arrays.
+        where: what to call it in an error.
+
+    Raises:
+        TypeError: for any other type of value.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str) or key == FLOAT]:
+            raise TypeError(f"record() takes dicts whose keys are text, but {where} has the key {wrong[0]!r}")
+        return {str(key): to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: repr(float(value))}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    kind = type(value).__name__
+    raise TypeError(f"record() takes numbers, text, lists and dicts, but {where} is of type {kind}: convert it first")
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` was given, arrays as lists.
+
+    Example:
+        >>> from_json(to_json({"a": [1, float("inf")]}, "a"))
+        {'a': [1, inf]}
+    """
+    if isinstance(value, dict):
+        if set(value) == {FLOAT}:
+            return float(value[FLOAT])
+        return {name: from_json(item) for name, item in value.items()}
+    return [from_json(item) for item in value] if isinstance(value, list) else value
+
+
+def as_text(value: Any) -> str:
+    """A value as people read it: four significant digits, no exponent for everyday numbers, long lists cut."""
+    value = from_json(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    text = ", ".join(map(as_text, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
