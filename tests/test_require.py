@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,3 +28,50 @@ def test_what_another_package_lacks_is_its_own_error(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
         require("package_that_lacks_something")
+
+
+WITHOUT_LAB = """
+import sys
+
+LAB = {"pandas", "matplotlib", "scipy", "sklearn", "torchmetrics", "IPython", "ipywidgets", "nbformat", "nbclient", "nbconvert", "papermill",
+       "jinja2", "yaml", "filelock", "PIL", "bs4", "traitlets", "jupyter_client", "jupyterlab"}
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in LAB:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+
+def missing(function, *args, **options):
+    try:
+        function(*args, **options)
+    except ModuleNotFoundError as error:
+        print(error)
+
+import workbench.cli
+from workbench import record, record_table
+from workbench.experiments import run_cells
+from workbench.notebook import read_records, render, run_notebook
+from workbench.widgets import Job, Jobs
+
+record(rmse=0.5)
+missing(record_table, "a", None)
+missing(read_records, None)
+missing(run_notebook, "a.ipynb", "b.ipynb")
+missing(render, "a.ipynb")
+missing(run_cells, "builtins:dict", [{"n": 1}], "a.csv")
+print(workbench.cli.main(["report", "a.ipynb"]))
+"""
+
+
+def test_without_the_lab_its_modules_import_and_name_what_they_lack() -> None:
+    result = subprocess.run([sys.executable, "-c", WITHOUT_LAB], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    *lines, code = result.stdout.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        f"this needs {name}" for name in ("pandas", "nbformat", "nbformat", "nbformat", "filelock")
+    ]
+    assert all(line.endswith("which is not installed: pip install 'risk-workbench[lab]'") for line in lines)
+    assert code == "2"
+    assert result.stderr.startswith("workbench: this needs nbformat")

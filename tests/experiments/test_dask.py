@@ -233,7 +233,7 @@ def test_without_dask_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["compare", "--smoke", "--scheduler", "tcp://127.0.0.1:1", "-o", "a.csv"]) == 2
-    assert "pip install 'workbench[dask]'" in capsys.readouterr().err
+    assert "pip install 'risk-workbench[dask]'" in capsys.readouterr().err
 
 
 def test_a_scheduler_that_dies_loses_nothing_that_has_ended(

@@ -18,9 +18,9 @@ from workbench import compose, data, neo, sculpt, top_uncertain, vote
 from workbench.data import Card, Column, Data, Split
 from workbench.plots import COLOURS
 from workbench.widgets.common.cases import card, cases, grid, number, shares, split_bar, with_spread
-from workbench.widgets.common.row_risks import ask, per_row, rankings
+from workbench.widgets.common.predictions import per_row, predict_cases, rankings
 from workbench.widgets.explorer.editing import PICTURE_KNOBS, altered, nice_step
-from workbench.widgets.explorer.neighbours import Neighbours
+from workbench.widgets.explorer.neighbours import NeighbourSearch
 
 CARD = Card("made up", "computed", "none", "none")
 
@@ -79,7 +79,7 @@ class Outline(HTMLParser):
 def test_a_case_says_prediction_risk_and_truth_with_units() -> None:
     d = beams()
     x = inputs(torch.tensor([[34.1234]]), torch.tensor([[4.126]])).float()
-    (case,) = cases(d, x, ask(known(), d, x), ["row 7"], torch.tensor([[31.0]]))
+    (case,) = cases(d, x, predict_cases(known(), d, x), ["row 7"], torch.tensor([[31.0]]))
     assert (case.name, case.prediction, case.truth) == ("row 7", "34.1 ± 4.1 MPa", "31 MPa")
     assert dict(case.risks) == {"aleatoric": "4.13 MPa", "total": "4.13 MPa"}
     assert case.inputs[0] == ("load (N)", "34.12")
@@ -121,7 +121,7 @@ def test_the_bar_is_as_wide_as_the_shares_and_has_vacuitic_risk_apart() -> None:
     wrapped.fit(d.train.x)
     x = d.test.x[:5]
     risk = wrapped(x, return_risk=True)[1]
-    for i, case in enumerate(cases(d, x, ask(wrapped, d, x), [f"row {i}" for i in range(5)])):
+    for i, case in enumerate(cases(d, x, predict_cases(wrapped, d, x), [f"row {i}" for i in range(5)])):
         strips = re.findall(r"width:([\d.]+)%;background-color:(#\w+)", split_bar(case))
         wanted = {
             COLOURS["aleatoric"]: 100 * (risk.aleatoric[i] / risk.total[i]) ** 2,
@@ -137,7 +137,7 @@ def test_classes_are_said_with_probabilities_and_mistakes_are_marked() -> None:
     d, wrapped = pictures(), voters().eval()
     x, y = d.test.x[:6], d.test.y[:6]
     probs = wrapped(x).softmax(-1)
-    found = cases(d, x, ask(wrapped, d, x), [str(i) for i in range(6)], y, "logits")
+    found = cases(d, x, predict_cases(wrapped, d, x), [str(i) for i in range(6)], y, "logits")
     assert d.classes is not None
     for i, case in enumerate(found):
         best = int(probs[i].argmax())
@@ -153,7 +153,7 @@ def test_a_classifier_wrapped_for_values_is_still_one() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         wrapped = vote.Wrapper(4)(nn.Sequential(nn.Flatten(), nn.Linear(36, 3))).eval()
-    answers = ask(wrapped, d, d.test.x)
+    answers = predict_cases(wrapped, d, d.test.x)
     y, risk = wrapped(d.test.x, return_risk=True)
     assert torch.equal(answers.y, y.argmax(-1))
     torch.testing.assert_close(answers.risk["epistemic"], risk.square().mean(1).sqrt())
@@ -163,23 +163,23 @@ def test_a_classifier_wrapped_for_values_is_still_one() -> None:
 @pytest.mark.parametrize("by", ["aleatoric", "epistemic", "total", "confidence"])
 def test_the_order_is_that_of_top_uncertain(by: str) -> None:
     d, wrapped = pictures(), voters()
-    value = per_row(ask(wrapped, d, d.test.x), by, d.test.y)
+    value = per_row(predict_cases(wrapped, d, d.test.x), by, d.test.y)
     wanted = top_uncertain(wrapped, d.test.x, k=30, by=by)
     torch.testing.assert_close(value[wanted.indices], wanted.values)
 
 
 def test_errors_are_absolute_for_values_and_log_losses_for_classes() -> None:
     d = beams()
-    error = per_row(ask(known(), d, d.test.x), "error", d.test.y)
+    error = per_row(predict_cases(known(), d, d.test.x), "error", d.test.y)
     torch.testing.assert_close(error.float(), torch.ones(30))
     d, wrapped = pictures(), voters().eval()
     wanted = nn.functional.cross_entropy(wrapped(d.test.x), d.test.y, reduction="none")
-    torch.testing.assert_close(per_row(ask(wrapped, d, d.test.x), "error", d.test.y), wanted.detach())
+    torch.testing.assert_close(per_row(predict_cases(wrapped, d, d.test.x), "error", d.test.y), wanted.detach())
 
 
 def test_a_risk_that_is_not_measured_is_refused_by_name() -> None:
     d = beams()
-    answers = ask(known(), d, d.test.x)
+    answers = predict_cases(known(), d, d.test.x)
     assert rankings(answers) == ("aleatoric", "total", "error")
     with pytest.raises(
         ValueError, match="by='epistemic': the model measures no such risk; there are aleatoric, total, error"
@@ -191,7 +191,7 @@ def test_models_of_several_outputs_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"the model gives values \[30, 2\] for 30 rows of beams; cases need \[30, 1\]"
     ):
-        ask(vote.Wrapper(2)(nn.Linear(2, 2)), beams(), beams().test.x)
+        predict_cases(vote.Wrapper(2)(nn.Linear(2, 2)), beams(), beams().test.x)
 
 
 # ---- pages
@@ -236,7 +236,7 @@ def test_the_plain_baseline_has_no_bar() -> None:
 # ---- neighbours
 def test_neighbours_in_inputs_are_those_of_brute_force() -> None:
     d = data.load("diabetes")
-    search = Neighbours(vote.Wrapper(2)(nn.Linear(10, 1)), d.train.x, d.train.y)
+    search = NeighbourSearch(vote.Wrapper(2)(nn.Linear(10, 1)), d.train.x, d.train.y)
     scale = d.train.x.double().std(0, correction=0)
     for row in (0, 5):
         found = search.of(d.test.x[row], 4)
@@ -258,7 +258,7 @@ def test_neighbours_in_features_are_near_before_the_last_layer() -> None:
     case = model[1](model[0]((d.test.x[:1] - 1) / 3)).detach().double()
     wanted = ((hidden - mean) / scale - (case - mean) / scale).norm(dim=1).sort()
     hooks = [len(module._forward_pre_hooks) for module in wrapped.modules()]
-    found = Neighbours(wrapped, d.train.x, d.train.y, "features").of(d.test.x[0], 3)
+    found = NeighbourSearch(wrapped, d.train.x, d.train.y, "features").of(d.test.x[0], 3)
     assert found.indices.tolist() == wanted.indices[:3].tolist()
     torch.testing.assert_close(found.distances, wanted.values[:3], rtol=1e-4, atol=1e-6)
     assert [len(module._forward_pre_hooks) for module in wrapped.modules()] == hooks
@@ -268,9 +268,9 @@ def test_a_model_without_linear_layers_has_no_features() -> None:
     d = pictures()
     model = sculpt.Wrapper(n_layers=1)(nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten()))
     with pytest.raises(ValueError, match="needs a linear layer, and Sequential has none"):
-        Neighbours(model, d.train.x, d.train.y, "features")
+        NeighbourSearch(model, d.train.x, d.train.y, "features")
     with pytest.raises(ValueError, match="'inputs' or 'features'; found 'pixels'"):
-        Neighbours(model, d.train.x, d.train.y, "pixels")
+        NeighbourSearch(model, d.train.x, d.train.y, "pixels")
 
 
 # ---- pictures

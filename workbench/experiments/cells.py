@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import WorkbenchWarning
+from ..errors import WorkbenchWarning, require
 from . import environment
 from .pool import Outcome, outcomes, visible_gpus
 from .scheduler import Cluster
@@ -88,8 +88,8 @@ def run_cells(
         >>> frame["seed"].tolist(), frame.attrs["failed"]
         ([1, 0], [])
     """
-    import filelock
-
+    filelock = require("filelock")
+    require("pandas")
     reference = _reference(function)
     path = Path(path).resolve()
     cells = _checked(cells)

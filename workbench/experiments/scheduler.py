@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import require
 from . import environment
 from .pool import Outcome, Worker
 from .specs import sources
@@ -47,12 +48,7 @@ class Cluster:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        try:
-            from distributed import Client
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "a scheduler needs dask.distributed: pip install 'workbench[dask]', here and where the workers run"
-            ) from error
+        Client = require("distributed", "dask").Client
         self.token = uuid.uuid4().hex
         self.own = not isinstance(scheduler, Client)
         if not self.own:

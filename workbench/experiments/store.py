@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
+from ..errors import require
 from .pool import Outcome
 from .worker import RESERVED, plain
 
@@ -55,6 +55,7 @@ def read(path: Path) -> pd.DataFrame:
     Returns:
         Table with the cells' arguments, results, and `RESERVED`; a value that a row does not have is NaN.
     """
+    require("pandas")
     import pandas as pd
 
     if path.suffix == ".parquet":
@@ -72,17 +73,8 @@ def check_path(path: Path) -> None:
     """
     if path.suffix not in (".csv", ".parquet"):
         raise ValueError(f"results are kept in a .csv or .parquet file, not {path.name!r}")
-    if path.suffix == ".parquet" and not _is_there("pyarrow"):
-        raise ModuleNotFoundError(
-            f"{path.name}: Parquet files need pyarrow (pip install 'workbench[parquet]'), or write a .csv file"
-        )
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # taken out of sys.modules
-        return False
+    if path.suffix == ".parquet":
+        require("pyarrow", "parquet")
 
 
 def _frame(texts: pd.DataFrame) -> pd.DataFrame:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
 import sysconfig
 from pathlib import Path
 from typing import Any
+
+from workbench.errors import require
 
 FOLDER = "workbench-demo"
 
@@ -39,18 +40,16 @@ def demo_lab(name: str = "comparison", *, port: int | None = None, browser: bool
         0.
 
     Raises:
-        ValueError: there is no such notebook, JupyterLab is not installed, or the port is taken.
+        ValueError: there is no such notebook, or the port is taken.
+        ModuleNotFoundError: JupyterLab is not installed.
         OSError: the copy can't be written.
     """
-    if importlib.util.find_spec("jupyterlab") is None:
-        raise ValueError("the demo needs JupyterLab: pip install jupyterlab")
+    require("jupyterlab")
     if port is not None:
         _check_port(port)
     path = copied(name, Path.cwd() / FOLDER)
     print(f"notebook: {path}")
-    from jupyterlab.labapp import LabApp
-
-    LabApp.launch_instance(arguments(path, port, browser))
+    require("jupyterlab.labapp").LabApp.launch_instance(arguments(path, port, browser))
     return 0
 
 

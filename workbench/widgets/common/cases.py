@@ -18,10 +18,10 @@ from torch import Tensor
 
 from workbench.calibration.base import output_of
 from workbench.data import Data, Split
+from workbench.errors import require
 from workbench.plots import COLOURS
-from workbench.widgets.common.answers import Answers
 from workbench.widgets.common.pictures import image
-from workbench.widgets.common.row_risks import ask, per_row, risk_unit, taken
+from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, risk_unit
 
 MOST_COLUMNS = 8  # features in a row of a table
 MOST_PIXELS = 64  # height and width of a thumbnail; the page shows it larger
@@ -91,7 +91,7 @@ class Case:
 
 # ---- describing
 def cases(
-    data: Data, x: Tensor, answers: Answers, names: Sequence[str], y: Tensor | None = None, output: str = "values"
+    data: Data, x: Tensor, answers: Predictions, names: Sequence[str], y: Tensor | None = None, output: str = "values"
 ) -> list[Case]:
     """Each row as a `Case`.
 
@@ -185,8 +185,7 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
         like: rows whose least and greatest value are black and white.
         alt: what it shows, in words.
     """
-    from PIL import Image
-
+    Image = require("PIL.Image")
     low, high = pixel_range(like)
     pixels = x.detach().cpu().float()
     if pixels.ndim == 3:
@@ -335,12 +334,12 @@ def grid(
     part = data.test if split is None else split
     output = output_of(wrapped)
     if rows is None:
-        answers = ask(wrapped, data, part.x)
+        answers = predict_cases(wrapped, data, part.x)
         chosen = per_row(answers, by, part.y).sort(descending=True, stable=True).indices[:k]
-        answers = taken(answers, chosen)
+        answers = answers.take(chosen)
     else:
         chosen = torch.as_tensor(rows, dtype=torch.int64)
-        answers = ask(wrapped, data, part.x[chosen])
+        answers = predict_cases(wrapped, data, part.x[chosen])
     names = [f"row {row}" for row in chosen.tolist()]
     page = shown(cases(data, part.x[chosen], answers, names, part.y[chosen], output), caption, output)
     return f"<style>{STYLE}</style>{page}"

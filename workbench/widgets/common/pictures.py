@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.errors import require
 from workbench.plots import COLOURS
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ def new_figure(width: float, height: float) -> Figure:
         >>> new_figure(4, 3).get_size_inches().tolist()
         [4.0, 3.0]
     """
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained", facecolor="none", dpi=110)
+    figure: Figure = require("matplotlib.figure").Figure(
+        figsize=(width, height), layout="constrained", facecolor="none", dpi=110
+    )
+    return figure
 
 
 def paint(ax: Axes) -> Axes:
@@ -272,8 +274,7 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
 
 def _few_colours(data: bytes) -> bytes:
     """A PNG with at most 64 colours, a third of the size."""
-    from PIL import Image
-
+    Image = require("PIL.Image")
     buffer = io.BytesIO()
     Image.open(io.BytesIO(data)).convert("RGB").quantize(64).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
@@ -303,8 +304,7 @@ def show(page: str, figure: Figure, alt: str, style: str = "", dpi: int = 80) ->
         style: CSS that the HTML needs beside `STYLE`.
         dpi: of the PNG, in pixels per inch.
     """
-    from IPython.display import display
-
+    display = require("IPython.display").display
     pixels = _few_colours(png(figure, dpi))
     fallback = image(pixels, alt, attributes='class="wb-pixels"')
     data = {

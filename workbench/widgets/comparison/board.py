@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workbench.data import Data
+from workbench.errors import require
 
 from ..common.jobs import Job
 from .controls import Controls
@@ -61,6 +62,7 @@ class Findings:
     @property
     def frame(self) -> pd.DataFrame:
         """The scores, one row for each trained model."""
+        require("pandas")
         import pandas as pd
 
         frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in self.kept}, orient="index", dtype=float)

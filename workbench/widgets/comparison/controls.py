@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from workbench.errors import require
+
 from ..common import cases
 from ..common.pictures import STYLE
 from .forms import CandidateForm
@@ -57,8 +59,7 @@ class Row:
     """One candidate among the controls."""
 
     def __init__(self, candidate: Candidate, ticked: bool, task: str, added: bool = False) -> None:
-        import ipywidgets as w
-
+        w = require("ipywidgets")
         self.name, self._candidate, self._task = candidate.name, candidate, task
         self._form: CandidateForm | None = None
         about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
@@ -104,8 +105,7 @@ class Controls:
     """
 
     def __init__(self, task: str, training: Training, about: str) -> None:
-        import ipywidgets as w
-
+        w = require("ipywidgets")
         self.task = task
         self.rows: dict[str, Row] = {}
         self.train = w.Button(
@@ -246,8 +246,7 @@ class Controls:
 
     def show_errors(self, errors: dict[str, tuple[str, str]]) -> None:
         """Failures by name: a readable message each, the traceback folded away."""
-        import ipywidgets as w
-
+        w = require("ipywidgets")
         children: list[Any] = []
         for name, (message, traceback) in errors.items():
             children.append(
@@ -271,6 +270,5 @@ class Controls:
 
 
 def _section(title: str) -> Any:
-    import ipywidgets as w
-
+    w = require("ipywidgets")
     return w.HTML(f'<p class="wb-section">{title}</p>')

@@ -14,6 +14,7 @@ from typing import Any
 
 from workbench import atomic
 from workbench.data import Data, load, names
+from workbench.errors import require
 
 from ..common.inputs import Model
 from .settings import PLAIN, Candidate, Unwritable, reference
@@ -37,8 +38,7 @@ class Exported:
 
 def write(path: str | os.PathLike[str], what: Exported) -> Path:
     """Write the notebook; see `Comparison.export`."""
-    import nbformat
-
+    nbformat = require("nbformat")
     path = Path(path)
     if path.suffix != ".ipynb":
         raise ValueError(f"export: a notebook's name ends in .ipynb, found {path.name!r}")

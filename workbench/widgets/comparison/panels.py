@@ -13,8 +13,8 @@ from workbench import plots
 from workbench.data import Data
 from workbench.plots._common import with_unit
 
-from ..common.answers import Answers
 from ..common.pictures import INK, Spot, paint
+from ..common.predictions import Predictions
 
 MOST_ROWS = 1500  # rows of a picture
 COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
@@ -92,7 +92,7 @@ def _line(data: Data, column: int, n: int) -> Tensor:
     return torch.linspace(low - beyond, high + beyond, n)
 
 
-def size(view: View, answers: Answers) -> tuple[float, float]:
+def size(view: View, answers: Predictions) -> tuple[float, float]:
     """Width and height of the picture, in inches."""
     if view.kind == "curve":
         return 5.6, 3.7
@@ -103,7 +103,7 @@ def size(view: View, answers: Answers) -> tuple[float, float]:
     return (6.0, 5.2 if view.data.classes is None and answers.causes else 2.8)
 
 
-def draw(figure: Any, view: View, answers: Answers, unit: str = "") -> list[Spot]:
+def draw(figure: Any, view: View, answers: Predictions, unit: str = "") -> list[Spot]:
     """Draw the picture on an empty figure.
 
     Args:
@@ -122,7 +122,7 @@ def draw(figure: Any, view: View, answers: Answers, unit: str = "") -> list[Spot
 
 
 # ---- one input
-def _curve(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
+def _curve(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
     data, ax = view.data, paint(figure.subplots())
     observed = (data.train.x, data.train.y)
     risks: dict[str, Any] = {name: answers.risk[name] for name in answers.causes}
@@ -139,11 +139,11 @@ def _curve(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
 
 
 # ---- two inputs
-def _maps(answers: Answers) -> tuple[str, ...]:
+def _maps(answers: Predictions) -> tuple[str, ...]:
     return answers.causes or (("total",) if answers.measured and "total" in answers.risk else ())
 
 
-def _plane(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
+def _plane(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
     data, maps = view.data, _maps(answers)
     axes = list(figure.subplots(-(-(1 + len(maps)) // 2), 2, squeeze=False).flat)
     assert view.grid is not None
@@ -188,7 +188,7 @@ def _map(ax: Any, view: View, value: Tensor, label: str, limits: Any, points: An
 
 
 # ---- tables
-def _table(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
+def _table(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
     risky = bool(answers.causes)
     axes = [paint(ax) for ax in figure.subplots(2 if risky else 1, 2, squeeze=False).flat]
     first, cover = axes[:2]
@@ -216,7 +216,7 @@ def _table(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
     ]
 
 
-def _by_risk(ax: Any, answers: Answers, error: Tensor, unit: str) -> None:
+def _by_risk(ax: Any, answers: Predictions, error: Tensor, unit: str) -> None:
     plots.risk_against_error(
         answers.risk[answers.kind], error, ax, kind=answers.kind, unit="" if answers.kind == "vacuitic" else unit
     )
@@ -224,7 +224,7 @@ def _by_risk(ax: Any, answers: Answers, error: Tensor, unit: str) -> None:
         ax.set(ylabel=with_unit("absolute error", unit))
 
 
-def _spread(ax: Any, answers: Answers, unit: str) -> None:
+def _spread(ax: Any, answers: Predictions, unit: str) -> None:
     """How large each risk is over the rows: the sorted values of each."""
     causes = [name for name in answers.causes if name != "vacuitic"]
     if not causes:
@@ -238,7 +238,7 @@ def _spread(ax: Any, answers: Answers, unit: str) -> None:
     plots._common.legend(ax, loc="upper left")
 
 
-def _classes(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
+def _classes(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
     first, second = (paint(ax) for ax in figure.subplots(1, 2))
     assert answers.probs is not None
     plots.reliability(answers.probs, view.y, 10, first)
@@ -279,11 +279,11 @@ def _say(ax: Any, text: str) -> None:
 
 
 # ---- images
-def _ranked(answers: Answers) -> tuple[str, ...]:
+def _ranked(answers: Predictions) -> tuple[str, ...]:
     return answers.causes or (("total",) if "total" in answers.risk else ())
 
 
-def _images(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
+def _images(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
     kinds = _ranked(answers)
     if not kinds:
         _say(figure.subplots(), "no risk yet")
@@ -315,7 +315,7 @@ def _images(figure: Any, view: View, answers: Answers, unit: str) -> list[Spot]:
 
 
 # ---- what is said of a row
-def says(view: View, answers: Answers, i: int, unit: str) -> list[str]:
+def says(view: View, answers: Predictions, i: int, unit: str) -> list[str]:
     """The lines that a row has under the pointer: prediction, true value and risks by cause."""
     data, in_unit = view.data, f" {unit}" if unit else ""
     if data.classes is None:
@@ -332,7 +332,7 @@ def says(view: View, answers: Answers, i: int, unit: str) -> list[str]:
     return lines
 
 
-def _telling(answers: Answers) -> list[int]:
+def _telling(answers: Predictions) -> list[int]:
     """The rows with the highest risk, and some others."""
     n = len(answers.y)
     risk = answers.risk.get(answers.kind, torch.zeros(n))

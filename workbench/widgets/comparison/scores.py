@@ -18,7 +18,7 @@ from workbench.core.method import evaluating
 from workbench.core.wrapper import compose
 from workbench.data import Data
 
-from ..common.answers import Answers
+from ..common.predictions import Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ COLUMNS: dict[str, Column] = {
 COSTS = ("parameters_added", "seconds", "passes")
 
 
-def scores(answers: Answers, data: Data, y: Tensor) -> dict[str, float]:
+def scores(answers: Predictions, data: Data, y: Tensor) -> dict[str, float]:
     """The metrics of one model.
 
     Args:

@@ -18,9 +18,9 @@ from workbench.training import History, fit
 from workbench.training.progress import Progress
 
 from ..common import cases, pictures
-from ..common.answers import CAUSES, Answers, ask
 from ..common.inputs import Model
 from ..common.jobs import Job
+from ..common.predictions import CAUSES, Predictions, predict
 from .panels import View, draw, size, view_of
 from .scores import parameters_added, passes, scores
 from .settings import Candidate
@@ -66,7 +66,7 @@ class Trained:
     history: History
     status: str = ""
     scores: dict[str, float] = field(default_factory=dict)
-    answers: Answers | None = None
+    answers: Predictions | None = None
     error: BaseException | None = None
 
 
@@ -148,10 +148,10 @@ def _judge(kept: Trained, data: Data, valid: Split, output: str) -> None:
         found = collect(kept.wrapped, valid, risk=False, seed=seed)
         noise = float(metrics.rmse(found.y.cpu(), found.target.cpu())) or None
     n = min(len(data.test), MOST_JUDGED)
-    about = ask(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
+    about = predict(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
     kept.scores |= scores(about, data, data.test.y[:n])
     view = view_of(data)
-    kept.answers = ask(kept.wrapped, view.x, output, noise=noise, seed=seed)
+    kept.answers = predict(kept.wrapped, view.x, output, noise=noise, seed=seed)
 
 
 class _Watch:
@@ -193,7 +193,7 @@ class _Watch:
     def _draw(self, progress: Progress) -> None:
         start = time.perf_counter()
         try:
-            answers = ask(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
+            answers = predict(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
             picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)
         except (ValueError, RuntimeError) as error:  # the training itself goes on, and tells if it fails
             picture = f"<h4>{html.escape(self.candidate.name)}</h4><p>no live picture: {html.escape(str(error))}</p>"
@@ -206,7 +206,7 @@ class _Watch:
 
 # ---- HTML
 def panel(
-    candidate: Candidate, view: View, answers: Answers, history: History | None, live: bool = False, note: str = ""
+    candidate: Candidate, view: View, answers: Predictions, history: History | None, live: bool = False, note: str = ""
 ) -> str:
     """The panel of one model as HTML: its name, its settings, its picture and its losses."""
     name, unit = html.escape(candidate.name), view.data.target.unit
@@ -227,7 +227,7 @@ def panel(
     return f"<h4>{name}</h4><code>{settings}</code>{said}{picture}{losses}"
 
 
-def describe(name: str, view: View, answers: Answers) -> str:
+def describe(name: str, view: View, answers: Predictions) -> str:
     """What a picture shows, in words."""
     what = {
         "curve": "prediction over the input with bands of risk",
@@ -240,19 +240,14 @@ def describe(name: str, view: View, answers: Answers) -> str:
     return f"{name} on {view.data.name}: {kind}{causes}"
 
 
-def _gallery(view: View, answers: Answers) -> str:
+def _gallery(view: View, answers: Predictions) -> str:
     """The most uncertain images by each cause."""
     found = []
     for kind in [name for name in CAUSES if name in answers.risk] or ["total"]:
         rows = answers.risk[kind].argsort(descending=True)[:4]
         names = [f"row {int(view.rows[i])}" for i in rows]
-        own = Answers(
-            answers.y[rows],
-            {n: v[rows] for n, v in answers.risk.items()},
-            None if answers.probs is None else answers.probs[rows],
-        )
         output = "values" if answers.probs is None else "logits"
         y = view.y[rows] if answers.probs is not None else view.y[rows][:, None]
-        described = cases.cases(view.data, view.x[rows], own, names, y, output)
+        described = cases.cases(view.data, view.x[rows], answers.take(rows), names, y, output)
         found.append(cases.gallery(described, f"highest {kind} risk", output))
     return "".join(found)

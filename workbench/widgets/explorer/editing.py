@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.data import Data
+from workbench.errors import require
 from workbench.widgets.common.cases import pixel_range
 
 MOST_SLIDERS = 8  # that are shown at once
@@ -153,8 +154,7 @@ class Editor:
     """
 
     def __init__(self, data: Data, on_change: Callable[[], None]) -> None:
-        import ipywidgets as w
-
+        w = require("ipywidgets")
         self.pictured = len(data.input_shape) > 1
         self.knobs = PICTURE_KNOBS if self.pictured else table_knobs(data)
         self._limits = pixel_range(data.train.x)
@@ -263,8 +263,7 @@ class Editor:
         self._box.children = [self._sliders[name] for name in self._shown]
 
     def _slider(self, knob: Knob) -> Any:
-        import ipywidgets as w
-
+        w = require("ipywidgets")
         slider = w.FloatSlider(
             value=knob.low,
             min=knob.low,

@@ -14,7 +14,7 @@ from workbench.data import Data
 from workbench.plots._common import choose_scale, colour, ink, legend, new_axes, point_look, with_unit
 from workbench.plots.regression import strip
 from workbench.widgets.common.pictures import Spot
-from workbench.widgets.common.row_risks import Answers, risk_unit
+from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.editing import Knob
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def draw_overview(
     return [Spot(ax, a, b, tell(i)) for a, b, i in zip(x.tolist(), y.tolist(), chosen.tolist(), strict=True)]
 
 
-def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, answers: Answers) -> None:
+def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, answers: Predictions) -> None:
     """Prediction and risks of a case while one thing about it changes and all others stay.
 
     Args:

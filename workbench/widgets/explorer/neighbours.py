@@ -13,6 +13,7 @@ from workbench.core.ownership import extra
 from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
+from workbench.errors import require
 from workbench.widgets.common.cases import MOST_COLUMNS, number, thumbnail
 
 MOST_ROWS = 5000  # training rows that are searched
@@ -26,7 +27,7 @@ class Nearest(NamedTuple):
     targets: Tensor
 
 
-class Neighbours:
+class NeighbourSearch:
     """Search for the training cases nearest to a case.
 
     In "inputs" the distance is Euclidean after each column was divided by its standard deviation over the training rows (for pictures, all
@@ -44,7 +45,7 @@ class Neighbours:
     Example:
         >>> from workbench import vote
         >>> x = torch.tensor([[0.0], [1.0], [5.0]])
-        >>> found = Neighbours(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
+        >>> found = NeighbourSearch(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
         >>> found.of(torch.tensor([1.2]), k=2).indices
         tensor([1, 0])
     """
@@ -67,9 +68,7 @@ class Neighbours:
         self._tree = self._index(known)
 
     def _index(self, known: Tensor) -> Any:
-        from sklearn.neighbors import NearestNeighbors
-
-        return NearestNeighbors().fit(((known - self._mean) / self._scale).numpy())
+        return require("sklearn.neighbors").NearestNeighbors().fit(((known - self._mean) / self._scale).numpy())
 
     def of(self, x: Tensor, k: int = 5) -> Nearest:
         """The k training rows nearest to one row x [...]; equally near ones in no particular order."""
@@ -172,4 +171,4 @@ def page(found: Nearest, data: Data, space: str, x: Tensor | None = None) -> str
     )
 
 
-__all__ = ["Features", "Nearest", "Neighbours", "page"]
+__all__ = ["Features", "Nearest", "NeighbourSearch", "page"]

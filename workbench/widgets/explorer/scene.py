@@ -11,8 +11,9 @@ from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import STYLE as CASES
 from workbench.widgets.common.cases import card, shown
 from workbench.widgets.common.pictures import Spot
-from workbench.widgets.common.row_risks import ask, per_row
+from workbench.widgets.common.predictions import per_row, predict_cases
 from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import (
     POINTS,
     dot,
@@ -27,8 +28,6 @@ from workbench.widgets.explorer.landscape import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from workbench.widgets.explorer.explorer import Explorer
 
 MOST_REFUSED = 8  # cases that are shown of those refused
 
@@ -56,7 +55,7 @@ border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp
 """
 
 
-def pair(e: Explorer, still: bool = False) -> str:
+def pair(e: Exploration, still: bool = False) -> str:
     """The case as it is beside the case as it was edited; if nothing was, beside a hint, unless the page stands still."""
     if e.edits:
         edits = ", ".join(f"{name} {value:.4g}" for name, value in e.edits.items())
@@ -68,7 +67,7 @@ def pair(e: Explorer, still: bool = False) -> str:
     return f'<div class="wb-pair">{card(e.case(), e.output, hover=False)}<div>{edited}</div></div>'
 
 
-def refused(e: Explorer) -> str:
+def refused(e: Exploration) -> str:
     """The cases that the model would not answer, highest risk first."""
     rows = e.abstained
     if not len(rows):
@@ -78,22 +77,22 @@ def refused(e: Explorer) -> str:
     return shown(e.cases(rows[:MOST_REFUSED]), caption, e.output)
 
 
-def in_plane(e: Explorer) -> bool:
+def in_plane(e: Exploration) -> bool:
     return e.data.input_shape == (2,) and len(e._editor.knobs) == 2
 
 
-def along_key(e: Explorer) -> tuple[Any, ...]:
+def along_key(e: Exploration) -> tuple[Any, ...]:
     """What the picture along a knob depends on: all but that knob's own value."""
     knob = e._editor.active
     return knob, tuple(sorted((name, value) for name, value in e.edits.items() if name != knob))
 
 
-def draw_edit(ax: Axes, e: Explorer) -> str:
+def draw_edit(ax: Axes, e: Exploration) -> str:
     """How risk lies around the case: in the plane of two inputs, or along what was changed last; gives the words for it."""
     if in_plane(e):
         by = e.selective.by if e.by == "error" and len(e.rankings) > 1 else e.by
         xx, yy = plane_grid(e.data)
-        answers = ask(e.wrapped, e.data, torch.stack([xx.flatten(), yy.flatten()], 1))
+        answers = predict_cases(e.wrapped, e.data, torch.stack([xx.flatten(), yy.flatten()], 1))
         value = answers.y.float() if by == "error" else per_row(answers, by, torch.zeros(0))
         draw_plane(ax, e.data, e.output, by, xx, yy, value)
         return f"{risk_label(e.data, e.output, by)} over the plane of the two inputs"
@@ -104,11 +103,11 @@ def draw_edit(ax: Axes, e: Explorer) -> str:
         test = e.data.test.x
         values = torch.linspace(min(knob.low, test.min().item()), max(knob.high, test.max().item()), 2 * POINTS)
     x = torch.stack([editor.applied({**e.edits, knob.name: value}) for value in values.tolist()])
-    draw_along(ax, e.data, e.output, knob, values, ask(e.wrapped, e.data, x))
+    draw_along(ax, e.data, e.output, knob, values, predict_cases(e.wrapped, e.data, x))
     return f"prediction and risks of row {e.row} along {knob.label}"
 
 
-def mark_edit(ax: Axes, e: Explorer) -> str:
+def mark_edit(ax: Axes, e: Exploration) -> str:
     """Where the case lies in `draw_edit`."""
     if in_plane(e):
         return dot(ax, *e.x.tolist())
@@ -117,7 +116,7 @@ def mark_edit(ax: Axes, e: Explorer) -> str:
     return line(ax, value) + mark
 
 
-def draw_all(ax: Axes, e: Explorer) -> tuple[list[Spot], str]:
+def draw_all(ax: Axes, e: Exploration) -> tuple[list[Spot], str]:
     """All cases, each by its risk and its error; with the words for it."""
     by = _across(e)
     answers, y = e.answers(), e.data.test.y[e.rows]
@@ -128,19 +127,19 @@ def draw_all(ax: Axes, e: Explorer) -> tuple[list[Spot], str]:
     return spots, f"error over {by} of {len(e.rows):,} test cases"
 
 
-def _across(e: Explorer) -> str:
+def _across(e: Exploration) -> str:
     """The risk on the x axis of all cases."""
     return e.rankings[0] if e.by == "error" else e.by
 
 
-def mark_all(ax: Axes, e: Explorer) -> str:
+def mark_all(ax: Axes, e: Exploration) -> str:
     """Where the case, with all edits, lies among all."""
     by, target = _across(e), e.target.reshape(1, -1) if e.data.classes is None else e.target[None]
     value = e._current.y.float() if by == "error" else per_row(e._current, by, target)
     return dot(ax, value.item(), per_row(e._current, "error", target).item())
 
 
-def snapshot(e: Explorer) -> None:
+def snapshot(e: Exploration) -> None:
     """See `Explorer.snapshot`."""
     chances = len(e.rankings) > 1
     parts: list[tuple[str, Any, Any, float, float]] = [

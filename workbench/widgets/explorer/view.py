@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from workbench.errors import require
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import number
-from workbench.widgets.common.row_risks import risk_unit
+from workbench.widgets.common.predictions import risk_unit
 from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
 from workbench.widgets.explorer.scene import (
     STYLE,
@@ -24,23 +26,19 @@ from workbench.widgets.explorer.scene import (
     refused,
 )
 
-if TYPE_CHECKING:
-    from workbench.widgets.explorer.explorer import Explorer
-
 MOST_RANKED = 200  # lines of the list
 EDIT, ALL, COVERAGE, NEAR = range(4)
 
 
-class View:
+class ExplorerView:
     """The widgets of an explorer.
 
     Args:
         explorer: what they show and set.
     """
 
-    def __init__(self, explorer: Explorer) -> None:
-        import ipywidgets as w
-
+    def __init__(self, explorer: Exploration) -> None:
+        w = require("ipywidgets")
         self.explorer, self.problem = explorer, ""
         self._quiet = self._guarding = False
         self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
@@ -243,23 +241,20 @@ class View:
 
 def _frame() -> tuple[Any, Any, Any]:
     """A picture, and over it a layer for a mark that moves without drawing the picture again."""
-    import ipywidgets as w
-
+    w = require("ipywidgets")
     picture, over = w.HTML(), w.HTML().add_class("wb-over")
     return w.Box([picture, over]).add_class("wb-frame"), picture, over
 
 
 def _row(children: list[Any]) -> Any:
     """Side by side, and one below the other where there is no room."""
-    import ipywidgets as w
-
+    w = require("ipywidgets")
     return w.HBox(children, layout={"flex_flow": "row wrap", "align_items": "flex-start"})
 
 
 def _column(children: list[Any], width: str) -> Any:
-    import ipywidgets as w
-
+    w = require("ipywidgets")
     return w.VBox(children, layout={"flex": f"1 1 {width}", "min_width": "260px"})
 
 
-__all__ = ["View"]
+__all__ = ["ExplorerView"]
