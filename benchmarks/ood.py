@@ -51,7 +51,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
     """One row for each set of strange images."""
-    clothes, kept, held = rows_of(rows)
+    clothes, kept, calibration = rows_of(rows)
     x, y = standardised(clothes.train.x), clothes.train.y
     seeds = range(SEEDS[model]) if method in ENSEMBLE else [seed]
     nets = [trained(model, s, epochs, rows) for s in seeds]
@@ -61,8 +61,8 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         predict = _vote(trained(model, seed, epochs, rows, voting=True), method)
     else:
         predict = _single(nets[0], method, x[kept])
-    scores, _ = predict(x[held])
-    temperature = float(fit_temperature(scores, y[held]))
+    scores, _ = predict(x[calibration])
+    temperature = float(fit_temperature(scores, y[calibration]))
     strange = {"mnist": images("mnist", rows).test.x}
     strange |= {f"{kind} {n}": corrupted(clothes.test.x, kind, n) for kind, n in CORRUPTIONS}
     scores, usual = predict(standardised(clothes.test.x))
@@ -78,10 +78,10 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         "parameters": sum(p.numel() for net in nets for p in net.parameters()),
         **{f"cost_{n}": _cost(nets[0], predict, x[:n], 2 if rows else 25) for n in BATCHES},
     }
-    found = []
+    results = []
     for name, pixels in strange.items():
         answer, risk = predict(standardised(pixels))
-        found.append(
+        results.append(
             {
                 **same,
                 "out": name,
@@ -91,7 +91,7 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
                 "accuracy_out": float("nan") if name == "mnist" else metrics.accuracy(answer.softmax(1), y).item(),
             }
         )
-    return found
+    return results
 
 
 def _single(net: nn.Module, method: str, x: Tensor) -> Predict:
@@ -100,8 +100,8 @@ def _single(net: nn.Module, method: str, x: Tensor) -> Predict:
         wrapped.fit(x)
         return _in_parts(lambda part: wrapped(part, return_risk=True))
 
-    def softmax(part: Tensor) -> tuple[Tensor, Tensor]:
-        scores = net(part)
+    def softmax(batch: Tensor) -> tuple[Tensor, Tensor]:
+        scores = net(batch)
         return scores, 1 - scores.softmax(1).amax(1)
 
     return _in_parts(softmax)
@@ -110,8 +110,8 @@ def _single(net: nn.Module, method: str, x: Tensor) -> Predict:
 def _vote(wrapped: Any, method: str) -> Predict:
     """Voters on a shared trunk: entropy of their mean probability, or mutual information."""
 
-    def ask(part: Tensor) -> tuple[Tensor, Tensor]:
-        scores, risk = wrapped(part, return_risk=True)
+    def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+        scores, risk = wrapped(batch, return_risk=True)
         return scores, risk.total if method == "vote entropy" else risk.epistemic
 
     return _in_parts(ask)
@@ -120,8 +120,8 @@ def _vote(wrapped: Any, method: str) -> Predict:
 def _ensemble(nets: list[nn.Module], method: str) -> Predict:
     """Mean probability of several networks, its entropy or the mutual information (Lakshminarayanan et al. 2017)."""
 
-    def ask(part: Tensor) -> tuple[Tensor, Tensor]:
-        probs = torch.stack([net(part) for net in nets]).softmax(2)
+    def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+        probs = torch.stack([net(batch) for net in nets]).softmax(2)
         mean = probs.mean(0)
         entropy = torch.special.entr(mean).sum(1)
         if method == "ensemble information":
@@ -131,10 +131,10 @@ def _ensemble(nets: list[nn.Module], method: str) -> Predict:
     return _in_parts(ask)
 
 
-def _in_parts(ask: Predict) -> Predict:
+def _in_parts(predict: Predict) -> Predict:
     @torch.no_grad()
     def all_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-        scores, risks = zip(*(ask(part) for part in x.split(1000)), strict=True)
+        scores, risks = zip(*(predict(batch) for batch in x.split(1000)), strict=True)
         return torch.cat(scores), torch.cat(risks)
 
     return all_rows

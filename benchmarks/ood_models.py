@@ -153,8 +153,8 @@ def rows_of(n: int) -> tuple[data.Data, Tensor, Tensor]:
     """
     clothes = images("fashion-mnist", n)
     order = torch.randperm(len(clothes.train), generator=torch.Generator().manual_seed(1234))
-    held = VALIDATION if not n else n // 5
-    return clothes, order[held:], order[:held]
+    count = VALIDATION if not n else n // 5
+    return clothes, order[count:], order[:count]
 
 
 def standardised(x: Tensor) -> Tensor:

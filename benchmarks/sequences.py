@@ -93,11 +93,11 @@ def readings(name: str) -> Tensor:
     return torch.tensor(pd.read_csv(path).drop(columns="date").to_numpy(), dtype=torch.float32)
 
 
-def windows(name: str, part: slice, every: int = 1) -> tuple[Tensor, Tensor]:
+def windows(name: str, hours_of: slice, every: int = 1) -> tuple[Tensor, Tensor]:
     """Windows [n, hours, 7] of a part, in units of ETTh1's training hours, and the last sensor a day later [n, 1]."""
     known = readings("ETTh1")[TRAIN]
     hours = (readings(name) - known.mean(0)) / known.std(0)
-    starts = torch.arange(max(part.start - HOURS, 0), part.stop - HOURS - AHEAD, every)
+    starts = torch.arange(max(hours_of.start - HOURS, 0), hours_of.stop - HOURS - AHEAD, every)
     x = torch.stack([hours[s : s + HOURS] for s in starts])
     return x, torch.stack([hours[s + HOURS + AHEAD - 1, -1:] for s in starts])
 
@@ -119,25 +119,25 @@ def strange_windows(x: Tensor) -> dict[str, Tensor]:
 @functools.cache
 def sentences(package: str) -> tuple[str, ...]:
     """Sentences of all docstrings of an installed package, each once, sorted."""
-    found: set[str] = set()
+    texts: set[str] = set()
     module = importlib.import_module(package)
-    parts = [module]
+    sources = [module]
     for info in pkgutil.iter_modules(module.__path__, f"{package}."):
         if not info.name.rpartition(".")[2].startswith("_") and "test" not in info.name and "conftest" not in info.name:
             try:
-                parts.append(importlib.import_module(info.name))
+                sources.append(importlib.import_module(info.name))
             except Exception:  # an optional part that needs what is not installed
                 continue
-    for part in parts:
+    for source in sources:
         members = [
-            member for _, member in inspect.getmembers(part) if inspect.isroutine(member) or inspect.isclass(member)
+            member for _, member in inspect.getmembers(source) if inspect.isroutine(member) or inspect.isclass(member)
         ]
-        for member in [part, *members, *(m for c in members if inspect.isclass(c) for _, m in inspect.getmembers(c))]:
+        for member in [source, *members, *(m for c in members if inspect.isclass(c) for _, m in inspect.getmembers(c))]:
             text = getattr(member, "__doc__", None)
             if isinstance(text, str):
                 prose = " ".join(line for line in text.splitlines() if ">>>" not in line)
-                found.update(s.strip() for s in re.split(r"(?<=[.:;])\s+", " ".join(prose.split())))
-    return tuple(sorted(s for s in found if 6 <= len(words(s)) <= LENGTH))
+                texts.update(s.strip() for s in re.split(r"(?<=[.:;])\s+", " ".join(prose.split())))
+    return tuple(sorted(s for s in texts if 6 <= len(words(s)) <= LENGTH))
 
 
 def words(text: str) -> list[str]:
@@ -195,8 +195,8 @@ def trained(
         test, target = windows("ETTh1", TEST, 4)
         strange = strange_windows(test)
     else:
-        found = texts(rows or 4000)
-        (x, y), (test, target), strange = found["train"], found["test"], found["strange"]
+        splits = texts(rows or 4000)
+        (x, y), (test, target), strange = splits["train"], splits["test"], splits["strange"]
     wrapped = compose()(net)
     fit(wrapped, (x, y), epochs=epochs, lr=0.003, batch_size=BATCH, standardize=False, seed=seed)
     return wrapped.unwrap().eval(), x, test, target, strange
@@ -225,12 +225,12 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         wrapped: Any = neo.Wrapper(density=method, output="logits" if model == "transformer" else "values")(net).eval()
         wrapped.fit(x)
 
-        def ask(part: Tensor) -> tuple[Tensor, Tensor]:
-            return wrapped(part, return_risk=True)
+        def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+            return wrapped(batch, return_risk=True)
     else:
 
-        def ask(part: Tensor) -> tuple[Tensor, Tensor]:
-            scores = net(part)
+        def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+            scores = net(batch)
             return scores, 1 - scores.softmax(1).amax(1)
 
     answer, usual = _in_parts(ask, test)
@@ -238,17 +238,17 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         {"rmse": metrics.rmse(answer, y)} if model == "gru" else {"accuracy": metrics.accuracy(answer.softmax(1), y)}
     )
     cost = _cost(net, ask, x[:BATCH], 3 if rows else 25)
-    found = []
+    results = []
     for name, odd in strange.items():
         risk = _in_parts(ask, odd)[1]
         scores = {"auroc": metrics.auroc(usual, risk).item(), "fpr95": metrics.fpr95(usual, risk).item()}
-        found.append({**{key: value.item() for key, value in quality.items()}, "cost": cost, "out": name, **scores})
-    return found
+        results.append({**{key: value.item() for key, value in quality.items()}, "cost": cost, "out": name, **scores})
+    return results
 
 
 @torch.no_grad()
 def _in_parts(ask: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    answers, risks = zip(*(ask(part) for part in x.split(500)), strict=True)
+    answers, risks = zip(*(ask(batch) for batch in x.split(500)), strict=True)
     return torch.cat(answers), torch.cat(risks)
 
 

@@ -189,9 +189,9 @@ def _row(cell: dict[str, Any]) -> dict[str, Any]:
         best = min(strategies, key=lambda name: middle(strategies[name])[0])
         row["best_rung"], others["best"] = best.removeprefix("strategy "), strategies[best]
     for name, values in others.items():
-        ratios = [own / other for own, other in zip(times["wrapped"], values, strict=True)]
+        ratios = [wrapped / other for wrapped, other in zip(times["wrapped"], values, strict=True)]
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), middle(ratios), strict=True))
-    over = [own - other for own, other in zip(times["wrapped"], times["plain"], strict=True)]
+    over = [wrapped - other for wrapped, other in zip(times["wrapped"], times["plain"], strict=True)]
     row |= dict(zip(("over_us", "over_us_low", "over_us_high"), (1e6 * value for value in middle(over)), strict=True))
     row |= {"floor_ms": 1e3 * case.floor, "floor": row["wrapped_ms"] / 1e3 / case.floor, "bound": case.bound}
     # what a CUDA graph needs was taken when it was recorded

@@ -1,4 +1,4 @@
-"""What is timed in a cell: the wrapped model, one plain pass, a loop over deep copies, and a batched version by hand."""
+"""The passes that a cell times: the wrapped model, one plain pass, a loop over deep copies, a batched version by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNGS = ("vmap", "rescue", "replay", "loop")
 
 
 @dataclass
-class Case:
+class CellPasses:
     """The passes of a cell, and what is known of them.
 
     Args:
@@ -58,7 +58,7 @@ class Case:
 
 def case_of(
     model: str, wrapper: str, n: int, batch: int, phase: str, on: str, dtype: str, how: str, loop: bool
-) -> Case:
+) -> CellPasses:
     """Everything that a cell measures; see `speed.cells` for the arguments.
 
     Args:
@@ -72,12 +72,12 @@ def case_of(
     plain.train(training)
     compiled = _compiler(on) if how == "compiled" else lambda function: function
 
-    case = Case()
+    case = CellPasses()
     wrapped = wrap(plain, wrapper, n, model, large, "auto" if how == "compiled" else how)
     case.engine = wrapped.head if wrapper == "sample last" else wrapped
     case.passes["wrapped"] = _wrapped_pass(wrapped, wrapper, phase, x, y, low, compiled)
-    own = copy.deepcopy(plain)
-    case.passes["plain"] = _steps([own], x, y, low, compiled) if training else _alone(own, x, low, compiled)
+    copied = copy.deepcopy(plain)
+    case.passes["plain"] = _steps([copied], x, y, low, compiled) if training else _alone(copied, x, low, compiled)
     if loop and wrapper.startswith(("vote", "sample")) and wrapper != "vote dealt":
         if not training:
             case.passes["loop"] = _passes(_members(plain, wrapper, n), x, low)
@@ -111,7 +111,7 @@ def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strate
     wrapped = WRAPPERS[wrapper](n, strategy=strategy)(plain, at="head" if wrapper == "sample last" else None)
     if wrapper == "neo":
         device = next(plain.parameters()).device
-        wrapped.eval().fit([part.to(device) for part in batch_of(model, FITTED, large)[0].split(64)])
+        wrapped.eval().fit([batch.to(device) for batch in batch_of(model, FITTED, large)[0].split(64)])
     return wrapped.train(plain.training)
 
 
@@ -192,7 +192,7 @@ def noisy(plain: nn.Module, last: bool) -> nn.Module:
     for layer in layers:
         if not isinstance(layer, nn.Embedding):
             layer.register_forward_pre_hook(
-                lambda _, given: tuple(F.dropout(v, P) if isinstance(v, Tensor) else v for v in given)
+                lambda _, args: tuple(F.dropout(v, P) if isinstance(v, Tensor) else v for v in args)
             )
     return noised
 
@@ -224,8 +224,8 @@ def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) ->
         return h
 
     def ask(x: Tensor) -> tuple[Tensor, Tensor]:
-        found = every(x)
-        return found.mean(0), found.std(0, correction=0)
+        answers = every(x)
+        return answers.mean(0), answers.std(0, correction=0)
 
     if y is None:
         return _quiet(ask, x, low)

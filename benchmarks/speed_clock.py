@@ -1,4 +1,4 @@
-"""How passes are measured: time, memory, and the floor that operations and bytes set."""
+"""Measure passes: time, memory, and the floor that operations and bytes set."""
 
 from __future__ import annotations
 

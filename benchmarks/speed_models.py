@@ -135,7 +135,7 @@ class Tokens(nn.Module):
         return self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Causal attention and a two-layer network, each behind a norm (Radford et al. 2019)."""
 
     def __init__(self, d: int, heads: int) -> None:
@@ -158,7 +158,7 @@ class Decoder(nn.Module):
 
     def __init__(self, d: int, heads: int, blocks: int) -> None:
         super().__init__()
-        self.blocks, self.norm = nn.Sequential(*(Block(d, heads) for _ in range(blocks))), nn.LayerNorm(d)
+        self.blocks, self.norm = nn.Sequential(*(DecoderBlock(d, heads) for _ in range(blocks))), nn.LayerNorm(d)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.blocks(x)[:, -1])

@@ -50,32 +50,40 @@ Rows = list[dict[str, str]]
 
 def page(frame: pd.DataFrame, images: Path) -> str:
     """Markdown, and pictures beside it; a heading for each piece of hardware."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     kinds: list[str] = []
     for (kind, hardware), rows in frame.groupby(["on", "hardware"], sort=False):
         kinds.append(str(kind))
         stem = f"speed-{kind}" + (f"-{kinds.count(str(kind))}" if kinds.count(str(kind)) > 1 else "")
-        parts += [f"### {hardware}", *_sections(rows.reset_index(drop=True), images, stem)]
+        sections += [f"### {hardware}", *_sections(rows.reset_index(drop=True), images, stem)]
     if "cuda" not in kinds:
         aims = (f"- {target.case}: {target.aim()}" for target in TARGETS if target.case.startswith("GPU"))
-        parts.append("Aimed at on GPUs, and not measured, since there was none:\n\n" + "\n".join(aims))
-    return "\n\n".join(part for part in parts if part)
+        sections.append("Aimed at on GPUs, and not measured, since there was none:\n\n" + "\n".join(aims))
+    return "\n\n".join(section for section in sections if section)
 
 
 def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
-    own = frame[frame["wrapper"].notna()] if "wrapper" in frame else frame.iloc[:0]
-    own = own.astype({"n": int, "batch": int}) if len(own) else own  # peers have none, so that they came as floats
-    found = []
-    if not own.empty:
-        usual = own[(own["how"] == "auto") & (own["dtype"] == "float32")]
-        found = [_targets(own), _ratios(usual, 64), _ratios(usual, 1), _costs(usual), _loops(usual), _special(own)]
+    wrapped = frame[frame["wrapper"].notna()] if "wrapper" in frame else frame.iloc[:0]
+    if len(wrapped):  # peers have neither, so that they came as floats
+        wrapped = wrapped.astype({"n": int, "batch": int})
+    sections = []
+    if not wrapped.empty:
+        usual = wrapped[(wrapped["how"] == "auto") & (wrapped["dtype"] == "float32")]
+        sections = [
+            _targets(wrapped),
+            _ratios(usual, 64),
+            _ratios(usual, 1),
+            _costs(usual),
+            _loops(usual),
+            _special(wrapped),
+        ]
         if (usual["batch"] == 64).any():
             _draw_ratios(usual, images / f"{stem}-ratios.png")
-            found.insert(2, f"![Ratio to a plain pass, a mark for each model and wrapper](images/{stem}-ratios.png)")
+            sections.insert(2, f"![Ratio to a plain pass, a mark for each model and wrapper](images/{stem}-ratios.png)")
         if "loop" in usual and (usual["wrapper"] == "vote").any():
             _draw_loops(usual, images / f"{stem}-loops.png")
-            found.append(f"![Vote against the loop over copies, by number of voters](images/{stem}-loops.png)")
-    return [*found, _peers(frame)]
+            sections.append(f"![Vote against the loop over copies, by number of voters](images/{stem}-loops.png)")
+    return [*sections, _peers(frame)]
 
 
 def _table(title: str, rows: Rows) -> str:
@@ -96,9 +104,9 @@ def _number(value: float) -> str:
 
 
 # ---- tables
-def _targets(own: pd.DataFrame) -> str:
+def _targets(wrapped: pd.DataFrame) -> str:
     rows, why = [], []
-    cells = own.to_dict("records")
+    cells = wrapped.to_dict("records")
     for target in TARGETS:
         met = [cell for cell in cells if target.holds(cell) and cell.get(target.column, float("nan")) >= 0]
         if not met:
@@ -135,8 +143,8 @@ def _ratios(usual: pd.DataFrame, batch: int) -> str:
                 row[model] = " / ".join(pair) if any(pair) else ""
             rows.append(row)
     spread = ((some["plain_high"] - some["plain_low"]) / some["plain"] / 2).quantile(0.9)
-    told = f"in nine of ten cells half of the rounds lie within ± {spread:.0%}"
-    return _table(f"Ratio to a plain pass at batch {batch}, forward / training step; {told}:", rows)
+    precision = f"in nine of ten cells half of the rounds lie within ± {spread:.0%}"
+    return _table(f"Ratio to a plain pass at batch {batch}, forward / training step; {precision}:", rows)
 
 
 def _named(wrapper: str, n: int) -> str:
@@ -144,8 +152,8 @@ def _named(wrapper: str, n: int) -> str:
 
 
 def _one(of: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
-    found = of[(of["model"] == model) & (of["n"] == n) & (of["phase"] == phase)]
-    return _number(float(found[column].iloc[0])) if len(found) and column in found else ""
+    cell = of[(of["model"] == model) & (of["n"] == n) & (of["phase"] == phase)]
+    return _number(float(cell[column].iloc[0])) if len(cell) and column in cell else ""
 
 
 def _costs(usual: pd.DataFrame) -> str:
@@ -173,13 +181,13 @@ def _loops(usual: pd.DataFrame) -> str:
     of = usual[usual["wrapper"] == "vote"]
     rows = []
     for n, batch in sorted({*zip(of["n"], of["batch"], strict=True)}):
-        part = of[of["batch"] == batch]
+        same_batch = of[of["batch"] == batch]
         row = {"n, batch": f"{n}, {batch}"}
         for model in MODELS:
-            pair = [_one(part, model, n, phase, "loop") for phase in ("forward", "step")]
+            pair = [_one(same_batch, model, n, phase, "loop") for phase in ("forward", "step")]
             row[model] = " / ".join(pair) if any(pair) else ""
         for model in ("tiny", "mlp"):
-            pair = [_one(part, model, n, phase, "hand") for phase in ("forward", "step")]
+            pair = [_one(same_batch, model, n, phase, "hand") for phase in ("forward", "step")]
             row[f"{model}, to by hand"] = " / ".join(pair) if any(pair) else ""
         rows.append(row)
     return _table(
@@ -188,10 +196,10 @@ def _loops(usual: pd.DataFrame) -> str:
     )
 
 
-def _special(own: pd.DataFrame) -> str:
+def _special(wrapped: pd.DataFrame) -> str:
     """Autocast, "tune" and torch.compile."""
     rows = []
-    for cell in own[(own["how"] != "auto") | (own["dtype"] != "float32")].to_dict("records"):
+    for cell in wrapped[(wrapped["how"] != "auto") | (wrapped["dtype"] != "float32")].to_dict("records"):
         way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile"}[cell["how"]]
         rows.append(
             {

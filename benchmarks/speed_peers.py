@@ -47,18 +47,18 @@ def against(peer: str, task: str, on: str) -> dict[str, Any]:
         wrapped_ms, peer_ms, and the ratio of the first to the second with its quartiles; and the peak memory of both.
     """
     makers = {"laplace-torch": _laplace, "torch-uncertainty": _torch_uncertainty}
-    ours, theirs = makers[peer](task, on)
-    times = timed({"ours": ours, **theirs}, on)
-    best = min(theirs, key=lambda name: middle(times[name])[0])
-    ratios = [own / other for own, other in zip(times["ours"], times[best], strict=True)]
+    our_pass, peer_passes = makers[peer](task, on)
+    times = timed({"ours": our_pass, **peer_passes}, on)
+    best = min(peer_passes, key=lambda name: middle(times[name])[0])
+    ratios = [our_time / peer_time for our_time, peer_time in zip(times["ours"], times[best], strict=True)]
     return {
         "rounds": len(ratios),
         "wrapped_ms": 1e3 * middle(times["ours"])[0],
         "peer_ms": 1e3 * middle(times[best])[0],
         "peer_way": best,
         **dict(zip(("peer_ratio", "peer_ratio_low", "peer_ratio_high"), middle(ratios), strict=True)),
-        "memory_wrapped": peak(ours, on),
-        "memory_peer": peak(theirs[best], on),
+        "memory_wrapped": peak(our_pass, on),
+        "memory_peer": peak(peer_passes[best], on),
     }
 
 
@@ -78,10 +78,10 @@ def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
     wrapped = laplace.Wrapper(output="logits", n_samples=DRAWS)(model).eval()
 
     def fit_theirs() -> Any:
-        theirs = Laplace(copy.deepcopy(model), "classification", subset_of_weights="last_layer")
-        theirs.fit(loader)
-        theirs.optimize_prior_precision(method="marglik")
-        return theirs
+        posterior = Laplace(copy.deepcopy(model), "classification", subset_of_weights="last_layer")
+        posterior.fit(loader)
+        posterior.optimize_prior_precision(method="marglik")
+        return posterior
 
     def fit_ours() -> Any:
         return wrapped.fit(loader)
@@ -89,7 +89,7 @@ def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
     if what == "fit":
         return fit_ours, {"kron": fit_theirs}
     fit_ours()
-    theirs, some = fit_theirs(), x[:16]  # its Jacobians are [rows, classes, parameters]
+    peer, some = fit_theirs(), x[:16]  # its Jacobians are [rows, classes, parameters]
 
     def ask_ours() -> Any:
         with torch.no_grad():
@@ -97,7 +97,7 @@ def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
 
     def ask_theirs() -> Tensor:
         with torch.no_grad():
-            return theirs(some, link_approx="mc", n_samples=DRAWS)
+            return peer(some, link_approx="mc", n_samples=DRAWS)
 
     return ask_ours, {"kron, mc": ask_theirs}
 
@@ -135,14 +135,14 @@ def _torch_uncertainty(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
 
 def dropped(plain: nn.Module) -> nn.Sequential:
     """The layers in one row, with a dropout module before each layer with weights but the first."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for layer in plain.modules():
         if isinstance(layer, nn.Sequential):
             continue
-        if isinstance(layer, nn.Conv2d | nn.Linear) and found:
-            found.append(nn.Dropout(P))
-        found.append(copy.deepcopy(layer))
-    return nn.Sequential(*found)
+        if isinstance(layer, nn.Conv2d | nn.Linear) and layers:
+            layers.append(nn.Dropout(P))
+        layers.append(copy.deepcopy(layer))
+    return nn.Sequential(*layers)
 
 
 __all__ = ["PACKAGES", "TASKS", "against", "dropped", "lacking"]

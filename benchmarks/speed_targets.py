@@ -1,4 +1,4 @@
-"""What was aimed at, as ratios of one run."""
+"""Targets of the speed benchmark, as ratios of one run."""
 
 from __future__ import annotations
 
@@ -97,28 +97,28 @@ def _is(**wanted: Any) -> Callable[[Cell], bool]:
 
 def _targets() -> list[Target]:
     some = (64, 1024)
-    found = []
-    for phase, told in (("forward", "forward"), ("step", "training step")):
+    targets = []
+    for phase, words in (("forward", "forward"), ("step", "training step")):
         deep = {"model": DEEP, "batch": some, "phase": phase}
         for name, wrapper in (
             ("sculpt, last layer", "sculpt 1"),
             ("sculpt, three layers (default)", "sculpt"),
             ("neo", "neo"),
         ):
-            found.append(Target(f"{name}: {told}", "plain", 1.10, _is(wrapper=wrapper, **deep)))
-        found += [
-            Target(f"vote, last layer, n = {n}: {told}", "plain", 1.15, _is(wrapper="vote last", n=n, **deep))
+            targets.append(Target(f"{name}: {words}", "plain", 1.10, _is(wrapper=wrapper, **deep)))
+        targets += [
+            Target(f"vote, last layer, n = {n}: {words}", "plain", 1.15, _is(wrapper="vote last", n=n, **deep))
             for n in (5, 16)
         ]
-        found.append(
+        targets.append(
             Target(
-                f"vote of sculpt, last layer, n = 16: {told}",
+                f"vote of sculpt, last layer, n = 16: {words}",
                 "plain",
                 1.25,
                 _is(wrapper="vote of sculpt last", n=16, **deep),
             )
         )
-    found.append(
+    targets.append(
         Target(
             "vote, dealt rows, n = 5: training step",
             "plain",
@@ -126,14 +126,16 @@ def _targets() -> list[Target]:
             _is(wrapper="vote dealt", n=5, phase="step", batch=some),
         )
     )
-    for phase, told in (("forward", "forward"), ("step", "training step")):
+    for phase, words in (("forward", "forward"), ("step", "training step")):
         full = {"wrapper": "vote", "phase": phase, "on": "cpu"}
-        found.append(Target(f"vote, all layers, CPU, batch 64 and more: {told}", "loop", 1.05, _is(batch=some, **full)))
-        found.append(
-            Target(f"vote, all layers, CPU, batch 1: {told}", "loop", 0.5, _is(batch=1, n=(5, 16, 64), **full))
+        targets.append(
+            Target(f"vote, all layers, CPU, batch 64 and more: {words}", "loop", 1.05, _is(batch=some, **full))
+        )
+        targets.append(
+            Target(f"vote, all layers, CPU, batch 1: {words}", "loop", 0.5, _is(batch=1, n=(5, 16, 64), **full))
         )
     noise = {"n": 16, "phase": "forward"}
-    found += [
+    targets += [
         Target(
             "sample, noise in the last block, n = 16",
             "plain",
@@ -143,11 +145,11 @@ def _targets() -> list[Target]:
         Target("sample, all layers, n = 16", "loop", 1.05, _is(wrapper="sample", batch=some, **noise)),
         Target("sample, all layers, n = 16, batch 1", "loop", 0.35, _is(wrapper="sample", batch=1, **noise)),
     ]
-    for phase, told in (("forward", "forward"), ("step", "training step")):
+    for phase, words in (("forward", "forward"), ("step", "training step")):
         gpu = {"wrapper": "vote", "phase": phase, "batch": 64, "on": "cuda"}
-        found += [
+        targets += [
             Target(
-                f"GPU, launch-bound models, vote, all layers, n = {n}: {told}",
+                f"GPU, launch-bound models, vote, all layers, n = {n}: {words}",
                 "loop",
                 1 / times,
                 _is(n=n, model=LAUNCHES, **gpu),
@@ -155,26 +157,26 @@ def _targets() -> list[Target]:
             )
             for n, times in ((16, 9), (5, 3))
         ]
-        found.append(
+        targets.append(
             Target(
-                f"GPU, large CNN and transformer, vote, all layers: {told}",
+                f"GPU, large CNN and transformer, vote, all layers: {words}",
                 "loop",
                 1.02,
                 _is(model=LARGE, n=(5, 16), **gpu),
             )
         )
-    found.append(Target('"tune"', "best", 1.05, _is(how="tune")))
-    found += [
+    targets.append(Target('"tune"', "best", 1.05, _is(how="tune")))
+    targets += [
         Target(
-            f"overhead, tiny MLP, batch 1, {wrapper}: {told}",
+            f"overhead, tiny MLP, batch 1, {wrapper}: {words}",
             "over_us",
             60,
             _is(model="tiny", batch=1, n=1, wrapper=wrapper, phase=phase, on="cpu"),
         )
-        for phase, told in (("forward", "with risk"), ("predict", "prediction only"))
+        for phase, words in (("forward", "with risk"), ("predict", "prediction only"))
         for wrapper in ("sculpt", "sample", "neo")
     ]
-    return found
+    return targets
 
 
 TARGETS = _targets()

@@ -92,12 +92,12 @@ def _unseen(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict
     y, risks = _predict(wrapped, method, rows.test.x, rows)
     risk = risks[KIND.get(method, "epistemic")].flatten()
     seen, gap, far = (rows.test.regions[name] for name in ("data", "gap", "outside"))
-    found = {"rmse": float(rmse(y[seen], rows.test.y[seen].double()))}
+    scores = {"rmse": float(rmse(y[seen], rows.test.y[seen].double()))}
     for name, region in (("gap", gap), ("far", far)):
-        found[f"auroc_{name}"] = float(auroc(risk[seen], risk[region]))
+        scores[f"auroc_{name}"] = float(auroc(risk[seen], risk[region]))
         if method != "neo":  # vacuitic risk has mean 0 on the data: it is no scale for a ratio
-            found[f"ratio_{name}"] = float(risk[region].median() / risk[seen].median())
-    return found
+            scores[f"ratio_{name}"] = float(risk[region].median() / risk[seen].median())
+    return scores
 
 
 def _predict(wrapped: nn.Module, method: str, x: Tensor, rows: data.Data) -> tuple[Tensor, dict[str, Tensor]]:

@@ -98,12 +98,12 @@ def run(
 def build(model: str, millions: int, on: str) -> nn.Module:
     """A model in bfloat16, all of whose values are the same, and in memory."""
     with torch.device("meta"):
-        made = _mlp(*MLP[millions]) if model == "mlp" else _gpt2(*GPT2[millions], model, millions)
-    made = made.bfloat16().to_empty(device=on)
+        model_in_memory = _mlp(*MLP[millions]) if model == "mlp" else _gpt2(*GPT2[millions], model, millions)
+    model_in_memory = model_in_memory.bfloat16().to_empty(device=on)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model_in_memory.parameters():
             parameter.fill_(0.01)
-    return made
+    return model_in_memory
 
 
 def _mlp(width: int, depth: int) -> nn.Module:
@@ -124,45 +124,45 @@ def _wrap(model: nn.Module, wrapper: Any, device: str) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, values in times.items():
         row |= dict(zip((f"{name}_s", f"{name}_low", f"{name}_high"), middle(values), strict=True))
-    ratios = [own / other for own, other in zip(times["wrap"], times["copy"], strict=True)]
+    ratios = [parameter_bytes / other for parameter_bytes, other in zip(times["wrap"], times["copy"], strict=True)]
     row |= dict(zip(("ratio", "ratio_low", "ratio_high"), middle(ratios), strict=True))
-    own, before = size(model.parameters()), alive()
+    parameter_bytes, before = size(model.parameters()), alive()
     wrapped = wrapper(model)
-    row |= {"rounds": ROUNDS, "parameters": sum(p.numel() for p in model.parameters()), "bytes": own}
-    row["added"] = (alive() - before) / own
+    row |= {"rounds": ROUNDS, "parameters": sum(p.numel() for p in model.parameters()), "bytes": parameter_bytes}
+    row["added"] = (alive() - before) / parameter_bytes
     del wrapped
     for name, make in makers.items():
-        row[f"peak_{name}"] = peak(make, device) * 2**20 / own
+        row[f"peak_{name}"] = peak(make, device) * 2**20 / parameter_bytes
     return row
 
 
 def _timed(makers: dict[str, Callable[[], object]], device: str) -> dict[str, list[float]]:
     """Seconds of the processor for each, in turn; what was made is gone before the next begins."""
-    found: dict[str, list[float]] = {name: [] for name in makers}
+    times: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(ROUNDS + 1):
         for name, make in makers.items():
             gc.collect()  # a wrapped model is in cycles
             start = time.process_time()
-            made = make()
+            result = make()
             if device == "cuda":
                 torch.cuda.synchronize()
-            found[name].append(time.process_time() - start)
-            del made
-    return {name: values[1:] for name, values in found.items()}
+            times[name].append(time.process_time() - start)
+            del result
+    return {name: values[1:] for name, values in times.items()}
 
 
 # ---- starting
 def _start() -> list[dict[str, Any]]:
     """Times of whole processes, by the processor and by the clock."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in STARTS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in STARTS}
     for _ in range(ROUNDS + 1):
         for name, arguments in STARTS.items():
-            found[name].append(_process(arguments))
+            times[name].append(_process(arguments))
     rows = []
-    for name, pairs in found.items():
+    for name, pairs in times.items():
         row: dict[str, Any] = {"what": name, "rounds": ROUNDS}
         for kind, values, others in zip(
-            ("cpu", "wall"), zip(*pairs[1:], strict=True), zip(*found["import torch"][1:], strict=True), strict=True
+            ("cpu", "wall"), zip(*pairs[1:], strict=True), zip(*times["import torch"][1:], strict=True), strict=True
         ):
             row |= dict(zip((f"{kind}_s", f"{kind}_low", f"{kind}_high"), middle(list(values)), strict=True))
             row[f"{kind}_ratio"] = middle([own / other for own, other in zip(values, others, strict=True)])[0]

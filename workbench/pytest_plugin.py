@@ -120,17 +120,17 @@ class NotebookItem(pytest.Item):
             self._write(records)
 
     def _differences(self, records: Records) -> list[str]:
-        found = _shown(records)
+        shown = _shown(records)
         command = f"pytest --notebooks {_relative(self.path)} --update-baselines"
         if "values" not in self.case:
-            if not any(found.values()):  # it has only to run
+            if not any(shown.values()):  # it has only to run
                 return []
             return [
                 f"there is no baseline {_relative(self.baseline)} yet. It has recorded:\n",
-                *_table(("name", "found"), [(name, _text(value)) for name, value in _leaves(found["values"])]),
+                *_table(("name", "found"), [(name, _text(value)) for name, value in _leaves(shown["values"])]),
                 f"\nIf these values are right, let them be the baseline: {command}",
             ]
-        rows = list(differences({"values": {}, **self.case}, found))
+        rows = list(differences({"values": {}, **self.case}, shown))
         if not rows:
             return []
         return [
@@ -142,12 +142,12 @@ class NotebookItem(pytest.Item):
     def _write(self, records: Records) -> None:
         from workbench.notebook.values import to_json
 
-        found = _shown(records)
-        if not any(found.values()):
+        shown = _shown(records)
+        if not any(shown.values()):
             return
         case = {name: self.case[name] for name in ("parameters", "tolerances")}
         self.baseline.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(to_json({**case, **found}, "baseline"), indent=1, ensure_ascii=False)
+        text = json.dumps(to_json({**case, **shown}, "baseline"), indent=1, ensure_ascii=False)
         self.baseline.write_text(f"{text}\n", encoding="utf-8")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
@@ -163,16 +163,16 @@ class Failure(Exception):
     """What is wrong with a run, in words for the reader of the test's output."""
 
     def __init__(self, what: str, run: Run) -> None:
-        given = f"\nIts parameters: {_listed(run.parameters)}" if run.parameters else ""
-        super().__init__(f"{what}\n{given}\nThe executed notebook: {run.output}")
+        parameters = f"\nIts parameters: {_listed(run.parameters)}" if run.parameters else ""
+        super().__init__(f"{what}\n{parameters}\nThe executed notebook: {run.output}")
 
 
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Where what was found is not what is expected.
+def differences(expected: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Where what a notebook shows is not what is expected.
 
     Args:
         expected: a baseline: "values" by name, "tolerances" by pattern, and lists of names "figures" and "tables".
-        found: the same without tolerances.
+        shown: the same without tolerances.
 
     Returns:
         Rows of five texts: name, expected, found, relative difference, tolerance. Items of lists and dicts have a row each.
@@ -181,7 +181,7 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterat
         >>> list(differences({"values": {"rmse": 2.0}, "tolerances": {"*": 0.1}}, {"values": {"rmse": 2.5}}))
         [('rmse', '2', '2.5', '25.00 %', '10 %')]
     """
-    before, now = dict(_leaves(expected["values"])), dict(_leaves(found["values"]))
+    before, now = dict(_leaves(expected["values"])), dict(_leaves(shown["values"]))
     for name in {**before, **now}:
         tolerance = _tolerance(name, expected["tolerances"])
         if tolerance is None:
@@ -203,7 +203,7 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterat
             digits = next((n for n in range(4, 17) if f"{one:.{n}g}" != f"{other:.{n}g}"), 17)
             yield name, f"{one:.{digits}g}", f"{other:.{digits}g}", share, f"{100 * tolerance:g} %"
     for kind in ("figures", "tables"):
-        wanted, there = expected.get(kind, []), found.get(kind, [])
+        wanted, there = expected.get(kind, []), shown.get(kind, [])
         for name in wanted + [name for name in there if name not in wanted]:
             if name not in there:
                 yield f"{kind[:-1]} {name}", "shown", "not shown", "", ""

@@ -23,7 +23,7 @@ from test_experiments import eventually, gone, table
 
 from workbench.cli import main
 from workbench.experiments import grid, run_cells, scheduler, sweep
-from workbench.experiments.pool import Outcome
+from workbench.experiments.pool import CellOutcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
 
@@ -174,7 +174,7 @@ def test_what_runs_is_ended_with_the_run(machines: Machines, work: Path) -> None
             "work.py:long", [{"n": n, "log": str(log)} for n in (0, 7, 8, 9)], threads=1, timeout=None
         )
         outcome = next(ended)
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, CellOutcome)
         assert (outcome.cell["n"], outcome.status) == (0, "ok")
         assert eventually(lambda: len(begun(log)) == 3)
         ended.close()

@@ -150,7 +150,7 @@ def test_models_answer_and_cost_what_is_guessed(
 
 
 def test_the_decoder_looks_back_only(models: ModuleType) -> None:
-    block = models.Block(8, 2)
+    block = models.DecoderBlock(8, 2)
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     changed = torch.cat([x[:, :3], torch.ones(2, 2, 8)], 1)
     torch.testing.assert_close(block(x)[:, :3], block(changed)[:, :3])

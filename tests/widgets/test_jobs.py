@@ -361,7 +361,7 @@ def test_a_number_of_threads_that_makes_no_sense_is_refused(threads: Any) -> Non
 def test_python_can_end_while_a_job_runs(polls: bool) -> None:
     script = f"""
         import threading, torch
-        from workbench.widgets import jobs as module
+        from workbench.widgets.common import jobs as module
         module.LAST = 0.5
         started = threading.Event()
         def work(job):

@@ -63,8 +63,8 @@ def find(name: str) -> Path:
 
 def _lacks(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
-    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return [name for name in FUNCTIONS if name not in found]
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return [name for name in FUNCTIONS if name not in defined]
 
 
 def description(path: Path) -> str:
@@ -174,7 +174,7 @@ def page(folder: Path, docs: Path) -> Path:
     """
     images = docs / "images"
     images.mkdir(parents=True, exist_ok=True)
-    parts = [
+    sections = [
         "# Benchmarks",
         "Made by `workbench bench --page` from the files in [benchmarks/results](../benchmarks/results), which "
         "`workbench bench NAME` writes; do not edit it. How a benchmark is run, and how one is written: "
@@ -194,9 +194,9 @@ def page(folder: Path, docs: Path) -> Path:
                     f"{path.name} can't sum up the {len(frame)} rows of {results.name} ({type(error).__name__}: {error}): run the rest of it "
                     f"(workbench bench {name}), or mend its summary"
                 ) from error
-            parts += [f"## {name}", description(path), summary, _made_by(frame, results.with_suffix(".json"))]
+            sections += [f"## {name}", description(path), summary, _made_by(frame, results.with_suffix(".json"))]
     target = docs / "benchmarks.md"
-    target.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    target.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return target
 
 

@@ -1,4 +1,4 @@
-"""`run_cells`: a function over many arguments, in processes, resumable."""
+"""Run a function over many cells of arguments, in processes, resumable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import WorkbenchWarning, require
 from . import environment
-from .pool import Outcome, outcomes, visible_gpus
+from .pool import CellOutcome, outcomes, visible_gpus
 from .scheduler import Cluster
 from .store import Store, check_path, key, read, text
 from .worker import RESERVED, load, plain
@@ -125,7 +125,7 @@ def _run(
     command: str | None,
     scheduler: Any,
     files: Sequence[Path | str],
-) -> list[Outcome]:
+) -> list[CellOutcome]:
     from tqdm.auto import tqdm
 
     place = reference.rpartition(":")[0]
@@ -140,7 +140,7 @@ def _run(
     todo = [cell for cell, known in zip(cells, order, strict=True) if known not in done]
     if not todo:
         return []
-    failed: list[Outcome] = []
+    failed: list[CellOutcome] = []
     bar = tqdm(total=len(cells), initial=len(done), unit="cell", disable=None if progress else True, leave=False)
     with contextlib.ExitStack() as stack:
         if scheduler is None:
@@ -176,7 +176,7 @@ def _run(
     return failed
 
 
-def _line(number: int, of: int, outcome: Outcome) -> str:
+def _line(number: int, of: int, outcome: CellOutcome) -> str:
     what = " ".join(f"{name}={text(value)}" for name, value in outcome.cell.items())
     reason = ""
     if outcome.error:
@@ -185,7 +185,7 @@ def _line(number: int, of: int, outcome: Outcome) -> str:
     return f"[{number}/{of}] {outcome.status:<8} {outcome.seconds:7.1f} s  {what}{reason}"
 
 
-def _frame(store: Store, cells: list[dict[str, Any]], failed: list[Outcome]) -> pd.DataFrame:
+def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome]) -> pd.DataFrame:
     import pandas as pd
 
     if store.rows:
@@ -202,9 +202,9 @@ def _frame(store: Store, cells: list[dict[str, Any]], failed: list[Outcome]) -> 
 def _tell_versions(store: Store, done: set[str], version: str) -> None:
     others = {row["cell"]: row["version"] for row in store.rows if row["cell"] in done and row["version"] != version}
     if others:
-        found = ", ".join(sorted(set(others.values())))
+        versions = ", ".join(sorted(set(others.values())))
         warnings.warn(
-            f"{len(others)} of the {len(done)} cells that {store.path.name} has already are of other versions of the code ({found}; "
+            f"{len(others)} of the {len(done)} cells that {store.path.name} has already are of other versions of the code ({versions}; "
             f"now {version}): the column version tells which; resume=False (--fresh) runs them again",
             WorkbenchWarning,
             stacklevel=4,

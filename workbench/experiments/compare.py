@@ -1,4 +1,4 @@
-"""The command ``workbench compare``: a grid on the command line, and the table of what came out."""
+"""The command ``workbench compare``: a grid on the command line, and the table of its results."""
 
 from __future__ import annotations
 
@@ -217,9 +217,9 @@ def _best(means: pd.Series) -> set[str]:
 def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     from .specs import split
 
-    given = [] if arguments.model is None else [f"model={arguments.model}"]
+    models = [] if arguments.model is None else [f"model={arguments.model}"]
     axes: dict[str, list[Any]] = {}
-    for item in (*arguments.grid, *given):
+    for item in (*arguments.grid, *models):
         name, values = axis(item, split)
         if name not in AXES:
             raise ValueError(f"-g has no {name!r}: {hint(name, AXES)}; what fit takes is given by -p NAME VALUE")

@@ -1,4 +1,4 @@
-"""What a result was computed with: versions, machine, state of the code."""
+"""The software, the machine and the state of the code that computed a result."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def version(file: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that decide numbers and pictures; "none" for one that is not installed."""
-    found = {}
+    installed = {}
     for package in ("workbench", "torch", "numpy", "pandas", "matplotlib", "papermill"):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "none"
-    return found
+            installed[package] = "none"
+    return installed
 
 
 def usage() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def cause(exit_code: int | None) -> str:
 def _git(folder: Path | str | None) -> str:
     describe = ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"]
     try:
-        found = subprocess.run(describe, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        described = subprocess.run(describe, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "none"
-    return found.stdout.strip() or "none"
+    return described.stdout.strip() or "none"

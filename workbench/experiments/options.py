@@ -1,4 +1,4 @@
-"""What the commands have in common: exit codes, and the options of a grid. Nothing heavy is imported."""
+"""Exit codes and options that several commands share. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def axis(item: str, split: Callable[[str], list[str]]) -> tuple[str, list[str]]:
         >>> axis("seed = 0,1", lambda text: text.split(","))
         ('seed', ['0', '1'])
     """
-    name, equals, text = (part.strip() for part in item.partition("="))
+    name, equals, text = (word.strip() for word in item.partition("="))
     if not equals:
         raise ValueError(f"-g takes NAME=A,B, not {item!r}")
     values = split(text)

@@ -1,4 +1,4 @@
-"""Cells in worker processes: what one worker meets, an error, a time limit or its death, costs that one cell."""
+"""Worker processes for cells: an error, a time limit or the death of one costs that one cell."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from typing import Any
 from .environment import cause
 from .worker import BEGUN, work
 
-LOOK = (
-    1.0  # seconds after which to look whether a worker has died without closing its end (its own children may hold it)
-)
+# seconds after which to look whether a worker has died without closing its end (its own children may hold it)
+LOOK = 1.0
 GOODBYE = 5.0  # seconds that an idle worker has to end by itself
 TAIL = 4000  # characters of what a cell printed that are kept if it fails
 
 
 @dataclass
-class Outcome:
+class CellOutcome:
     """How a cell ended.
 
     Attributes:
@@ -54,7 +53,7 @@ def outcomes(
     timeout: float | None,
     grace: float = 0.0,
     gpus: Sequence[str] = (),
-) -> Generator[Outcome, None, None]:
+) -> Generator[CellOutcome, None, None]:
     """Run cells in spawned processes, each of which runs one after another.
 
     Args:
@@ -127,19 +126,19 @@ class Worker:
         self.function, self.threads, self.log, self.grace = function, threads, log, grace
         self.gpu, self.sent = gpu, sent
         self.cell: dict[str, Any] = {}
-        self.given = 0.0
+        self.sent_at = 0.0
         self.begun: float | None = None
         self.start()
 
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, self.function, self.threads, str(self.log), self.gpu, self.sent)
+        self.connection, worker_end = context.Pipe()
+        arguments = (worker_end, self.function, self.threads, str(self.log), self.gpu, self.sent)
         self.process = context.Process(target=work, args=arguments)
         self.process.start()
-        theirs.close()  # so that the connection ends when the worker does
+        worker_end.close()  # so that the connection ends when the worker does
 
-    def run(self, cell: dict[str, Any], timeout: float | None) -> Outcome:
+    def run(self, cell: dict[str, Any], timeout: float | None) -> CellOutcome:
         """Run one cell and wait for its end."""
         self.begin(cell)
         while (outcome := self.outcome(timeout)) is None:
@@ -151,7 +150,7 @@ class Worker:
         if not self.process.is_alive():
             self.end()
             self.start()
-        self.given = time.monotonic()
+        self.sent_at = time.monotonic()
         with contextlib.suppress(OSError):  # it has died just now, which is found out like any other death
             self.connection.send(cell)
 
@@ -161,7 +160,7 @@ class Worker:
             return LOOK
         return min(LOOK, max(0.0, self.begun + timeout - time.monotonic()))
 
-    def outcome(self, timeout: float | None) -> Outcome | None:
+    def outcome(self, timeout: float | None) -> CellOutcome | None:
         """How the cell has ended, or None while it runs."""
         alive = self.process.is_alive()  # asked first: what a dead worker has sent before is still to be read
         try:
@@ -169,7 +168,7 @@ class Worker:
                 message = self.connection.recv()
                 if message != BEGUN:
                     status, rows, seconds, error, device = message
-                    return Outcome(self.cell, status, seconds, rows, error and error + self._printed(), device)
+                    return CellOutcome(self.cell, status, seconds, rows, error and error + self._printed(), device)
                 self.begun = time.monotonic()
         except (EOFError, OSError):
             alive = False
@@ -198,9 +197,9 @@ class Worker:
         self.process.join()
         self.connection.close()
 
-    def _ended(self, status: str, error: str) -> Outcome:
-        seconds = time.monotonic() - (self.begun or self.given)
-        return Outcome(self.cell, status, seconds, error=f"{error}\n{self._printed()}")
+    def _ended(self, status: str, error: str) -> CellOutcome:
+        seconds = time.monotonic() - (self.begun or self.sent_at)
+        return CellOutcome(self.cell, status, seconds, error=f"{error}\n{self._printed()}")
 
     def _printed(self) -> str:
         try:

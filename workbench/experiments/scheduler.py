@@ -28,7 +28,7 @@ from typing import Any
 
 from ..errors import require
 from . import environment
-from .pool import Outcome, Worker
+from .pool import CellOutcome, Worker
 from .specs import sources
 
 CONNECT = 10.0  # seconds to find the scheduler in
@@ -50,8 +50,8 @@ class Cluster:
     def __init__(self, scheduler: Any) -> None:
         Client = require("distributed", "dask").Client
         self.token = uuid.uuid4().hex
-        self.own = not isinstance(scheduler, Client)
-        if not self.own:
+        self.owns_client = not isinstance(scheduler, Client)
+        if not self.owns_client:
             self.client = scheduler
             return
         options: dict[str, Any] = {"timeout": CONNECT, "set_as_default": False}
@@ -77,7 +77,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.own:
+        if self.owns_client:
             with _quiet(), contextlib.suppress(Exception):  # a scheduler that is gone can't be told goodbye
                 self.client.close(timeout=2)
 
@@ -93,14 +93,14 @@ class Cluster:
             warnings.simplefilter("error", VersionMismatchWarning)
             try:
                 self.client.get_versions(check=True)
-                found = self.client.run(_differing, _versions())
+                differing = self.client.run(_differing, _versions())
             except VersionMismatchWarning as error:
                 raise ValueError(f"scheduler, workers and this process must have the same packages; {error}") from error
             except ModuleNotFoundError as error:
                 raise ValueError(f"the workers lack {error.name}: install the same packages there as here") from error
-        for worker, differing in found.items():
-            if differing:
-                raise ValueError(_refused(worker, differing))
+        for worker, packages in differing.items():
+            if packages:
+                raise ValueError(_refused(worker, packages))
         info = self.client.scheduler_info(n_workers=-1)
         return max(1, sum(worker["nthreads"] for worker in info["workers"].values()))
 
@@ -112,7 +112,7 @@ class Cluster:
         threads: int,
         timeout: float | None,
         files: Sequence[Path | str] = (),
-    ) -> Generator[Outcome, None, None]:
+    ) -> Generator[CellOutcome, None, None]:
         """Run cells on the workers; as `pool.outcomes`.
 
         Args:
@@ -152,7 +152,7 @@ class Cluster:
                 elif future.status == "error":
                     error: Any = future.exception()
                     status = "died" if isinstance(error, KilledWorker | EndedError) else "failed"
-                    yield Outcome(cell, status, 0.0, error=f"{type(error).__name__}: {error}")
+                    yield CellOutcome(cell, status, 0.0, error=f"{type(error).__name__}: {error}")
                 else:
                     raise ConnectionAbortedError(
                         "the dask scheduler was lost, or it dropped the cells; those that have ended are kept, run again to go on"
@@ -266,7 +266,7 @@ class _Processes:
 _PROCESSES = _Processes()
 
 
-def run(order: Order, cell: dict[str, Any]) -> Outcome:
+def run(order: Order, cell: dict[str, Any]) -> CellOutcome:
     """Run one cell beside this dask worker."""
     if differing := _differing(order.versions):
         raise ValueError(_refused("a worker that came later", differing))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..errors import require
-from .pool import Outcome
+from .pool import CellOutcome
 from .worker import RESERVED, plain
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Store:
         if not self.rows:
             self.runs = []
 
-    def add(self, outcome: Outcome, stamp: Mapping[str, str], order: Iterable[str]) -> None:
+    def add(self, outcome: CellOutcome, stamp: Mapping[str, str], order: Iterable[str]) -> None:
         """Keep what a cell gave, and write it.
 
         Args:

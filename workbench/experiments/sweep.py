@@ -1,4 +1,4 @@
-"""`grid`: models x wrappers x data x seeds, each trained and measured alike, in one tidy table."""
+"""Grids of models, wrappers, data and seeds, each cell trained and measured alike, in one tidy table."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def run(
     if rows is not None and rows < len(loaded.train):
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
         loaded = replace(loaded, train=loaded.train.take(order[:rows]))
-    train, held = (loaded.train, None) if "folds" in options else loaded.validation(HELD, seed)
+    train, validation = (loaded.train, None) if "folds" in options else loaded.validation(HELD, seed)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     memory = PeakMemory()
     with torch.random.fork_rng(cuda):
@@ -183,22 +183,22 @@ def run(
         wrapped: Any = wrapper_of(wrapper, classes=loaded.task == "classification")(plain)
         _warm_up()
         start = time.perf_counter()
-        chosen: dict[str, Any] = {} if held is None else {"validation": held}
+        chosen: dict[str, Any] = {} if validation is None else {"validation": validation}
         fit(wrapped, train, epochs=epochs, seed=seed, device=device, progress=False, **chosen, **options)
         seconds = time.perf_counter() - start
         torch.manual_seed(seed)
         place = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
-        found: dict[str, Any] = measure(wrapped, plain.to(place), loaded, held)
+        measured: dict[str, Any] = measure(wrapped, plain.to(place), loaded, validation)
         for metric in metrics:
-            own = _function(metric)(wrapped, loaded)
-            if not isinstance(own, dict) or (taken := set(own) & {*found, *RESERVED, *AXES, *OPTIONS}):
+            scores = _function(metric)(wrapped, loaded)
+            if not isinstance(scores, dict) or (taken := set(scores) & {*measured, *RESERVED, *AXES, *OPTIONS}):
                 raise TypeError(
                     f"metric {metric} must give a dict of numbers with names of its own, found "
-                    f"{type(own).__name__ if not isinstance(own, dict) else f'{sorted(taken)}, which are there already'}"
+                    f"{type(scores).__name__ if not isinstance(scores, dict) else f'{sorted(taken)}, which are there already'}"
                 )
-            found |= own
+            measured |= scores
     return {
-        **found,
+        **measured,
         "fit_seconds": seconds,
         "peak_memory": memory.read(),
         "task": loaded.task,

@@ -1,4 +1,4 @@
-"""What runs in a worker process: one cell after another, as they come through the connection."""
+"""The loop of a worker process: one cell after another, as they come through the connection."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def work(
             run = load(function)
             connection.send(BEGUN)
             start = time.perf_counter()
-            found = _checked(run(**cell), cell)
+            rows = _checked(run(**cell), cell)
             seconds = time.perf_counter() - start
-            connection.send(("ok", found, seconds, "", device() if "torch" in sys.modules else ""))
+            connection.send(("ok", rows, seconds, "", device() if "torch" in sys.modules else ""))
         except BaseException:  # whatever ends a cell, SystemExit too, ends that cell alone
             connection.send(("failed", [], time.perf_counter() - start, traceback.format_exc(), ""))
 
@@ -126,10 +126,10 @@ def plain(value: Any) -> Any:
     raise TypeError(f"found {type(value).__name__}; give numbers, strings, None, or lists and dicts of these")
 
 
-def _checked(found: Any, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = [found] if isinstance(found, Mapping) else found
+def _checked(returned: Any, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = [returned] if isinstance(returned, Mapping) else returned
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"a cell must return one dict or a list of them, its rows of results; found {found!r:.200}")
+        raise TypeError(f"a cell must return one dict or a list of them, its rows of results; found {returned!r:.200}")
     checked = []
     for row in rows:
         for name in row:

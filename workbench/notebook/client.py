@@ -1,4 +1,4 @@
-"""How papermill runs our kernels: in this Python, with a limit on time and on output, with memory and data looked at."""
+"""A papermill engine of our own: kernels of this Python, limits on time and output, a record of memory and data."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def _engine() -> Any:
             with contextlib.suppress(KeyError, ValueError, SyntaxError, TypeError):  # a kernel that was tampered with
                 message = self.kc.execute("", silent=True, store_history=False, user_expressions={"usage": usage})
                 reply = self.wait_for_reply(message)
-                found = ast.literal_eval(reply["content"]["user_expressions"]["usage"]["data"]["text/plain"])
-                self.watch.saw(found["peak_memory"])
-                self.watch.peak_device_memory = found["peak_device_memory"]
-                self.watch.data.update(found["data"])
+                usage_reply = ast.literal_eval(reply["content"]["user_expressions"]["usage"]["data"]["text/plain"])
+                self.watch.saw(usage_reply["peak_memory"])
+                self.watch.peak_device_memory = usage_reply["peak_device_memory"]
+                self.watch.data.update(usage_reply["data"])
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
             kind, content = msg["msg_type"], msg["content"]
@@ -110,7 +110,7 @@ def _engine() -> Any:
                 printed += max(len(text), 100) if text else 0
                 msg = {**msg, "content": {**content, "text": text}}
             elif kind in ("display_data", "execute_result"):
-                size = sum(len(str(part)) for part in content["data"].values())
+                size = sum(len(str(value)) for value in content["data"].values())
                 if shown + size > SHOWN:
                     note = f"… left out: this cell showed more than {SHOWN // 1_000_000} MB"
                     msg = {**msg, "content": {**content, "data": {"text/plain": note}, "metadata": {}}}
@@ -191,5 +191,5 @@ def _peak_memory(pid: int | None) -> float | None:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) / 1024 if found else None
+    line = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(line[1]) / 1024 if line else None

@@ -95,9 +95,9 @@ def run_diff(arguments: argparse.Namespace) -> int:
     from .diff import TOLERANCE, compare_reports
 
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
-    found = compare_reports(arguments.first, arguments.second, tolerance)
-    print(found)
-    return FAILED if found.differences else OK
+    comparison = compare_reports(arguments.first, arguments.second, tolerance)
+    print(comparison)
+    return FAILED if comparison.differences else OK
 
 
 def _say(what: str, page: Path) -> None:

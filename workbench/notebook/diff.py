@@ -1,4 +1,4 @@
-"""`compare_reports`: what two report folders, or two runs, recorded differently."""
+"""Compare what two report folders, or two runs, recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Difference:
 
 
 @dataclass
-class Comparison:
+class ReportComparison:
     """What was found: see `compare_reports`.
 
     Attributes:
@@ -53,9 +53,11 @@ class Comparison:
         lines = [f"{self.compared - len(self.differences)} of {self.compared} values are the same"]
         if self.differences:
             rows = [("run", "value", "A", "B", "relative difference")]
-            for found in self.differences:
-                share = "" if found.relative is None else f"{found.relative:.2g}"
-                rows.append((found.run, found.name, _shown(found.first), _shown(found.second), share))
+            for difference in self.differences:
+                share = "" if difference.relative is None else f"{difference.relative:.2g}"
+                rows.append(
+                    (difference.run, difference.name, _shown(difference.first), _shown(difference.second), share)
+                )
             widths = [max(len(row[i]) for row in rows) for i in range(5)]
             lines.append("")
             for run, name, *numbers in rows:
@@ -66,7 +68,7 @@ class Comparison:
         )
 
 
-def compare_reports(first: Path | str, second: Path | str, tolerance: float = TOLERANCE) -> Comparison:
+def compare_reports(first: Path | str, second: Path | str, tolerance: float = TOLERANCE) -> ReportComparison:
     """Compare what two reports recorded, value by value: numbers, text, lists, tables, and whether checks hold.
 
     Args:
@@ -100,22 +102,22 @@ def compare_reports(first: Path | str, second: Path | str, tolerance: float = TO
     a, b = _runs(first), _runs(second)
     if not first.is_dir():  # two runs are compared whatever they are called
         b = dict(zip(a, b.values(), strict=True))
-    found = Comparison()
+    comparison = ReportComparison()
     for name in dict.fromkeys([*a, *b]):
         here, there = ({"status": run["status"], **_values(run)} if run else {} for run in (a.get(name), b.get(name)))
         if not here or not there:
-            found.compared += 1
+            comparison.compared += 1
             x, y = ("there" if values else _NOTHING for values in (here, there))
-            found.differences.append(Difference(name, "(the run)", x, y))
+            comparison.differences.append(Difference(name, "(the run)", x, y))
             continue
         for value in dict.fromkeys([*here, *there]):
             x, y = here.get(value, _NOTHING), there.get(value, _NOTHING)
             relative = _relative(x, y)
-            found.compared += value != "status" or x != y
+            comparison.compared += value != "status" or x != y
             if relative is None or relative > tolerance:
-                found.differences.append(Difference(name, value, x, y, relative))
-    found.context = _context(a, b)
-    return found
+                comparison.differences.append(Difference(name, value, x, y, relative))
+    comparison.context = _context(a, b)
+    return comparison
 
 
 def _runs(path: Path) -> dict[str, dict[str, Any]]:
@@ -126,12 +128,12 @@ def _runs(path: Path) -> dict[str, dict[str, Any]]:
             raise FileNotFoundError(f"{path} holds no reports: it has no index.json, as workbench report writes it")
         try:
             runs = json.loads(index.read_text(encoding="utf-8"))["runs"]
-            found = {run["name"]: run for run in runs if run["status"] != "waiting"}
+            begun = {run["name"]: run for run in runs if run["status"] != "waiting"}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{index} was not written by workbench report") from error
-        if not found:
+        if not begun:
             raise ValueError(f"no run in {path} has begun yet: there is nothing to compare")
-        return found
+        return begun
     if not path.exists():
         raise FileNotFoundError(f"there is neither a folder of reports nor an executed notebook {path}")
     run, records = read_run(path), read_records(path)
@@ -143,12 +145,12 @@ def _runs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _values(run: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(_flat(from_json(run.get("records", {}))))
+    values = dict(_flat(from_json(run.get("records", {}))))
     for name, columns in run.get("tables", {}).items():
-        found.update(_flat({name: from_json(columns)}))
+        values.update(_flat({name: from_json(columns)}))
     for claim, check in run.get("checks", {}).items():
-        found[f"check: {claim}"] = "holds" if check["holds"] else "does not hold"
-    return found
+        values[f"check: {claim}"] = "holds" if check["holds"] else "does not hold"
+    return values
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -179,11 +181,11 @@ def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     lines: dict[str, None] = {}
     for name in a:
         if name in b:
-            for part in ("parameters", "environment", "data"):
-                x, y = a[name].get(part, {}), b[name].get(part, {})
+            for aspect in ("parameters", "environment", "data"):
+                x, y = a[name].get(aspect, {}), b[name].get(aspect, {})
                 for key in dict.fromkeys([*x, *y]):
                     if x.get(key) != y.get(key):
-                        short = 12 if part == "data" else 200
+                        short = 12 if aspect == "data" else 200
                         lines[f"{key}: {str(x.get(key, '–'))[:short]} -> {str(y.get(key, '–'))[:short]}"] = None
     return list(lines)
 

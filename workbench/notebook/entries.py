@@ -45,19 +45,21 @@ def read_entry(run: Run) -> Entry:
     if nb is None:
         return entry
     try:
-        found = read_records(nb)
+        recorded = read_records(nb)
     except ValueError as error:  # a name that is there twice: the run itself went well
         entry.run.error = entry.run.error or str(error)
         return entry
     entry.scalars = {
-        name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)
+        name: value
+        for name, value in recorded.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
     }
     entry.records = {
-        "records": {name: to_json(value, name) for name, value in found.items()},
-        "tables": {name: to_json(table, name) for name, table in found.tables.items()},
-        "checks": {claim: to_json(check._asdict(), claim) for claim, check in found.checks.items()},
-        "figures": list(found.figures),
+        "records": {name: to_json(value, name) for name, value in recorded.items()},
+        "tables": {name: to_json(table, name) for name, table in recorded.tables.items()},
+        "checks": {claim: to_json(check._asdict(), claim) for claim, check in recorded.checks.items()},
+        "figures": list(recorded.figures),
     }
-    entry.checks = found.checks
-    entry.thumbnails = {name: thumbnail(png) for name, png in found.figures.items()}
+    entry.checks = recorded.checks
+    entry.thumbnails = {name: thumbnail(png) for name, png in recorded.figures.items()}
     return entry

@@ -1,4 +1,4 @@
-r"""Formulas of a notebook's text as pictures: ``$\sigma^2$`` in a page that may load no MathJax."""
+r"""Draw the formulas of a notebook's text, such as ``$\sigma^2$``, for pages that may load no MathJax."""
 
 from __future__ import annotations
 

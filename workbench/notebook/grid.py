@@ -1,4 +1,4 @@
-"""`run_grid`: a notebook over a grid of parameters, each run in processes of its own, all results kept after each."""
+"""Run a notebook over a grid of parameters, each run in processes of its own, all results kept after each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, perform, plan
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-    from ..experiments.pool import Outcome
+    from ..experiments.pool import CellOutcome
 
 GRACE = 20.0  # seconds that a run which is ended has to save what it has
 SPARE = 300.0  # seconds beyond a run's limit after which its process is ended, should that hang and not the notebook
@@ -171,9 +171,9 @@ class _Grid:
 
         self.nb, self.index, self.chromium, self.progress = nb, index, chromium, progress
         self.runs = {run.name: run for run, _ in planned}
-        self.given = {run.name: given for run, given in planned}
+        self.values = {run.name: values for run, values in planned}
         self.ended: set[str] = set()
-        self.beside = Path(planned[0][0].notebook).parent
+        self.notebook_folder = Path(planned[0][0].notebook).parent
         self.began = time.strftime(CLOCK)
         self.bar = tqdm(total=len(planned), unit="run", disable=None if progress else True, leave=False)
 
@@ -194,13 +194,13 @@ class _Grid:
         for name in self.runs:
             if name not in (*new, *again):
                 self._tell(name, self._published(name))
-        here = environment(self.beside) if new or again else {}
+        here = environment(self.notebook_folder) if new or again else {}
         source = nbformat.writes(self.nb)
         cells = [
             {
                 "source": source,
                 "run": asdict(replace(self.runs[name], environment=here)),
-                "given": self.given[name],
+                "values": self.values[name],
                 "timeout": timeout,
                 "chromium": self.chromium,
             }
@@ -256,7 +256,7 @@ class _Grid:
             return ""
         return _publish(output, self.chromium)
 
-    def _take(self, outcome: Outcome) -> tuple[str, str]:
+    def _take(self, outcome: CellOutcome) -> tuple[str, str]:
         """Keep how a run ended; its name, and what went wrong with its page."""
         run = Run(**outcome.cell["run"])
         output = Path(run.output)
@@ -281,13 +281,18 @@ class _Grid:
 
     def _mark_interrupted(self, names: list[str]) -> None:
         for name in names:
-            found = stamp_of(Path(self.runs[name].output))
-            if name in self.ended or found is None or found.key != self.runs[name].key or found.started < self.began:
+            stamped = stamp_of(Path(self.runs[name].output))
+            if (
+                name in self.ended
+                or stamped is None
+                or stamped.key != self.runs[name].key
+                or stamped.started < self.began
+            ):
                 continue
-            self.runs[name] = found
-            self.index.add(found)
-            interrupted = found.status == "interrupted"
-            problem = _publish(Path(found.output), None) if interrupted else self._published(name)
+            self.runs[name] = stamped
+            self.index.add(stamped)
+            interrupted = stamped.status == "interrupted"
+            problem = _publish(Path(stamped.output), None) if interrupted else self._published(name)
             self._tell(name, problem, count=not interrupted)
         if self.progress:
             self.bar.clear()
@@ -311,7 +316,7 @@ class _Grid:
 
 
 def work(
-    source: str, run: dict[str, Any], given: dict[str, Any], timeout: float | None, chromium: str | None
+    source: str, run: dict[str, Any], values: dict[str, Any], timeout: float | None, chromium: str | None
 ) -> dict[str, Any]:
     """What a worker process does for one run; ended by SIGTERM, it saves what there is."""
     import nbformat
@@ -322,7 +327,7 @@ def work(
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        done = perform(nbformat.reads(source, as_version=4), Run(**run), given, timeout=timeout)
+        done = perform(nbformat.reads(source, as_version=4), Run(**run), values, timeout=timeout)
         return {"problem": _publish(Path(done.output), chromium)}
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -343,7 +348,7 @@ def _publish(output: Path, chromium: str | None) -> str:
     return ""
 
 
-def _reason(outcome: Outcome) -> str:
+def _reason(outcome: CellOutcome) -> str:
     """The last line of a traceback, or the sentence that the pool says."""
     lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
     return lines[-1].strip() if lines else outcome.status

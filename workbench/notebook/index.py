@@ -87,8 +87,8 @@ class Index:
         writer.writerow(["notebook", "run", "status", *parameters, "metric", "value"])
         for entry in self.entries.values():
             run = entry.run
-            given = [run.parameters.get(name, "") for name in parameters]
-            cells = [json.dumps(value) if isinstance(value, list | dict) else value for value in given]
+            values = [run.parameters.get(name, "") for name in parameters]
+            cells = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
             measured = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory} if run.status == "ok" else {}
             checks = {f"check: {claim}": int(check.holds) for claim, check in entry.checks.items()}
             for metric, value in {**entry.scalars, **checks, **measured}.items():
@@ -153,5 +153,7 @@ class Index:
 
 def _plot(entries: list[Entry]) -> tuple[str, str] | None:
     good = [(entry.run.parameters, entry.scalars) for entry in entries if entry.run.status == "ok"]
-    finite = [(given, {name: v for name, v in scalars.items() if math.isfinite(v)}) for given, scalars in good]
+    finite = [
+        (parameters, {name: v for name, v in scalars.items() if math.isfinite(v)}) for parameters, scalars in good
+    ]
     return grid_plot(finite)

@@ -104,8 +104,8 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
     try:
         tree = ast.parse(cell.source)
     except SyntaxError as error:
-        found = (error.text or "").strip()
-        raise ValueError(f"line {error.lineno} of the parameters cell is not plain Python: {found!r}") from error
+        text = (error.text or "").strip()
+        raise ValueError(f"line {error.lineno} of the parameters cell is not plain Python: {text!r}") from error
     declared: dict[str, Any] = {}
     for line in tree.body:
         if isinstance(line, ast.Assign):
@@ -122,12 +122,12 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
     return declared
 
 
-def check_parameters(declared: Mapping[str, Any], given: Mapping[str, Any], notebook: str) -> dict[str, Any]:
+def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], notebook: str) -> dict[str, Any]:
     """Check values against the notebook's own parameters, since papermill takes any name and any type.
 
     Args:
         declared: name -> default, from `declared_parameters`.
-        given: name -> value; numpy scalars and arrays are taken as plain numbers and lists.
+        values: name -> value; numpy scalars and arrays are taken as plain numbers and lists.
         notebook: what to call the notebook in errors.
 
     Returns:
@@ -142,7 +142,7 @@ def check_parameters(declared: Mapping[str, Any], given: Mapping[str, Any], note
         {'rate': 1}
     """
     checked = {}
-    for name, value in given.items():
+    for name, value in values.items():
         default = _default(declared, name, notebook)
         value = _plain(value)
         if default is None or default is COMPUTED:

@@ -33,25 +33,25 @@ def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> 
     Returns:
         Address of a picture, and what it shows in words; None where there is nothing to compare.
     """
-    differing = varied([given for given, _ in runs])
+    differing = varied([parameters for parameters, _ in runs])
     if not differing:
         return None
     main = [name for name in differing if name not in REPEATS]
-    if not main and any((found := metric_of(name)) and found[0] for _, numbers in runs for name in numbers):
+    if not main and any((metric := metric_of(name)) and metric[0] for _, numbers in runs for name in numbers):
         return _drawn(_panels_by_kind(runs), "")
-    axis, beside = (main or differing)[0], main[1] if len(main) > 1 else None
-    panels = _panels(runs, axis, beside)
+    axis, group = (main or differing)[0], main[1] if len(main) > 1 else None
+    panels = _panels(runs, axis, group)
     if len({series for panel in panels.values() for series in panel}) > SERIES:
         panels = _panels(runs, axis, None)
-    places = _ordered([given.get(axis) for given, _ in runs])
+    places = _ordered([parameters.get(axis) for parameters, _ in runs])
     return _drawn(panels, axis, places)
 
 
 def _drawn(panels: dict[str, Panel], axis: str, order: Sequence[str] = ()) -> tuple[str, str] | None:
     if not panels:
         return None
-    found = dict.fromkeys(x for panel in panels.values() for points in panel.values() for x, _ in points)
-    places = {text: place for place, text in enumerate(order or found)}
+    distinct = dict.fromkeys(x for panel in panels.values() for points in panel.values() for x, _ in points)
+    places = {text: place for place, text in enumerate(order or distinct)}
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))[:SERIES]
@@ -78,24 +78,24 @@ def _panels_by_kind(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]
     panels: dict[str, Panel] = {}
     for _, numbers in runs:
         for name, value in numbers.items():
-            if (found := metric_of(name)) is not None:
-                panels.setdefault(found[1], {}).setdefault("", []).append((found[0] or "all", value))
+            if (parts := metric_of(name)) is not None:
+                panels.setdefault(parts[1], {}).setdefault("", []).append((parts[0] or "all", value))
     return dict(list(panels.items())[:PANELS])
 
 
 def _panels(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, beside: str | None
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, group: str | None
 ) -> dict[str, Panel]:
     """Metric -> series -> points; what is known as a metric first, what never changes left out."""
     known: dict[str, Panel] = {}
     others: dict[str, Panel] = {}
-    for given, numbers in runs:
+    for parameters, numbers in runs:
         for name, value in numbers.items():
-            found = metric_of(name)
-            of, metric = found or ("", name)
-            series = ", ".join(filter(None, [of, f"{beside} {as_text(given.get(beside))}" if beside else ""]))
-            panel = (known if found else others).setdefault(metric, {})
-            panel.setdefault(series, []).append((as_text(given.get(axis)), value))
+            parts = metric_of(name)
+            of, metric = parts or ("", name)
+            series = ", ".join(filter(None, [of, f"{group} {as_text(parameters.get(group))}" if group else ""]))
+            panel = (known if parts else others).setdefault(metric, {})
+            panel.setdefault(series, []).append((as_text(parameters.get(axis)), value))
     changing = {
         metric: panel
         for metric, panel in {**known, **others}.items()

@@ -123,9 +123,9 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
             f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: compare, and take .all() of many"
         )
     plain = {name: to_json(value, name) for name, value in found.items()}
-    said = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
+    sentence = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
     colour = "" if answer else ' style="color: #D55E00; font-weight: bold"'
-    data = {"text/html": f"<div{colour}>{html.escape(said)}</div>", "text/plain": said}
+    data = {"text/html": f"<div{colour}>{html.escape(sentence)}</div>", "text/plain": sentence}
     _show("record_check", [claim], data, {"check": {"claim": claim, "holds": answer, "found": plain}})
 
 
@@ -228,29 +228,29 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
     """
     nbformat = require("nbformat")
     nb = nbformat.read(notebook, as_version=4) if isinstance(notebook, (str, Path)) else notebook
-    found = Records()
-    found.parameters = dict(nb.metadata.get("papermill", {}).get("parameters", {}))
+    records = Records()
+    records.parameters = dict(nb.metadata.get("papermill", {}).get("parameters", {}))
     for position, cell in enumerate(nb.cells):
         for output in cell.get("outputs", []):
             if output.output_type == "error":
-                found.errors.append(f"{output.ename}: {output.evalue}")
-            ours = output.get("metadata", {}).get("workbench", {})
+                records.errors.append(f"{output.ename}: {output.evalue}")
+            stamp = output.get("metadata", {}).get("workbench", {})
             entries: list[tuple[dict[str, Any], str, Any]] = [
-                (found, name, from_json(value)) for name, value in ours.get("records", {}).items()
+                (records, name, from_json(value)) for name, value in stamp.get("records", {}).items()
             ]
-            if "figure" in ours:
-                entries.append((found.figures, ours["figure"], base64.b64decode(output.data["image/png"])))
-            if "table" in ours:
-                entries.append((found.tables, ours["table"]["name"], dict(from_json(ours["table"]["columns"]))))
-            if "check" in ours:
-                check = ours["check"]
-                entries.append((found.checks, check["claim"], Check(check["holds"], from_json(check["found"]))))
+            if "figure" in stamp:
+                entries.append((records.figures, stamp["figure"], base64.b64decode(output.data["image/png"])))
+            if "table" in stamp:
+                entries.append((records.tables, stamp["table"]["name"], dict(from_json(stamp["table"]["columns"]))))
+            if "check" in stamp:
+                check = stamp["check"]
+                entries.append((records.checks, check["claim"], Check(check["holds"], from_json(check["found"]))))
             for store, name, value in entries:
                 if name in store:
                     where = f"cell {position + 1} ({cell.get('id', 'no id')})"
                     raise ValueError(f"{name!r} is recorded twice, the second time in {where}: use another name there")
                 store[name] = value
-    return found
+    return records
 
 
 def failed_checks(checks: Mapping[str, Check]) -> list[str]:
@@ -263,8 +263,8 @@ def failed_checks(checks: Mapping[str, Check]) -> list[str]:
     return [_claimed(claim, check.found) for claim, check in checks.items() if not check.holds]
 
 
-def _claimed(claim: str, found: Mapping[str, Any]) -> str:
-    numbers = ", ".join(f"{name} = {as_text(value)}" for name, value in found.items())
+def _claimed(claim: str, numbers_by_name: Mapping[str, Any]) -> str:
+    numbers = ", ".join(f"{name} = {as_text(value)}" for name, value in numbers_by_name.items())
     return f"{claim} ({numbers})" if numbers else claim
 
 
@@ -285,8 +285,8 @@ def _execution() -> tuple[str, str] | None:
     return message.get("metadata", {}).get("cellId") or run, run
 
 
-def _show(function: str, names: list[str], data: dict[str, str], ours: dict[str, Any], metadata: Any = None) -> None:
-    json.dumps(ours, allow_nan=False)
+def _show(function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None) -> None:
+    json.dumps(stamp, allow_nan=False)
     here = _execution()
     if here is None:
         return
@@ -300,5 +300,5 @@ def _show(function: str, names: list[str], data: dict[str, str], ours: dict[str,
             )
     from IPython.display import display
 
-    display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **ours}, **(metadata or {})})
+    display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **stamp}, **(metadata or {})})
     _recorded.update({(function, name): here for name in names})

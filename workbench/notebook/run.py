@@ -1,4 +1,4 @@
-"""Run a notebook with papermill, and say honestly how it ended."""
+"""Run a notebook with papermill, and report how it ended."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ def run_notebook(
     """
     notebook = Path(notebook).resolve()
     nb = load_notebook(notebook)
-    run, given = plan(nb, notebook, output, parameters)
+    run, values = plan(nb, notebook, output, parameters)
     check_timeout(timeout)
     if resume and (earlier := finished(run)) is not None:
         return earlier
     run.environment = environment(notebook.parent)
-    return perform(nb, run, given, timeout=timeout, progress=progress)
+    return perform(nb, run, values, timeout=timeout, progress=progress)
 
 
 def plan(
@@ -149,11 +149,11 @@ def plan(
     """
     output = Path(output).resolve()
     declared = declared_parameters(nb)
-    given = check_parameters(declared, parameters or {}, notebook.name)
+    checked = check_parameters(declared, parameters or {}, notebook.name)
     check_syntax(nb, notebook.name)
     if output == notebook:
         raise ValueError(f"the output would overwrite the notebook itself: {notebook}")
-    values = {**declared, **given}
+    values = {**declared, **checked}
     run = Run(
         name=output.stem,
         notebook=str(notebook),
@@ -163,7 +163,7 @@ def plan(
         parameters={name: value for name, value in values.items() if value is not COMPUTED},
         key=_key(nb, values),
     )
-    return run, given
+    return run, checked
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -181,7 +181,7 @@ def finished(run: Run) -> Run | None:
 
 
 def perform(
-    nb: NotebookNode, run: Run, given: dict[str, Any], *, timeout: float | None = None, progress: bool = False
+    nb: NotebookNode, run: Run, parameters: dict[str, Any], *, timeout: float | None = None, progress: bool = False
 ) -> Run:
     """Carry out a planned run: see `run_notebook`."""
     output = Path(run.output)
@@ -190,7 +190,7 @@ def perform(
     write(nb, run)
     watch, start = Watch(timeout), time.perf_counter()
     try:
-        run.status, run.error = _execute(output, given, Path(run.notebook).parent, watch, progress)
+        run.status, run.error = _execute(output, parameters, Path(run.notebook).parent, watch, progress)
     finally:  # also on Ctrl-C, which is then on its way to the caller
         run.seconds = round(time.perf_counter() - start, 3)
         run.peak_memory, run.peak_device_memory, run.data = watch.peak_memory, watch.peak_device_memory, watch.data
@@ -226,9 +226,8 @@ def _execute(
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     if not (logger := logging.getLogger("papermill")).handlers:
-        logger.addHandler(
-            logging.NullHandler()
-        )  # the outcome says it all; who configures logging still gets the messages
+        # the outcome says it all; who configures logging still gets the messages
+        logger.addHandler(logging.NullHandler())
     register()
     # papermill takes paths for templates
     path = WHOLE + str(output.resolve()).replace("{", "{{").replace("}", "}}")

@@ -55,16 +55,16 @@ class IndexTable:
     rows: list[Any] = field(default_factory=list)
 
 
-def varied(given: Iterable[Mapping[str, Any]]) -> list[str]:
+def varied(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names whose values are not the same everywhere.
 
     Example:
         >>> varied([{"a": 1, "b": [2]}, {"a": 1, "b": [3]}])
         ['b']
     """
-    given = list(given)
-    names = dict.fromkeys(name for one in given for name in one)
-    return [name for name in names if len({repr(one.get(name)) for one in given}) > 1]
+    mappings = list(mappings)
+    names = dict.fromkeys(name for mapping in mappings for name in mapping)
+    return [name for name in names if len({repr(mapping.get(name)) for mapping in mappings}) > 1]
 
 
 def runs_table(entries: Sequence[Entry]) -> IndexTable:
@@ -92,10 +92,10 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
     Returns:
         None where that says no more than the table of all runs does.
     """
-    given = [entry.run.parameters for entry in entries]
-    differing = varied(given)
+    parameters = [entry.run.parameters for entry in entries]
+    differing = varied(parameters)
     kept = [name for name in differing if name not in REPEATS]
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    values_of: dict[tuple[str, str], dict[str, list[float]]] = {}
     known: dict[tuple[str, str], list[Any]] = {}
     for entry in entries:
         values = [entry.run.parameters.get(name) for name in kept]
@@ -103,22 +103,22 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
             if (parts := metric_of(name)) is not None and math.isfinite(value):
                 row = (repr(values), parts[0])
                 known[row] = [*values, parts[0]]
-                found.setdefault(row, {}).setdefault(parts[1], []).append(float(value))
-    several = len({of for _, of in found}) > 1
-    if len(found) < 2 or not (several or len(kept) < len(differing)):
+                values_of.setdefault(row, {}).setdefault(parts[1], []).append(float(value))
+    several = len({of for _, of in values_of}) > 1
+    if len(values_of) < 2 or not (several or len(kept) < len(differing)):
         return None
-    rows = list(found)
+    rows = list(values_of)
     heads = [*kept, "of"]
     columns = [
         _plain_column(name, [known[row][place] for row in rows])
         for place, name in enumerate(heads)
         if name != "of" or several
     ]
-    for metric in dict.fromkeys(metric for row in rows for metric in found[row]):
+    for metric in dict.fromkeys(metric for row in rows for metric in values_of[row]):
         column = IndexColumn(metric, [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)])
-        means = [statistics.fmean(v) if (v := found[row].get(metric)) else None for row in rows]
+        means = [statistics.fmean(v) if (v := values_of[row].get(metric)) else None for row in rows]
         for row, mean in zip(rows, means, strict=True):
-            several_runs = found[row].get(metric, [])
+            several_runs = values_of[row].get(metric, [])
             deviation = statistics.stdev(several_runs) if len(several_runs) > 1 else None
             spread = "" if deviation is None else f" ± {deviation:{'.2g' if deviation < 100 else ',.0f'}}"
             column.cells.append(IndexCell() if mean is None else IndexCell(as_text(mean), mean, spread=spread))
@@ -127,7 +127,7 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
                 metric, column.cells, [m if row[0] == group else None for row, m in zip(rows, means, strict=True)]
             )
         columns.append(column)
-    columns.append(_plain_column("runs", [max(map(len, found[row].values())) for row in rows]))
+    columns.append(_plain_column("runs", [max(map(len, values_of[row].values())) for row in rows]))
     return IndexTable(columns, rows)
 
 

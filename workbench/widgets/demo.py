@@ -55,12 +55,12 @@ def demo_lab(name: str = "comparison", *, port: int | None = None, browser: bool
 
 def arguments(path: Path, port: int | None, browser: bool) -> list[str]:
     """What JupyterLab is started with."""
-    found = [f"--ServerApp.root_dir={path.parent}", f"--LabApp.default_url=/lab/tree/{path.name}"]
-    found += ["--ServerApp.log_level=WARN"]  # the address is printed all the same
-    found += [] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
-    found += [] if browser else ["--no-browser"]
+    options = [f"--ServerApp.root_dir={path.parent}", f"--LabApp.default_url=/lab/tree/{path.name}"]
+    options += ["--ServerApp.log_level=WARN"]  # the address is printed all the same
+    options += [] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    options += [] if browser else ["--no-browser"]
     # in a container everybody is root; the server listens on this machine only, and asks for a token
-    return [*found, *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else [])]
+    return [*options, *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else [])]
 
 
 def copied(name: str, folder: Path) -> Path:
@@ -82,12 +82,12 @@ def notebooks_folder() -> Path:
     Raises:
         ValueError: there are none.
     """
-    beside = Path(__file__).parents[2] / "notebooks"
+    repository = Path(__file__).parents[2] / "notebooks"
     installed = Path(sysconfig.get_path("data")) / "share" / "workbench" / "notebooks"
-    for folder in (beside, installed):
+    for folder in (repository, installed):
         if (folder / "comparison.ipynb").is_file():
             return folder
-    raise ValueError(f"the notebooks are not installed: neither {beside} nor {installed} holds comparison.ipynb")
+    raise ValueError(f"the notebooks are not installed: neither {repository} nor {installed} holds comparison.ipynb")
 
 
 def _check_port(port: int) -> None:

@@ -1,1 +1,1 @@
-"""What the widgets share: jobs, pictures, cases, and what a model says about rows."""
+"""Jobs, pictures, cases and predictions, for all widgets."""

@@ -104,38 +104,38 @@ def cases(
         output: what the model gives: "values", "logits" or "probs".
     """
     pictured = x.ndim > 2
-    found = []
+    described = []
     for i, name in enumerate(names):
-        own = {risk: values[i].item() for risk, values in answers.risk.items()}
+        risks = {risk: values[i].item() for risk, values in answers.risk.items()}
         likely: tuple[tuple[str, float], ...] = ()
         truth, wrong = "", False
         if data.classes is None or answers.probs is None:
-            said = with_spread(answers.y[i].item(), own.get("total"), data.target.unit)
+            prediction = with_spread(answers.y[i].item(), risks.get("total"), data.target.unit)
             truth = "" if y is None else number(y[i].item(), data.target.unit)
         else:
             best = answers.probs[i].topk(min(3, len(data.classes)))
             likely = tuple(
                 (data.classes[j], p) for p, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             )
-            said = f"{likely[0][0]}, {100 * likely[0][1]:.0f} %"
+            prediction = f"{likely[0][0]}, {100 * likely[0][1]:.0f} %"
             if y is not None:
                 truth = data.classes[int(y[i])]
                 wrong = truth != likely[0][0]
-        found.append(
+        described.append(
             Case(
                 name,
                 () if pictured else tuple(zip(map(str, data.features), map(number, x[i].tolist()), strict=False)),
                 thumbnail(x[i], data.train.x, name) if pictured else "",
-                said,
+                prediction,
                 truth,
                 wrong,
-                tuple((risk, number(value, risk_unit(data, output, risk), 3)) for risk, value in own.items()),
-                shares(own, output),
-                own.get("vacuitic"),
+                tuple((risk, number(value, risk_unit(data, output, risk), 3)) for risk, value in risks.items()),
+                shares(risks, output),
+                risks.get("vacuitic"),
                 likely,
             )
         )
-    return found
+    return described
 
 
 def shares(risks: dict[str, float], output: str) -> dict[str, float]:
@@ -148,7 +148,7 @@ def shares(risks: dict[str, float], output: str) -> dict[str, float]:
     power = 2 if output == "values" else 1
     parts = {name: max(risks[name], 0.0) ** power for name in CAUSES if name in risks}
     whole = sum(parts.values())
-    return {name: part / whole for name, part in parts.items()} if 0 < whole < math.inf else {}
+    return {name: variance / whole for name, variance in parts.items()} if 0 < whole < math.inf else {}
 
 
 def number(value: float, unit: str = "", digits: int = 4) -> str:
@@ -257,25 +257,25 @@ def card(case: Case, output: str = "values", hover: bool = True) -> str:
     )
 
 
-def gallery(found: Iterable[Case], caption: str = "", output: str = "values") -> str:
+def gallery(described: Iterable[Case], caption: str = "", output: str = "values") -> str:
     """Cases as a grid of cards."""
     head = f'<div class="wb-caption">{html.escape(caption)}</div>' if caption else ""
-    return f'{head}<div class="wb-cases">{"".join(card(case, output) for case in found)}</div>'
+    return f'{head}<div class="wb-cases">{"".join(card(case, output) for case in described)}</div>'
 
 
-def listing(found: Sequence[Case], caption: str = "", output: str = "values") -> str:
+def listing(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
     """Cases as the rows of a table: feature values with units, prediction, truth, and the risk split by cause."""
-    if not found:
+    if not described:
         return f'<div class="wb-caption">{html.escape(caption)}</div>'
-    names = [name for name, _ in found[0].inputs]
+    names = [name for name, _ in described[0].inputs]
     if len(names) > MOST_COLUMNS:
         caption = f"{caption} ({MOST_COLUMNS} of {len(names)} features shown)".strip()
     names = names[:MOST_COLUMNS]
-    risky = any(case.risks for case in found)
-    known = any(case.truth for case in found)
+    risky = any(case.risks for case in described)
+    known = any(case.truth for case in described)
     heads = ["", "prediction", *(["true"] if known else []), *(["risk by cause"] if risky else []), *names]
     rows = []
-    for case in found:
+    for case in described:
         cells = [html.escape(case.name)]
         cells.append(f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>')
         cells += [html.escape(case.truth)] if known else []
@@ -289,9 +289,9 @@ def listing(found: Sequence[Case], caption: str = "", output: str = "values") ->
     )
 
 
-def shown(found: Sequence[Case], caption: str = "", output: str = "values") -> str:
+def shown(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
     """Cases as cards if they are pictures, else as a table."""
-    return (gallery if any(case.picture for case in found) else listing)(found, caption, output)
+    return (gallery if any(case.picture for case in described) else listing)(described, caption, output)
 
 
 def grid(
@@ -331,17 +331,17 @@ def grid(
         >>> page.count("<tr"), "body mass index (kg/m2)" in page
         (5, True)
     """
-    part = data.test if split is None else split
+    rows_of = data.test if split is None else split
     output = output_of(wrapped)
     if rows is None:
-        answers = predict_cases(wrapped, data, part.x)
-        chosen = per_row(answers, by, part.y).sort(descending=True, stable=True).indices[:k]
+        answers = predict_cases(wrapped, data, rows_of.x)
+        chosen = per_row(answers, by, rows_of.y).sort(descending=True, stable=True).indices[:k]
         answers = answers.take(chosen)
     else:
         chosen = torch.as_tensor(rows, dtype=torch.int64)
-        answers = predict_cases(wrapped, data, part.x[chosen])
+        answers = predict_cases(wrapped, data, rows_of.x[chosen])
     names = [f"row {row}" for row in chosen.tolist()]
-    page = shown(cases(data, part.x[chosen], answers, names, part.y[chosen], output), caption, output)
+    page = shown(cases(data, rows_of.x[chosen], answers, names, rows_of.y[chosen], output), caption, output)
     return f"<style>{STYLE}</style>{page}"
 
 

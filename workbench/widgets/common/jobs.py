@@ -1,4 +1,4 @@
-"""Long computations beside a notebook: a queue, one daemon thread that works it off, and what is to be seen of each job."""
+"""A queue of long computations beside a notebook, worked off by one daemon thread."""
 
 from __future__ import annotations
 

@@ -201,9 +201,9 @@ _TEXT = (
 )
 
 
-def _words(found: re.Match[str]) -> str:
+def _words(glyphs: re.Match[str]) -> str:
     """Glyphs as text again, as wide as they were drawn: a quarter of the size, in the font of the page."""
-    said, style, x, y, turned, scale, inside = found.groups()
+    said, style, x, y, turned, scale, inside = glyphs.groups()
     *_, last = ["0", *re.findall(r"<use [^>]*translate\(([-\d.]+)", inside)]
     size = 100 * float(scale)
     wide = (float(last) + 60 if len(said) > 1 else 0) * float(scale)  # the last glyph is about so wide

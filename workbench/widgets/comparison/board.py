@@ -1,4 +1,4 @@
-"""What a comparison has found so far, and how its widgets show that."""
+"""The findings of a comparison, and how its widgets show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.errors import require
 
 from ..common.jobs import Job
 from .controls import Controls
-from .panels import View, view_of
+from .panels import PanelData, view_of
 from .scores import COLUMNS, table
 from .trials import MOST_JUDGED, Trained, panel
 
@@ -55,7 +55,7 @@ class Findings:
         return [trained[name] for name in list(self.names) if name in trained]
 
     @functools.cached_property
-    def view(self) -> View:
+    def view(self) -> PanelData:
         """What the pictures show."""
         return view_of(self.data)
 
@@ -174,10 +174,10 @@ class Board:
         self.controls.say("; ".join(words) + ".")
 
     def _show_errors(self) -> None:
-        found = {name: (f"{type(e).__name__}: {e}", trace) for name, (e, trace) in list(self.findings.failed.items())}
+        errors = {name: (f"{type(e).__name__}: {e}", trace) for name, (e, trace) in list(self.findings.failed.items())}
         for kept in self.findings.kept:
             if kept.error is not None:
-                found[kept.name] = f"it is trained, but could not be judged: {kept.error}", ""
-        if found != self._errors:
-            self._errors = found
-            self.controls.show_errors(found)
+                errors[kept.name] = f"it is trained, but could not be judged: {kept.error}", ""
+        if errors != self._errors:
+            self._errors = errors
+            self.controls.show_errors(errors)

@@ -1,4 +1,4 @@
-"""`Comparison`: what each wrapper makes of a model, side by side, with widgets or without."""
+"""`Comparison`: wrappers side by side on one model, with widgets or without."""
 
 from __future__ import annotations
 
@@ -220,16 +220,16 @@ class Comparison:
 
     def snapshot(self) -> None:
         """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
-        found = self._findings
-        trained = [kept for kept in found.kept if kept.answers is not None]
+        findings = self._findings
+        trained = [kept for kept in findings.kept if kept.answers is not None]
         if not trained:
             raise ValueError("snapshot: nothing is trained yet; start(block=True) first")
-        panels = "".join(f'<div class="wb-panel">{found.panel(kept, losses=False)}</div>' for kept in trained)
-        metrics = f'<div class="wb-metrics">{found.table()}</div>'
+        panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
+        metrics = f'<div class="wb-metrics">{findings.table()}</div>'
         page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
-        figure = overview(found.view, trained, found.frame, self.data.target.unit)
+        figure = overview(findings.view, trained, findings.frame, self.data.target.unit)
         alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
-        pictures.show(page, figure, alt, CSS + (cases.STYLE if found.view.kind == "images" else ""))
+        pictures.show(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
@@ -343,19 +343,19 @@ class Comparison:
         return self.data.validation(VALIDATION, seed)
 
     def _submit(self, candidate: Candidate, training: Training, block: bool) -> Job:
-        board, found = self._board, self._findings
+        board, findings = self._board, self._findings
         watched = board is not None and board.displayed and not block
 
         def work(job: Job) -> None:
             live = functools.partial(board.live, candidate.name) if board is not None and watched else None
             kept = trial(job, candidate, training, self._model, self.data, self._parts, self._output, live)
             if kept is not None:
-                found.trained[candidate.name] = kept
+                findings.trained[candidate.name] = kept
 
         def changed(job: Job) -> None:
-            found.batch.setdefault(job.name, job)
+            findings.batch.setdefault(job.name, job)
             if job.status == "failed" and job.error is not None:
-                found.failed[job.name] = job.error, job.traceback
+                findings.failed[job.name] = job.error, job.traceback
             if job.ended and self._board is not None:
                 self._board.show_panel(job.name)
             self._show()

@@ -122,9 +122,9 @@ class Controls:
             tooltip="End the training at once; what is trained is kept",
             layout={"width": "96px", "flex": "none"},
         ).add_class("wb-stop")
-        look = {"style": _STYLE, "layout": {"width": "210px"}}
+        options = {"style": _STYLE, "layout": {"width": "210px"}}
         self.epochs = w.BoundedIntText(
-            training.epochs, min=1, max=10**6, description="epochs", tooltip="Passes over the training rows", **look
+            training.epochs, min=1, max=10**6, description="epochs", tooltip="Passes over the training rows", **options
         ).add_class("wb-epochs")
         self.lr = w.BoundedFloatText(
             training.lr,
@@ -132,7 +132,7 @@ class Controls:
             max=1e3,
             description="learning rate",
             tooltip="Peak learning rate of Adam: it rises at first, and falls to 0",
-            **look,
+            **options,
         ).add_class("wb-lr")
         self.weight_decay = w.BoundedFloatText(
             training.weight_decay,
@@ -140,7 +140,7 @@ class Controls:
             max=1e3,
             description="weight decay",
             tooltip="Decoupled from the gradient, as in AdamW",
-            **look,
+            **options,
         ).add_class("wb-decay")
         self.seed = w.BoundedIntText(
             training.seed,
@@ -148,7 +148,7 @@ class Controls:
             max=2**31 - 1,
             description="seed",
             tooltip="Of first weights (if a function makes the model), of validation rows, of the order of rows and of all random draws",
-            **look,
+            **options,
         ).add_class("wb-seed")
         self.bar = w.FloatProgress(
             0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="How much of the training is done"

@@ -28,7 +28,7 @@ class Exported:
     """All that a comparison was made of, as it is set now."""
 
     model: Model
-    given: Any
+    user_data: Any
     data: Data
     split: int
     candidates: list[Candidate]
@@ -59,14 +59,14 @@ def command(path: str | os.PathLike[str], what: Exported) -> str:
 
 
 def _parameters(what: Exported) -> dict[str, Any]:
-    training, found = what.training, {}
+    training, loaded = what.training, {}
     name, options = _named(what)
     if name is not None:
-        found["data"] = name
+        loaded["data"] = name
         if "split" in options:
-            found["split"] = options["split"]
+            loaded["split"] = options["split"]
     return {
-        **found,
+        **loaded,
         "wrappers": [candidate.name for candidate in what.candidates],
         "epochs": training.epochs,
         "lr": training.lr,
@@ -126,9 +126,9 @@ def _title(model: Model) -> str:
 # ---- data
 def _named(what: Exported) -> tuple[str | None, dict[str, Any]]:
     """The name by which `load` gives these data, and the options; None if it does not."""
-    if isinstance(what.given, str):
-        return what.given, {"split": what.split}
-    if not isinstance(what.given, Data) or what.data.name not in names(available=True):
+    if isinstance(what.user_data, str):
+        return what.user_data, {"split": what.split}
+    if not isinstance(what.user_data, Data) or what.data.name not in names(available=True):
         return None, {}
     sizes = {"n_train": len(what.data.train), "n_test": len(what.data.test)}
     for options in ({}, sizes, {**sizes, "test_noise": True}):
@@ -208,8 +208,8 @@ def _needed(name: str, value: Any, imports: set[str]) -> str:
         return ""
     if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
         return _source(value, imports).partition("\n\nmodel = ")[0] + "\n\n"
-    found = reference(value, imports)
-    return "" if found == name else f"{name} = {found}"
+    name_here = reference(value, imports)
+    return "" if name_here == name else f"{name} = {name_here}"
 
 
 __all__ = ["PLAIN", "Exported", "command", "write"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.pictures import INK, new_figure
-from .panels import View, draw, size
+from .panels import PanelData, draw, size
 from .scores import COLUMNS, best
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LINE = 0.26  # height of a row of the table, in inches
 
 
-def overview(view: View, trained: Sequence[Trained], frame: pd.DataFrame, unit: str) -> Any:
+def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, unit: str) -> Any:
     """The table of scores, and below it the pictures of all models, two in a row.
 
     Args:

@@ -22,7 +22,7 @@ GRID = 48  # nodes of a map along each side
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class PanelData:
     """What is asked of a model for its picture.
 
     Args:
@@ -54,7 +54,7 @@ def kind_of(data: Data) -> str:
     return "plane" if data.input_shape == (2,) else "table"
 
 
-def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> View:
+def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
     """The rows of the picture: a grid over one or two inputs, else test rows, sampled if there are many.
 
     Args:
@@ -69,16 +69,16 @@ def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> View:
             for i in range(data.input_shape[0])
         ]
         if kind == "curve":
-            return View(data, kind, lines[0][:, None], none)
+            return PanelData(data, kind, lines[0][:, None], none)
         xx, yy = torch.meshgrid(*lines, indexing="xy")
-        return View(data, kind, torch.stack([xx.flatten(), yy.flatten()], 1), none, grid=(xx, yy))
+        return PanelData(data, kind, torch.stack([xx.flatten(), yy.flatten()], 1), none, grid=(xx, yy))
     n = len(data.test)
     most = most if fine else min(most, 300)
     rows = torch.arange(n)
     if n > most:
         rows = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
     note = f"picture: {most:,} of {n:,} test rows, drawn at random" if n > most else ""
-    return View(data, kind, data.test.x[rows], rows, note)
+    return PanelData(data, kind, data.test.x[rows], rows, note)
 
 
 def _line(data: Data, column: int, n: int) -> Tensor:
@@ -92,7 +92,7 @@ def _line(data: Data, column: int, n: int) -> Tensor:
     return torch.linspace(low - beyond, high + beyond, n)
 
 
-def size(view: View, answers: Predictions) -> tuple[float, float]:
+def size(view: PanelData, answers: Predictions) -> tuple[float, float]:
     """Width and height of the picture, in inches."""
     if view.kind == "curve":
         return 5.6, 3.7
@@ -103,7 +103,7 @@ def size(view: View, answers: Predictions) -> tuple[float, float]:
     return (6.0, 5.2 if view.data.classes is None and answers.causes else 2.8)
 
 
-def draw(figure: Any, view: View, answers: Predictions, unit: str = "") -> list[Spot]:
+def draw(figure: Any, view: PanelData, answers: Predictions, unit: str = "") -> list[Spot]:
     """Draw the picture on an empty figure.
 
     Args:
@@ -122,7 +122,7 @@ def draw(figure: Any, view: View, answers: Predictions, unit: str = "") -> list[
 
 
 # ---- one input
-def _curve(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
+def _curve(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     data, ax = view.data, paint(figure.subplots())
     observed = (data.train.x, data.train.y)
     risks: dict[str, Any] = {name: answers.risk[name] for name in answers.causes}
@@ -143,7 +143,7 @@ def _maps(answers: Predictions) -> tuple[str, ...]:
     return answers.causes or (("total",) if answers.measured and "total" in answers.risk else ())
 
 
-def _plane(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
+def _plane(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     data, maps = view.data, _maps(answers)
     axes = list(figure.subplots(-(-(1 + len(maps)) // 2), 2, squeeze=False).flat)
     assert view.grid is not None
@@ -177,7 +177,7 @@ def _plane(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spo
     ]
 
 
-def _map(ax: Any, view: View, value: Tensor, label: str, limits: Any, points: Any, cmap: str) -> None:
+def _map(ax: Any, view: PanelData, value: Tensor, label: str, limits: Any, points: Any, cmap: str) -> None:
     assert view.grid is not None
     plots.decision_map(*view.grid, value, paint(ax), label=label, limits=limits, points=points, cmap=cmap)
     first, second = view.data.features
@@ -188,7 +188,7 @@ def _map(ax: Any, view: View, value: Tensor, label: str, limits: Any, points: An
 
 
 # ---- tables
-def _table(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
+def _table(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     risky = bool(answers.causes)
     axes = [paint(ax) for ax in figure.subplots(2 if risky else 1, 2, squeeze=False).flat]
     first, cover = axes[:2]
@@ -238,7 +238,7 @@ def _spread(ax: Any, answers: Predictions, unit: str) -> None:
     plots._common.legend(ax, loc="upper left")
 
 
-def _classes(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
+def _classes(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     first, second = (paint(ax) for ax in figure.subplots(1, 2))
     assert answers.probs is not None
     plots.reliability(answers.probs, view.y, 10, first)
@@ -283,7 +283,7 @@ def _ranked(answers: Predictions) -> tuple[str, ...]:
     return answers.causes or (("total",) if "total" in answers.risk else ())
 
 
-def _images(figure: Any, view: View, answers: Predictions, unit: str) -> list[Spot]:
+def _images(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     kinds = _ranked(answers)
     if not kinds:
         _say(figure.subplots(), "no risk yet")
@@ -315,7 +315,7 @@ def _images(figure: Any, view: View, answers: Predictions, unit: str) -> list[Sp
 
 
 # ---- what is said of a row
-def says(view: View, answers: Predictions, i: int, unit: str) -> list[str]:
+def says(view: PanelData, answers: Predictions, i: int, unit: str) -> list[str]:
     """The lines that a row has under the pointer: prediction, true value and risks by cause."""
     data, in_unit = view.data, f" {unit}" if unit else ""
     if data.classes is None:

@@ -1,4 +1,4 @@
-"""One candidate trained and judged, as a job: what a comparison does for each of its models."""
+"""Train and judge one candidate of a comparison, as a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..common import cases, pictures
 from ..common.inputs import Model
 from ..common.jobs import Job
 from ..common.predictions import CAUSES, Predictions, predict
-from .panels import View, draw, size, view_of
+from .panels import PanelData, draw, size, view_of
 from .scores import parameters_added, passes, scores
 from .settings import Candidate
 
@@ -78,7 +78,7 @@ def trial(
     data: Data,
     parts: Callable[[int], tuple[Split, Split]],
     output: str,
-    show: Callable[[str], Any] | None,
+    publish: Callable[[str], Any] | None,
 ) -> Trained | None:
     """Train a candidate and judge it.
 
@@ -90,7 +90,7 @@ def trial(
         data: whose test rows judge.
         parts: by seed, the rows to train on and those to choose the best epoch by.
         output: what the model gives.
-        show: given the HTML of live pictures; None draws none.
+        publish: called with the HTML of live pictures; None draws none.
 
     Returns:
         What is kept; None if it was stopped before the first step.
@@ -102,7 +102,7 @@ def trial(
     with own_random(training.seed, *{p.device for p in plain.parameters()}):
         wrapped = candidate.build(output)(model.new(training.seed).to(next(plain.parameters()).device))
     train, valid = parts(training.seed)
-    watch = _Watch(job, candidate, data, output, training, show)
+    watch = _Watch(job, candidate, data, output, training, publish)
     if job.cancelled:
         return None
     start = time.perf_counter()
@@ -145,8 +145,8 @@ def threads_for(plain: nn.Module, data: Data) -> int | None:
 def _judge(kept: Trained, data: Data, valid: Split, output: str) -> None:
     seed, noise = kept.training.seed, None
     if output == "values":
-        found = collect(kept.wrapped, valid, risk=False, seed=seed)
-        noise = float(metrics.rmse(found.y.cpu(), found.target.cpu())) or None
+        predicted = collect(kept.wrapped, valid, risk=False, seed=seed)
+        noise = float(metrics.rmse(predicted.y.cpu(), predicted.target.cpu())) or None
     n = min(len(data.test), MOST_JUDGED)
     about = predict(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
     kept.scores |= scores(about, data, data.test.y[:n])
@@ -164,9 +164,9 @@ class _Watch:
         data: Data,
         output: str,
         training: Training,
-        show: Callable[[str], Any] | None,
+        publish: Callable[[str], Any] | None,
     ) -> None:
-        self.job, self.candidate, self.output, self.training, self.show = job, candidate, output, training, show
+        self.job, self.candidate, self.output, self.training, self.publish = job, candidate, output, training, publish
         self.view = view_of(data, fine=False)
         self.records: list[tuple[int, float, float, float, float]] = []
         self.steps = self.epoch = 0
@@ -186,7 +186,7 @@ class _Watch:
             )
             text = f"epoch {progress.epoch} of {progress.epochs}, loss {float(progress.loss):.4g}{valid}"
             self.job.report(progress.fraction, text)
-        if self.show is not None and progress.epoch_ended and time.perf_counter() >= self._next:
+        if self.publish is not None and progress.epoch_ended and time.perf_counter() >= self._next:
             self._draw(progress)
         return self.job.cancelled
 
@@ -197,8 +197,8 @@ class _Watch:
             picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)
         except (ValueError, RuntimeError) as error:  # the training itself goes on, and tells if it fails
             picture = f"<h4>{html.escape(self.candidate.name)}</h4><p>no live picture: {html.escape(str(error))}</p>"
-        assert self.show is not None
-        self.show(picture)
+        assert self.publish is not None
+        self.publish(picture)
         spent = time.perf_counter() - start
         self.drawing += spent
         self._next = time.perf_counter() + max(0.7, spent / LIVE_SHARE)
@@ -206,7 +206,12 @@ class _Watch:
 
 # ---- HTML
 def panel(
-    candidate: Candidate, view: View, answers: Predictions, history: History | None, live: bool = False, note: str = ""
+    candidate: Candidate,
+    view: PanelData,
+    answers: Predictions,
+    history: History | None,
+    live: bool = False,
+    note: str = "",
 ) -> str:
     """The panel of one model as HTML: its name, its settings, its picture and its losses."""
     name, unit = html.escape(candidate.name), view.data.target.unit
@@ -227,7 +232,7 @@ def panel(
     return f"<h4>{name}</h4><code>{settings}</code>{said}{picture}{losses}"
 
 
-def describe(name: str, view: View, answers: Predictions) -> str:
+def describe(name: str, view: PanelData, answers: Predictions) -> str:
     """What a picture shows, in words."""
     what = {
         "curve": "prediction over the input with bands of risk",
@@ -240,14 +245,14 @@ def describe(name: str, view: View, answers: Predictions) -> str:
     return f"{name} on {view.data.name}: {kind}{causes}"
 
 
-def _gallery(view: View, answers: Predictions) -> str:
+def _gallery(view: PanelData, answers: Predictions) -> str:
     """The most uncertain images by each cause."""
-    found = []
+    galleries = []
     for kind in [name for name in CAUSES if name in answers.risk] or ["total"]:
         rows = answers.risk[kind].argsort(descending=True)[:4]
         names = [f"row {int(view.rows[i])}" for i in rows]
         output = "values" if answers.probs is None else "logits"
         y = view.y[rows] if answers.probs is not None else view.y[rows][:, None]
         described = cases.cases(view.data, view.x[rows], answers.take(rows), names, y, output)
-        found.append(cases.gallery(described, f"highest {kind} risk", output))
-    return "".join(found)
+        galleries.append(cases.gallery(described, f"highest {kind} risk", output))
+    return "".join(galleries)

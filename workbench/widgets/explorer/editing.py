@@ -1,4 +1,4 @@
-"""Changing a case by hand: the features of a row of a table, or light, angle, sharpness and noise of a picture."""
+"""Edit a case by hand: the features of a row of a table, or light, angle, sharpness and noise of a picture."""
 
 from __future__ import annotations
 
@@ -105,25 +105,25 @@ def altered(x: Tensor, limits: tuple[float, float], changes: Mapping[str, float]
     values: dict[str, Any] = {name: knob.neutral for name, knob in PICTURE_KNOBS.items()} | dict(changes)
     low, high = limits
     height, width = x.shape[-2:]
-    found = x.detach().cpu().clone().reshape(1, -1, height, width)
+    picture = x.detach().cpu().clone().reshape(1, -1, height, width)
     if angle := values["rotation"]:
-        found = _turned(found - low, math.radians(angle)) + low  # corners become black
+        picture = _turned(picture - low, math.radians(angle)) + low  # corners become black
     if sigma := values["blur"]:
-        found = _blurred(found, sigma)
+        picture = _blurred(picture, sigma)
     if (factor := values["contrast"]) != 1:
-        found = found.mean() + factor * (found - found.mean())
+        picture = picture.mean() + factor * (picture - picture.mean())
     if light := values["brightness"]:
-        found = found + light * (high - low)
+        picture = picture + light * (high - low)
     if strength := values["noise"]:
-        drawn = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=found.dtype)
-        found = found + strength * (high - low) * drawn
+        drawn = torch.randn(picture.shape, generator=torch.Generator().manual_seed(seed), dtype=picture.dtype)
+        picture = picture + strength * (high - low) * drawn
     if any(values[name] != PICTURE_KNOBS[name].neutral for name in ("rotation", "contrast", "brightness", "noise")):
-        found = found.clamp(low, high)
+        picture = picture.clamp(low, high)
     if share := values["erase"]:
         side = max(1, round(share * min(height, width)))
         top, left = (round(values[k] * n - side / 2) for k, n in (("down", height), ("across", width)))
-        found[..., max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = (low + high) / 2
-    return found.reshape(x.shape)
+        picture[..., max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = (low + high) / 2
+    return picture.reshape(x.shape)
 
 
 def _turned(x: Tensor, angle: float) -> Tensor:

@@ -73,8 +73,8 @@ class NeighbourSearch:
     def of(self, x: Tensor, k: int = 5) -> Nearest:
         """The k training rows nearest to one row x [...]; equally near ones in no particular order."""
         vector = (self._vectors(x[None]) - self._mean) / self._scale
-        distances, found = self._tree.kneighbors(vector.numpy(), min(k, len(self.rows)))
-        indices = self.rows[torch.from_numpy(found[0])]
+        distances, places = self._tree.kneighbors(vector.numpy(), min(k, len(self.rows)))
+        indices = self.rows[torch.from_numpy(places[0])]
         return Nearest(indices, torch.from_numpy(distances[0]), self.y[indices])
 
     def _vectors(self, x: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class Features:
         with torch.no_grad():
             for batch in x.split(512):
                 self._seen = None
-                given = (batch.to(self._device, self._dtype),)
-                self._model(*(given if self._scaling is None else self._scaling.inputs(given)))
+                inputs = (batch.to(self._device, self._dtype),)
+                self._model(*(inputs if self._scaling is None else self._scaling.inputs(inputs)))
                 if self._seen is None or len(self._seen) != len(batch):
                     raise ValueError(
                         "space='features' needs one feature vector for each row before the last linear layer; use space='inputs'"
@@ -131,26 +131,26 @@ class Features:
         return torch.cat(parts)
 
 
-def page(found: Nearest, data: Data, space: str, x: Tensor | None = None) -> str:
+def page(nearest: Nearest, data: Data, space: str, x: Tensor | None = None) -> str:
     """Training cases with their targets and distances, as HTML: thumbnails, or rows of a table.
 
     Args:
-        found: the cases.
+        nearest: the cases.
         data: whose training rows they are.
         space: where they are near, for the caption.
         x: the case that they are near to [features], to stand above them with all its features; None: only distances and targets.
     """
-    near = data.train.x[found.indices]
+    near = data.train.x[nearest.indices]
     targets = [
-        number(y.item(), data.target.unit) if data.classes is None else data.classes[int(y)] for y in found.targets
+        number(y.item(), data.target.unit) if data.classes is None else data.classes[int(y)] for y in nearest.targets
     ]
-    distances = [f"{distance:.3g}" for distance in found.distances.tolist()]
+    distances = [f"{distance:.3g}" for distance in nearest.distances.tolist()]
     caption = f"nearest training cases{' with their distance' if near.ndim > 2 else ''}, by {space}"
     if near.ndim > 2:
         cards = "".join(
             f'<div class="wb-case wb-near">{thumbnail(row, data.train.x, f"training row {index}")}'
             f'<b>{html.escape(target)}</b><br><span class="wb-name">{distance}</span></div>'
-            for row, index, target, distance in zip(near, found.indices.tolist(), targets, distances, strict=True)
+            for row, index, target, distance in zip(near, nearest.indices.tolist(), targets, distances, strict=True)
         )
         return f'<div class="wb-caption">{caption}</div><div class="wb-cases">{cards}</div>'
     columns = list(map(str, data.features))[: MOST_COLUMNS if x is not None else 0]

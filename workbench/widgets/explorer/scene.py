@@ -1,4 +1,4 @@
-"""What `Explorer` shows, with widgets or without: the chosen case, the pictures around it, and the static picture of it all."""
+"""The pictures of `Explorer`: the chosen case, what lies around it, and the static picture of it all."""
 
 from __future__ import annotations
 

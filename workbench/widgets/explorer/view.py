@@ -92,8 +92,8 @@ class ExplorerView:
         # cards of pictures are as wide as there is room: the neighbours go below them, in a row
         wide = "1 1 100%" if e._editor.pictured else "0 1 auto"
         pair_box = w.VBox([self.pair], layout={"flex": wide, "min_width": "200px"})
-        beside = _row([pair_box, near])
-        beside.layout.flex, beside.layout.min_width = "1 1 260px", "260px"
+        chosen = _row([pair_box, near])
+        chosen.layout.flex, chosen.layout.min_width = "1 1 260px", "260px"
         edit = _row([_column([e._editor.widget], "300px"), _column([self.frames["edit"][0]], "360px")])
         refuse = _row(
             [_column([self.coverage, self.left, self.frames["coverage"][0]], "320px"), _column([self.refused], "360px")]
@@ -110,7 +110,7 @@ class ExplorerView:
             [
                 w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
                 self.error,
-                _row([rank, beside]),
+                _row([rank, chosen]),
                 self.tabs,
             ]
         ).add_class("wb-explorer")
