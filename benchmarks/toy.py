@@ -176,10 +176,10 @@ def _draw(noise: pd.DataFrame, unseen: pd.DataFrame, path: Path) -> None:
         methods = [name for name in WRAPPERS if name in set(frame["method"])]
         sizes = sorted(frame["n_train"].unique())
         for size, shift, marker in zip(sizes, (-0.14, 0.14), ("o", "s"), strict=False):
-            part = frame[frame["n_train"] == size]
-            places = [methods.index(name) + shift for name in part["method"]]
-            colours = [COLOURS[KIND.get(name, "epistemic")] for name in part["method"]]
-            ax.scatter(places, part[column], c=colours, marker=marker, s=28, alpha=0.7, linewidths=0)
+            same_size = frame[frame["n_train"] == size]
+            places = [methods.index(name) + shift for name in same_size["method"]]
+            colours = [COLOURS[KIND.get(name, "epistemic")] for name in same_size["method"]]
+            ax.scatter(places, same_size[column], c=colours, marker=marker, s=28, alpha=0.7, linewidths=0)
             ax.scatter([], [], c="#444444", marker=marker, s=28, label=f"{size} rows")
         ax.set_yscale("log")
         ax.set_xticks(range(len(methods)), methods)

@@ -163,7 +163,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     numbers = range(int(splits.split("-")[0]), int(splits.split("-")[1]) + 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sets = [load(data, split=number) for number in numbers]
-    rows, parts, tests, held = [], [], [], []
+    rows, parts, tests, set_aside = [], [], [], []
     count = 0
     for number, one in zip(numbers, sets, strict=True):
         (x_mean, x_scale), (y_mean, y_scale) = moments(one.train.x), moments(one.train.y)
@@ -174,7 +174,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
         n = len(one.train)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(number))
         used = order[round(recipe.conformal * n) :].sort().values
-        held.append(order[: round(recipe.conformal * n)])
+        set_aside.append(order[: round(recipe.conformal * n)])
         parts.append(Part(count + used, cut_folds(len(used), recipe.folds, None, seed=number)))
         count += n
     pool = Rows(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])).to(device, torch.float32)
@@ -209,26 +209,33 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     decisions = [fitted.decide(p) for p in range(len(parts))]
     fitted.settle(decisions)
     seconds = (time.perf_counter() - start) / len(sets)
-    said = _tested(fitted, [x for x, _, _ in tests], recipe)
+    answers = _tested(fitted, [x for x, _, _ in tests], recipe)
     if recipe.laplace:
-        said = _posterior(fitted, decisions, [x for x, _, _ in tests])
-    apart = (
-        _tested(fitted, [x[own] for (x, _), own in zip(rows, held, strict=True)], recipe) if recipe.conformal else None
+        answers = _posterior(fitted, decisions, [x for x, _, _ in tests])
+    calibration = (
+        _tested(fitted, [x[places] for (x, _), places in zip(rows, set_aside, strict=True)], recipe)
+        if recipe.conformal
+        else None
     )
     each = voters // len(sets)
     out = []
     for p, (number, (_, y, unit)) in enumerate(zip(numbers, tests, strict=True)):
-        own = slice(p * each, (p + 1) * each)
-        mixture = _mixture(said[0][own, :, : len(y)], said[1][own, :, : len(y)], fitted, decisions[p])
+        members = slice(p * each, (p + 1) * each)
+        mixture = _mixture(answers[0][members, :, : len(y)], answers[1][members, :, : len(y)], fitted, decisions[p])
         row = {"split": number, **_scores(mixture, y.double(), unit, decisions[p], sets[p].repeats())}
         if recipe.held > 1:
             low, high = _cv_plus(mixture, fitted, decisions[p], p)
-        elif apart is not None:
-            target = rows[p][1][held[p]].double()
-            before = _mixture(apart[0][own, :, : len(target)], apart[1][own, :, : len(target)], fitted, decisions[p])
+        elif calibration is not None:
+            target = rows[p][1][set_aside[p]].double()
+            before = _mixture(
+                calibration[0][members, :, : len(target)],
+                calibration[1][members, :, : len(target)],
+                fitted,
+                decisions[p],
+            )
             q = conformal_quantile((target - before.mean()).abs() / before.stddev(), COVERAGE)
             low, high = mixture.mean() - q * mixture.stddev(), mixture.mean() + q * mixture.stddev()
-        if recipe.held > 1 or apart is not None:
+        if recipe.held > 1 or calibration is not None:
             row["calibrated_coverage"] = float(((y >= low) & (y <= high)).double().mean())
             row["calibrated_width"] = float((high - low).mean()) * unit
         out.append({**row, "seconds_a_split": round(seconds, 2)})

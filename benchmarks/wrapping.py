@@ -124,7 +124,7 @@ def _wrap(model: nn.Module, wrapper: Any, device: str) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, values in times.items():
         row |= dict(zip((f"{name}_s", f"{name}_low", f"{name}_high"), middle(values), strict=True))
-    ratios = [parameter_bytes / other for parameter_bytes, other in zip(times["wrap"], times["copy"], strict=True)]
+    ratios = [wrap / copied for wrap, copied in zip(times["wrap"], times["copy"], strict=True)]
     row |= dict(zip(("ratio", "ratio_low", "ratio_high"), middle(ratios), strict=True))
     parameter_bytes, before = size(model.parameters()), alive()
     wrapped = wrapper(model)
@@ -165,7 +165,7 @@ def _start() -> list[dict[str, Any]]:
             ("cpu", "wall"), zip(*pairs[1:], strict=True), zip(*times["import torch"][1:], strict=True), strict=True
         ):
             row |= dict(zip((f"{kind}_s", f"{kind}_low", f"{kind}_high"), middle(list(values)), strict=True))
-            row[f"{kind}_ratio"] = middle([own / other for own, other in zip(values, others, strict=True)])[0]
+            row[f"{kind}_ratio"] = middle([value / other for value, other in zip(values, others, strict=True)])[0]
         rows.append(row)
     return rows
 
@@ -195,15 +195,15 @@ FRESH = "Voters that are not fine-tuned draw all of their numbers, which is what
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
     """A table for each model, and one of imports, for each device."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     wraps = frame[frame["task"] == "wrap"]
     for hardware, rows in wraps.groupby("hardware", sort=False):
-        parts += [f"### {hardware}", _aims(rows[~rows["wrapper"].isin(WHOLE)])]
-        parts += [_wrapping(str(model), of) for (model, _), of in rows.groupby(["model", "millions"], sort=False)]
-        parts.append(FRESH if WHOLE[1] in set(rows["wrapper"]) else "")
+        sections += [f"### {hardware}", _aims(rows[~rows["wrapper"].isin(WHOLE)])]
+        sections += [_wrapping(str(model), of) for (model, _), of in rows.groupby(["model", "millions"], sort=False)]
+        sections.append(FRESH if WHOLE[1] in set(rows["wrapper"]) else "")
     starts = frame[frame["task"] == "start"]
-    parts += [_starting(str(hardware), rows) for hardware, rows in starts.groupby("hardware", sort=False)]
-    return "\n\n".join(part for part in parts if part)
+    sections += [_starting(str(hardware), rows) for hardware, rows in starts.groupby("hardware", sort=False)]
+    return "\n\n".join(section for section in sections if section)
 
 
 def _wrapping(model: str, rows: pd.DataFrame) -> str:
@@ -241,8 +241,8 @@ def _aims(rows: pd.DataFrame) -> str:
             missed.append(f"- {wrapper}: {', '.join(values)}")
     met = int(((rows["wrap_s"] < WITHIN) & (rows["added"] < OVER)).sum())
     aim = f"Aimed at, but for voters on all layers: less than {WITHIN} s, and less than {_share(OVER)} more memory."
-    told = f"{aim} Both hold in {met} of {len(rows)} cases."
-    return "\n\n".join([f"{told} Missed:", "\n".join(missed), WHY] if missed else [told])
+    sentence = f"{aim} Both hold in {met} of {len(rows)} cases."
+    return "\n\n".join([f"{sentence} Missed:", "\n".join(missed), WHY] if missed else [sentence])
 
 
 def _starting(hardware: str, rows: pd.DataFrame) -> str:

@@ -119,7 +119,7 @@ def test_show_has_html_and_png_and_says_what_it_is(monkeypatch):
     shown = []
     monkeypatch.setattr(IPython.display, "display", lambda data, **options: shown.append((data, options)))
     figure, _ = curve()
-    pictures.show("<p>page</p>", figure, "a curve", dpi=40)
+    pictures.display_static("<p>page</p>", figure, "a curve", dpi=40)
     ((data, options),) = shown
     assert options["raw"] is True
     assert data["text/plain"] == "a curve"

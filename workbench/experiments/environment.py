@@ -51,10 +51,10 @@ def device() -> str:
 def processor() -> str:
     """Name of the processor, and its number of cores."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        line = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux
-        found = None
-    name = found[1] if found else platform.processor()
+        line = None
+    name = line[1] if line else platform.processor()
     return f"CPU{f' ({name})' if name else ''}, {os.cpu_count()} cores"
 
 

@@ -240,9 +240,9 @@ class _Processes:
 
     def _end(self, worker: Worker) -> None:
         with self.lock:
-            found = [entry for entry in self.idle if entry[1] is worker]
+            ended = [entry for entry in self.idle if entry[1] is worker]
             self.idle = [entry for entry in self.idle if entry[1] is not worker]
-        for _ in found:
+        for _ in ended:
             worker.end()
 
     def stop(self, token: str) -> None:
@@ -324,10 +324,10 @@ def _written(folder: Path, path: str, files: dict[str, str]) -> Path:
 # ---- versions
 def _versions() -> dict[str, str]:
     """What decides the numbers."""
-    found = environment.versions()
+    installed = environment.versions()
     names = ("workbench", "torch", "numpy")
     python = ".".join(map(str, sys.version_info[:2]))
-    return {**{name: found[name] for name in names}, "python": python, "source": _source()}
+    return {**{name: installed[name] for name in names}, "python": python, "source": _source()}
 
 
 @functools.cache

@@ -144,9 +144,9 @@ def grid_cells(
     for seed, name, model, wrapper in itertools.product(
         *(chosen[axis] for axis in ("seed", "data", "model", "wrapper"))
     ):
-        own = [file for text in (model, name, *measures) if (file := file_of(text)) is not None]
-        files += [file for file in own if file not in files]
-        source = {"source": digest(*own)} if own else {}
+        used = [file for text in (model, name, *measures) if (file := file_of(text)) is not None]
+        files += [file for file in used if file not in files]
+        source = {"source": digest(*used)} if used else {}
         cells.append({"model": model, "wrapper": wrapper, "data": name, "seed": seed, **same, **source})
     return cells, files
 
@@ -225,10 +225,12 @@ def _load(name: str, seed: int) -> Data:
     from ..data.registry import entries
 
     if REFERENCE.fullmatch(name):
-        made = _function(name)(seed)
-        if not isinstance(made, data.Data):
-            raise TypeError(f"{name} gave an object of type {type(made).__name__}; it must give a workbench.data.Data")
-        return made
+        loaded = _function(name)(seed)
+        if not isinstance(loaded, data.Data):
+            raise TypeError(
+                f"{name} gave an object of type {type(loaded).__name__}; it must give a workbench.data.Data"
+            )
+        return loaded
     splits = entries()[name].get("splits")
     return data.load(name, split=seed % splits if splits else seed)
 

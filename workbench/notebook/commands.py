@@ -79,12 +79,12 @@ def run_report(arguments: argparse.Namespace) -> int:
             pdf=arguments.pdf,
         )
     except KeyboardInterrupt:
-        _say("index", folder / "index.html")
+        _print_page("index", folder / "index.html")
         return INTERRUPTED
     if len(runs) == 1:
-        _say("report", Path(runs[0].output).with_suffix(".html"))
+        _print_page("report", Path(runs[0].output).with_suffix(".html"))
     else:
-        _say("index", folder / "index.html")
+        _print_page("index", folder / "index.html")
     if not all(run.status == "ok" and not run.error for run in runs):
         return FAILED
     return DOUBTED if any(failed_checks(run.records.checks) for run in runs) else OK
@@ -100,7 +100,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
     return FAILED if comparison.differences else OK
 
 
-def _say(what: str, page: Path) -> None:
+def _print_page(what: str, page: Path) -> None:
     if page.is_file():
         print(f"{what}: {page}\n{' ' * len(what)}  {page.as_uri()}", flush=True)
 

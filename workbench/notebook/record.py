@@ -53,7 +53,7 @@ def record(**values: Any) -> None:
     plain = {name: to_json(value, name) for name, value in values.items()}
     rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(as_text(v))}</td></tr>" for k, v in plain.items())
     text = "\n".join(f"{name} = {as_text(value)}" for name, value in plain.items())
-    _show("record", list(plain), {"text/html": f"<table>{rows}</table>", "text/plain": text}, {"records": plain})
+    _display("record", list(plain), {"text/html": f"<table>{rows}</table>", "text/plain": text}, {"records": plain})
 
 
 def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int = 100) -> None:
@@ -87,7 +87,7 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     whole.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
     png = buffer.getvalue()
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
-    _show(
+    _display(
         "record_figure",
         [name],
         {"image/png": base64.b64encode(png).decode(), "text/plain": f"<figure {name}>"},
@@ -126,7 +126,7 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
     sentence = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
     colour = "" if answer else ' style="color: #D55E00; font-weight: bold"'
     data = {"text/html": f"<div{colour}>{html.escape(sentence)}</div>", "text/plain": sentence}
-    _show("record_check", [claim], data, {"check": {"claim": claim, "holds": answer, "found": plain}})
+    _display("record_check", [claim], data, {"check": {"claim": claim, "holds": answer, "found": plain}})
 
 
 def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
@@ -178,7 +178,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
         "text/plain": table.to_string(index=False),
     }
     # pairs, since a notebook's file sorts the keys of mappings, and columns have an order
-    _show("record_table", [name], data, {"table": {"name": name, "columns": columns}})
+    _display("record_table", [name], data, {"table": {"name": name, "columns": columns}})
 
 
 class Check(NamedTuple):
@@ -285,7 +285,9 @@ def _execution() -> tuple[str, str] | None:
     return message.get("metadata", {}).get("cellId") or run, run
 
 
-def _show(function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None) -> None:
+def _display(
+    function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None
+) -> None:
     json.dumps(stamp, allow_nan=False)
     here = _execution()
     if here is None:

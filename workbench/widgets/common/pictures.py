@@ -180,17 +180,17 @@ def _small(text: str) -> str:
     text = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
     # one <style> of matplotlib's would change every element of the page
     text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", "", text, flags=re.S)
-    glyphs = {found[2]: found[1] for found in re.finditer(r'(<path id="([\w-]+)".*?/>)', text, re.S)}
+    glyphs = {match[2]: match[1] for match in re.finditer(r'(<path id="([\w-]+)".*?/>)', text, re.S)}
     text = re.sub(_TEXT, _words, text, flags=re.S)
     lost = sorted(set(re.findall(r'href="#([\w-]+)"', text)) - set(re.findall(r'id="([\w-]+)"', text)))
     text = f"<defs>{''.join(glyphs[name] for name in lost)}</defs>{text}" if lost else text
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r' d="([^"]*)"', lambda found: f' d="{_path(found[1])}"', text)
+    text = re.sub(r' d="([^"]*)"', lambda match: f' d="{_path(match[1])}"', text)
     text = re.sub(r'( (?:x|y|width|height)="-?\d+\.\d\d)\d+"', r'\1"', text)
     for colour, (name, _) in THEMED.items():
         text = text.replace(colour, f"var({name})")
-    text = re.sub(r'style="[^"]*"', lambda found: re.sub(r"([;:]) ", r"\1", found[0]), text)
+    text = re.sub(r'style="[^"]*"', lambda match: re.sub(r"([;:]) ", r"\1", match[0]), text)
     return re.sub(r"\s*\n\s*", "\n", text)
 
 
@@ -201,9 +201,9 @@ _TEXT = (
 )
 
 
-def _words(glyphs: re.Match[str]) -> str:
+def _words(match: re.Match[str]) -> str:
     """Glyphs as text again, as wide as they were drawn: a quarter of the size, in the font of the page."""
-    said, style, x, y, turned, scale, inside = glyphs.groups()
+    said, style, x, y, turned, scale, inside = match.groups()
     *_, last = ["0", *re.findall(r"<use [^>]*translate\(([-\d.]+)", inside)]
     size = 100 * float(scale)
     wide = (float(last) + 60 if len(said) > 1 else 0) * float(scale)  # the last glyph is about so wide
@@ -291,7 +291,7 @@ def image(data: bytes, alt: str, kind: str = "image/png", attributes: str = "") 
     return f'<img src="data:{kind};base64,{text}" alt="{html.escape(alt)}"{attributes and " " + attributes}>'
 
 
-def show(page: str, figure: Figure, alt: str, style: str = "", dpi: int = 80) -> None:
+def display_static(page: str, figure: Figure, alt: str, style: str = "", dpi: int = 80) -> None:
     """Display a static picture in the cell that runs: as HTML, and as PNG for viewers that show no HTML.
 
     JupyterLab takes styles and SVG out of notebooks that it does not trust; the HTML then shows the PNG instead, which
@@ -315,4 +315,4 @@ def show(page: str, figure: Figure, alt: str, style: str = "", dpi: int = 80) ->
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
 
 
-__all__ = ["GROUND", "INK", "STYLE", "Spot", "finish", "image", "new_figure", "paint", "png", "show", "svg"]
+__all__ = ["GROUND", "INK", "STYLE", "Spot", "display_static", "finish", "image", "new_figure", "paint", "png", "svg"]

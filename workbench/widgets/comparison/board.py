@@ -129,7 +129,7 @@ class Board:
             row.panel.value = f"<h4>{html.escape(name)}</h4><p>no picture: {html.escape(str(error))}</p>"
         row.panel.layout.display = None
 
-    def show(self) -> None:
+    def refresh(self) -> None:
         """Everything but the panels: buttons, progress, status, table, errors."""
         c, batch = self.controls, self.findings.jobs
         running = next((job for job in batch if job.status == "running"), None)
@@ -147,17 +147,17 @@ class Board:
                 c.metrics.value = text
         if running is not None and not running.cancelled:
             place = f" ({batch.index(running) + 1} of {len(batch)})" if len(batch) > 1 else ""
-            c.say(f"<b>{html.escape(running.name)}</b>{place}: {html.escape(running.text)}")
+            c.set_status(f"<b>{html.escape(running.name)}</b>{place}: {html.escape(running.text)}")
         elif batch and not busy:
-            self._say_end(batch)
+            self._report_end(batch)
         elif not batch:
             ticked = [row.name for row in c.rows.values() if row.tick.value]
-            c.say(
+            c.set_status(
                 f"Train starts {len(ticked)} model{'s' if len(ticked) > 1 else ''}: {html.escape(', '.join(ticked))}."
             )
         self._show_errors()
 
-    def _say_end(self, batch: list[Job]) -> None:
+    def _report_end(self, batch: list[Job]) -> None:
         failed = [job.name for job in batch if job.status == "failed"]
         stopped = [job.name for job in batch if job.status == "stopped"]
         done = sum(job.status == "done" for job in batch)
@@ -171,7 +171,7 @@ class Board:
         if failed:
             words.append(f"failed: {html.escape(', '.join(failed))}")
         self.controls.bar.bar_style = "danger" if failed else "warning" if stopped else "success"
-        self.controls.say("; ".join(words) + ".")
+        self.controls.set_status("; ".join(words) + ".")
 
     def _show_errors(self) -> None:
         errors = {name: (f"{type(e).__name__}: {e}", trace) for name, (e, trace) in list(self.findings.failed.items())}

@@ -104,10 +104,10 @@ class Comparison:
                 raise ValueError(f"wrappers: {PLAIN!r} is the baseline; give {candidate.build()!r} another name")
             candidate.build()
         plain = self._model.new(seed)
-        found = check_fits(plain, self.data)
-        if output is not None and (output == "values") != (found == "values"):
+        meaning = check_fits(plain, self.data)
+        if output is not None and (output == "values") != (meaning == "values"):
             raise ValueError(f"output={output!r} does not fit {task} data")
-        self._output = output or found
+        self._output = output or meaning
         self._threads = threads_for(plain, self.data)
         self._batch_size, self._device = batch_size, device
         self.jobs = Jobs()
@@ -135,7 +135,7 @@ class Comparison:
             for candidate, ticked, added in self._rows:
                 self._put(candidate, ticked, added)
             self._connect()
-            self._board.show()
+            self._board.refresh()
         return self._board.controls
 
     # ---- without widgets
@@ -168,7 +168,7 @@ class Comparison:
             self._findings.failed.pop(candidate.name, None)
         self._findings.batch = {}
         if not wanted:
-            self._say(
+            self._set_status(
                 "All ticked models are trained with these settings already. Tick another one, or change a setting."
             )
             return self
@@ -177,7 +177,7 @@ class Comparison:
             self._findings.batch.setdefault(job.name, job)
             if block and job.cancelled:
                 break
-        self._show()
+        self._refresh()
         return self
 
     def stop(self) -> None:
@@ -186,7 +186,7 @@ class Comparison:
             job.cancel()
         if self.running and self._board is not None:
             self._board.controls.stop.disabled = True
-            self._say("<b>Stopping</b>: what is trained so far is kept …")
+            self._set_status("<b>Stopping</b>: what is trained so far is kept …")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is trained any more, at most so many seconds; whether that is so."""
@@ -229,7 +229,7 @@ class Comparison:
         page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
         figure = overview(findings.view, trained, findings.frame, self.data.target.unit)
         alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
-        pictures.show(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
+        pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
@@ -261,35 +261,35 @@ class Comparison:
             bundle["text/plain"] = f"Comparison of {', '.join(self._findings.names)} on {self.data.name}"
         return bundle
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
         if self._board is not None:
-            self._board.show()
+            self._board.refresh()
 
-    def _say(self, text: str) -> None:
+    def _set_status(self, text: str) -> None:
         if self._board is not None:
-            self._board.controls.say(text)
+            self._board.controls.set_status(text)
 
     # ---- candidates
     def _put(self, candidate: Candidate, ticked: bool, added: bool = False) -> None:
         row = Row(candidate, ticked, self.data.task, added)
         self.controls.put(row, self._remove)
-        row.tick.observe(lambda _: None if self.running else self._show(), "value")
+        row.tick.observe(lambda _: None if self.running else self._refresh(), "value")
         self._findings.names = list(self.controls.rows)
 
     def _remove(self, row: Row) -> None:
         if self.running:
-            self.controls.say("<b>Training</b>: stop it before a model is removed.")
+            self.controls.set_status("<b>Training</b>: stop it before a model is removed.")
             return
         self.controls.drop(row)
         self._findings.names = list(self.controls.rows)
         self._findings.trained.pop(row.name, None)
         self._findings.failed.pop(row.name, None)
-        self._show()
+        self._refresh()
 
     def _add(self, _: Any = None) -> None:
         names = self.controls.pressed()
         if not names:
-            self.controls.say("Press the wrappers that are to work together, then Add.")
+            self.controls.set_status("Press the wrappers that are to work together, then Add.")
             return
         known = wrapper_classes()
         parts = [fitting(Part(known[name]), self.data.task) for name in names]
@@ -311,7 +311,7 @@ class Comparison:
             try:
                 action()
             except Exception as error:
-                self.controls.say(f'<span class="wb-error">{html.escape(str(error))}</span>')
+                self.controls.set_status(f'<span class="wb-error">{html.escape(str(error))}</span>')
 
         return clicked
 
@@ -322,7 +322,7 @@ class Comparison:
                 f"{path} is there already: give another name, or call export() in a cell to replace it"
             )
         self._written.add(self.export(path).resolve())
-        self.controls.say(
+        self.controls.set_status(
             f"Written: {html.escape(str(path))}. As a report: <code>{html.escape(self.command(path))}</code>"
         )
 
@@ -358,7 +358,7 @@ class Comparison:
                 findings.failed[job.name] = job.error, job.traceback
             if job.ended and self._board is not None:
                 self._board.show_panel(job.name)
-            self._show()
+            self._refresh()
 
         return self.jobs.submit(work, name=candidate.name, on_change=changed, threads=self._threads, block=block)
 

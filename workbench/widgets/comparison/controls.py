@@ -264,7 +264,7 @@ class Controls:
         entered = {name: getattr(self, name).value for name in ("epochs", "lr", "weight_decay", "seed")}
         return replace(first, **entered)
 
-    def say(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """The status line; HTML."""
         self.status.value = f'<span role="status">{text}</span>'
 

@@ -245,7 +245,7 @@ def _classes(figure: Any, view: PanelData, answers: Predictions, unit: str) -> l
     right = answers.y == view.y
     risk = answers.risk[answers.kind]
     if right.all() or not right.any():
-        _say(second, f"all of these rows are {'right' if right.all() else 'wrong'}")
+        _write_instead(second, f"all of these rows are {'right' if right.all() else 'wrong'}")
     else:
         unit = "" if answers.kind == "vacuitic" else "nats"
         plots.ood_histogram(
@@ -273,7 +273,7 @@ def _small(*axes: Any) -> None:
                 text.set_fontsize(7.5)
 
 
-def _say(ax: Any, text: str) -> None:
+def _write_instead(ax: Any, text: str) -> None:
     ax.set_axis_off()
     ax.text(0.5, 0.5, text, ha="center", va="center", color=INK, fontsize=10, transform=ax.transAxes)
 
@@ -286,7 +286,7 @@ def _ranked(answers: Predictions) -> tuple[str, ...]:
 def _images(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     kinds = _ranked(answers)
     if not kinds:
-        _say(figure.subplots(), "no risk yet")
+        _write_instead(figure.subplots(), "no risk yet")
         return []
     across = 6
     axes = figure.subplots(len(kinds), across, squeeze=False)

@@ -81,7 +81,7 @@ class Exploration:
         self._check_by(by)
         self._by, self._selective = by, None
         self._ranked = self._order()
-        self._show("ranking")
+        self._refresh("ranking")
 
     @property
     def rankings(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Exploration:
         if not 0 <= number < len(self.data.test):
             raise ValueError(f"row must be a whole number from 0 to {len(self.data.test) - 1}; found {row!r}")
         self._take(number)
-        self._show("case")
+        self._refresh("case")
         return self
 
     def step(self, by: int = 1) -> Self:
@@ -170,7 +170,7 @@ class Exploration:
         except Exception:
             self._editor.restore(before)
             raise
-        self._show("edit")
+        self._refresh("edit")
         return self
 
     def reset(self) -> Self:
@@ -184,7 +184,7 @@ class Exploration:
     def _edited(self) -> None:
         """A slider was moved."""
         self._predict_again()
-        self._show("edit")
+        self._refresh("edit")
 
     @property
     def edits(self) -> dict[str, float]:
@@ -221,7 +221,7 @@ class Exploration:
     def space(self, space: str) -> None:
         self._search(space)
         self._space = space
-        self._show("neighbours")
+        self._refresh("neighbours")
 
     @property
     def neighbours(self) -> Nearest:
@@ -261,7 +261,7 @@ class Exploration:
     @coverage.setter
     def coverage(self, coverage: float) -> None:
         self._coverage = _share(coverage)
-        self._show("coverage")
+        self._refresh("coverage")
 
     @property
     def threshold(self) -> float:
@@ -332,7 +332,7 @@ class Exploration:
             f"instead of {whole}"
         )
 
-    def _show(self, what: str) -> None:
+    def _refresh(self, what: str) -> None:
         """Called after each change, with what changed: "ranking", "case", "edit", "neighbours" or "coverage"."""
 
     def __repr__(self) -> str:

@@ -74,7 +74,7 @@ class Explorer(Exploration):
             with self._view.guarded():
                 super()._edited()
 
-    def _show(self, what: str) -> None:
+    def _refresh(self, what: str) -> None:
         if self._view is not None:
             with self._view.guarded():
                 self._view.update(what)

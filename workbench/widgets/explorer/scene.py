@@ -177,7 +177,7 @@ def snapshot(e: Exploration) -> None:
             f"<section>{''.join(pages)}</section>{refusing}</div>",
         ]
     )
-    pictures.show(
+    pictures.display_static(
         page,
         whole,
         f"{e.data.name}, row {e.row}: risk around the case, all cases, risk and coverage",

@@ -147,14 +147,14 @@ class ExplorerView:
         try:
             yield
         except Exception as problem:
-            self._say(f"{type(problem).__name__}: {problem}")
+            self._show_problem(f"{type(problem).__name__}: {problem}")
             self._controls()
         else:
-            self._say("")
+            self._show_problem("")
         finally:
             self._guarding = False
 
-    def _say(self, text: str) -> None:
+    def _show_problem(self, text: str) -> None:
         self.problem = text
         self.error.value = f'<div role="alert">{html.escape(text)}</div>' if text else ""
 
