@@ -227,12 +227,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
             low, high = _cv_plus(mixture, fitted, decisions[p], p)
         elif calibration is not None:
             target = rows[p][1][set_aside[p]].double()
-            before = _mixture(
-                calibration[0][members, :, : len(target)],
-                calibration[1][members, :, : len(target)],
-                fitted,
-                decisions[p],
-            )
+            before = _mixture(*(value[members, :, : len(target)] for value in calibration), fitted, decisions[p])
             q = conformal_quantile((target - before.mean()).abs() / before.stddev(), COVERAGE)
             low, high = mixture.mean() - q * mixture.stddev(), mixture.mean() + q * mixture.stddev()
         if recipe.held > 1 or calibration is not None:

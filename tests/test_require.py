@@ -49,7 +49,13 @@ def missing(function, *args, **options):
     except ModuleNotFoundError as error:
         print(error)
 
+import importlib, pkgutil
 import workbench.cli
+for package in ("notebook", "experiments", "widgets"):
+    folder = importlib.import_module(f"workbench.{package}")
+    for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
+        importlib.import_module(module.name)
+
 from workbench import record, record_table
 from workbench.experiments import run_cells
 from workbench.notebook import read_records, render, run_notebook

@@ -8,9 +8,7 @@ import re
 import warnings
 from typing import Any
 
-from nbconvert.filters.markdown_mistune import IPythonRenderer
-
-from workbench.errors import WorkbenchWarning
+from ..errors import WorkbenchWarning, require
 
 _FONT_SIZE = 10.0  # points; sizes leave here in units of the text around the formula
 
@@ -30,6 +28,7 @@ def formula(tex: str, *, block: bool = False) -> str:
         >>> formula(r"\sigma^2").startswith('<svg class="formula" role="img" aria-label="\\sigma^2"')
         True
     """
+    require("matplotlib")
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import MathTextParser
@@ -60,21 +59,8 @@ def formula(tex: str, *, block: bool = False) -> str:
     )
 
 
-class FormulaRenderer(IPythonRenderer):
-    """nbconvert's Markdown renderer, with formulas drawn instead of left to a script."""
-
-    def inline_math(self, body: str) -> str:
-        return formula(body)
-
-    def block_math(self, body: str) -> str:
-        return formula(body, block=True)
-
-    def latex_environment(self, name: str, body: str) -> str:
-        return formula(body if name.startswith("equation") else rf"\begin{{{name}}}{body}\end{{{name}}}", block=True)
-
-
 def markdown_to_html(source: str, **options: Any) -> str:
-    """Render Markdown with its formulas drawn.
+    """Render Markdown with its formulas drawn, instead of left to a script.
 
     Args:
         source: the Markdown text.
@@ -83,6 +69,19 @@ def markdown_to_html(source: str, **options: Any) -> str:
     Returns:
         HTML.
     """
-    from nbconvert.filters.markdown_mistune import MarkdownWithMath
+    require("nbconvert")
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    class FormulaRenderer(IPythonRenderer):
+        def inline_math(self, body: str) -> str:
+            return formula(body)
+
+        def block_math(self, body: str) -> str:
+            return formula(body, block=True)
+
+        def latex_environment(self, name: str, body: str) -> str:
+            return formula(
+                body if name.startswith("equation") else rf"\begin{{{name}}}{body}\end{{{name}}}", block=True
+            )
 
     return str(MarkdownWithMath(renderer=FormulaRenderer(**options)).render(source))
