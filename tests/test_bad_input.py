@@ -380,7 +380,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_the_names_of_the_model(bui
 def test_risk_parameters_that_do_not_fit_change_nothing() -> None:
     wrapped: Any = vote.Wrapper(3)(mlp())
     before = facts(wrapped)
-    values = {name: torch.zeros_like(p) for name, p in wrapped.risk_parameters().items()}
+    values = {name: torch.zeros_like(p) for name, p in wrapped.named_risk_parameters()}
     first = next(iter(values))
     with pytest.raises(ValueError, match=first):
         wrapped.set_risk_parameters({name: value for name, value in values.items() if name != first})

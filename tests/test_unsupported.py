@@ -265,7 +265,7 @@ def test_quantised_layers_have_no_parameters_that_could_differ() -> None:
     answers = torch.stack([voter(x) for voter in wrapped.voters()])
     torch.testing.assert_close(y, answers.mean(0))
     assert bool((risk > 0).any())
-    assert [name for name in wrapped.risk_parameters() if not name.startswith("0.")] == []
+    assert [name for name, _ in wrapped.named_risk_parameters() if not name.startswith("0.")] == []
 
 
 class Embeds(nn.Module):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .deprecation import answer_to_moved_modules
+
 if TYPE_CHECKING:
     from . import calibration, data, distributions, experiments, metrics, notebook, plots, widgets
     from .calibration import calibrate, selective, top_uncertain
@@ -49,6 +51,7 @@ _HOMES = {
 }
 __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), "__version__"]
+answer_to_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ def linear(slope: float = 2.0, offset: float = 1.0) -> nn.Linear:
 
 def set_biases(wrapped: Any, values: list[float]) -> None:
     """Voters that all have the weight of the given model, and these biases."""
-    wrapped.set_risk_parameters({**wrapped.risk_parameters(), "bias@vote": torch.tensor(values)[:, None]})
+    wrapped.set_risk_parameters({**dict(wrapped.named_risk_parameters()), "bias@vote": torch.tensor(values)[:, None]})
 
 
 def softplus(raw: float) -> float:
@@ -80,7 +80,7 @@ def test_noise_of_size_zero_leaves_the_prediction_alone(where: str) -> None:
 def test_the_total_of_vote_and_sculpt_follows_the_law_of_total_variance() -> None:
     wrapped: Any = compose(vote.Wrapper(2, finetune=True), sculpt.Wrapper())(linear()).eval()
     raw = torch.tensor([[0.5], [2.0]])
-    names = wrapped.risk_parameters()
+    names = dict(wrapped.named_risk_parameters())
     heads = {name: torch.zeros_like(p) for name, p in names.items() if "sculpt" in name and "weight" in name}
     heads |= {name: raw for name in names if "sculpt" in name and "bias" in name}
     assert len(heads) == 2

@@ -130,7 +130,7 @@ def test_gradients_by_the_two_groups_of_parameters(name: str) -> None:
     out, risk = wrapped_model(x, return_risk=True)
     loss = (out - y).square().mean() + risk.mean()
     risk_vars, user_vars = wrapped_model.risk_parameters(), wrapped_model.base_parameters()
-    trainable = [*risk_vars.values(), *user_vars.values()]
+    trainable = [*risk_vars, *user_vars]
     assert {id(p) for p in trainable} == {id(p) for p in wrapped_model.parameters()}
     assert len(trainable) == len(list(wrapped_model.parameters()))
     gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
@@ -172,7 +172,7 @@ def test_pickled_variables_are_set_in_an_object_wrapped_alike() -> None:
     restored: Any = wrapper(model)
     x = torch.randn(4, 3)
     file = io.BytesIO()
-    pickle.dump(trained.risk_parameters(), file)
+    pickle.dump(dict(trained.named_risk_parameters()), file)
     file.seek(0)
     assert not torch.equal(trained.eval()(x), restored.eval()(x))
     restored.set_risk_parameters(pickle.load(file))

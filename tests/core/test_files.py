@@ -97,7 +97,7 @@ def test_what_no_method_takes_over_is_shared_with_the_model_that_is_given(tmp_pa
     save(wrapped_net("sculpt"), tmp_path / "model")
     model = net(3)
     wrapped = load(tmp_path / "model", model)
-    assert all(p is dict(model.named_parameters())[key] for key, p in wrapped.base_parameters().items())
+    assert all(p is dict(model.named_parameters())[key] for key, p in wrapped.named_base_parameters())
     assert torch.equal(model(X), net(1)(X))
 
 
@@ -129,7 +129,7 @@ def test_what_was_frozen_when_it_was_wrapped_need_not_be_frozen_again(
     model = net(1)
     model.first.requires_grad_(False)
     wrapped: Any = vote.Wrapper(3)(model).eval()
-    assert "first.weight" in wrapped.base_parameters()
+    assert "first.weight" in dict(wrapped.named_base_parameters())
     save(wrapped, tmp_path / "model")
     given = net(3)
     for part in frozen_now:

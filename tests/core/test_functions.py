@@ -85,7 +85,7 @@ def test_functions_that_reach_modules_by_globals_and_helpers() -> None:
     assert torch.allclose(y, answers.mean(0), atol=1e-6)
     assert bool((risk > 0).all())
     assert torch.equal(_global_model(x), F.softplus(_shared_net(x)))
-    rows = zip(*wrapped.risk_parameters().values(), strict=True)
+    rows = zip(*wrapped.risk_parameters(), strict=True)
     expected = torch.stack([F.softplus(F.linear(x, weight, bias)) for weight, bias in rows])
     assert torch.allclose(y, expected.mean(0), atol=1e-6)
 
@@ -97,7 +97,7 @@ def test_a_helper_of_another_file_and_a_model_of_another_file() -> None:
         return predict(x) + helper_functions.other(x)
 
     wrapped: Any = vote.Wrapper(3)(model)
-    weights = wrapped.risk_parameters()
+    weights = dict(wrapped.named_risk_parameters())
     assert len(weights) == 4
     expected = [torch.tanh(voter.net(x)) + voter.other(x) for voter in wrapped.voters()]
     assert torch.allclose(wrapped.eval()(x), torch.stack(expected).mean(0), atol=1e-6)

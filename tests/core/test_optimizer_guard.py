@@ -200,8 +200,8 @@ def test_an_optimizer_of_a_model_wrapped_before_another_method_was_added_is_repo
 
 def test_a_part_that_another_optimizer_would_have_to_train_is_reported_when_that_is_gone() -> None:
     wrapped: Any = sculpt.Wrapper(n_layers=1)(mlp())
-    trunk = sgd(wrapped.base_parameters().values())
-    steps(wrapped, trunk, sgd(wrapped.risk_parameters().values()))
+    trunk = sgd(wrapped.base_parameters())
+    steps(wrapped, trunk, sgd(wrapped.risk_parameters()))
     gc.collect()
     with pytest.warns(WorkbenchWarning, match="@sculpt"):
         steps(wrapped, trunk, n=40)
@@ -230,13 +230,13 @@ def test_an_optimizer_of_the_given_model_is_silent_where_all_is_shared(name: str
 @pytest.mark.parametrize("name", ALL)
 def test_optimizers_that_have_all_parameters_between_them_are_silent(name: str) -> None:
     wrapped = ALL[name]()(mlp())
-    groups = [list(group.values()) for group in (wrapped.base_parameters(), wrapped.risk_parameters()) if group]
+    groups = [group for group in (list(wrapped.base_parameters()), list(wrapped.risk_parameters())) if group]
     steps(wrapped, *[sgd(group) for group in groups])
 
 
 def test_the_second_of_two_optimizers_may_step_much_later() -> None:
     wrapped: Any = sculpt.Wrapper(n_layers=1)(mlp())
-    first, second = sgd(wrapped.base_parameters().values()), sgd(wrapped.risk_parameters().values())
+    first, second = sgd(wrapped.base_parameters()), sgd(wrapped.risk_parameters())
     for i in range(1, 21):  # as a critic that is trained ten times as often
         x, y = data()
         wrapped.loss(nn.MSELoss(), x, y).backward()
@@ -284,7 +284,7 @@ def test_a_part_of_the_given_model_can_be_trained_after_the_wrapped_one() -> Non
     fitted: Any = vote.Wrapper(3, share=1)(model)
     fit(fitted, data(40), epochs=1, progress=False)
     gc.collect()
-    assert any(p.grad is not None for p in wrapped.risk_parameters().values())
+    assert any(p.grad is not None for p in wrapped.risk_parameters())
     head = nn.Linear(8, 2)
     opt = adam([*model.parameters(), *head.parameters()])
     for _ in range(5):
@@ -307,7 +307,7 @@ def test_groups_may_be_added_later() -> None:
     model = mlp()
     opt = adam(model.parameters())
     wrapped: Any = sculpt.Wrapper(n_layers=1)(model)
-    opt.add_param_group({"params": list(wrapped.risk_parameters().values())})
+    opt.add_param_group({"params": list(wrapped.risk_parameters())})
     steps(wrapped, opt)
     other = mlp()
     opt = adam(other.parameters())

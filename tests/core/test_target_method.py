@@ -97,10 +97,10 @@ def test_a_wrapped_method_is_copied_pickled_saved_and_loaded(name: str) -> None:
 def test_the_risk_head_is_made_of_the_last_layers_of_the_method() -> None:
     model = Coder().eval()
     wrapped: Any = sculpt.Wrapper(n_layers=1)(model, method="encode").eval()
-    assert sorted(wrapped.risk_parameters()) == ["code.bias@sculpt", "code.weight@sculpt"]
+    assert sorted(name for name, _ in wrapped.named_risk_parameters()) == ["code.bias@sculpt", "code.weight@sculpt"]
     head = copy.deepcopy(model)
     head.load_state_dict(
-        model.state_dict() | {n.removesuffix("@sculpt"): p for n, p in wrapped.risk_parameters().items()}
+        model.state_dict() | {n.removesuffix("@sculpt"): p for n, p in wrapped.named_risk_parameters()}
     )
     x = torch.randn(5, 3)
     y, risk = wrapped.encode(x, return_risk=True)
@@ -178,7 +178,7 @@ def test_training_a_method_deals_rows_and_moves_statistics_once() -> None:
     wrapped.loss(nn.MSELoss(), x, y).backward()
     for i, voter in enumerate(before.voters()):
         nn.functional.mse_loss(voter.train().encode(x), y).backward()
-        row = wrapped.risk_parameters()["code.weight@vote"].grad[i]
+        row = dict(wrapped.named_risk_parameters())["code.weight@vote"].grad[i]
         assert torch.allclose(row, voter.code.weight.grad / 3, atol=1e-6)
     assert wrapped.gain.grad is None
     wrapped(x).square().sum().backward()
@@ -255,5 +255,5 @@ def test_example_and_scaling_are_those_of_the_method() -> None:
     assert torch.allclose(scaled, 10 * y + 1, atol=1e-5)
     assert torch.allclose(scaled_risk, 10 * risk, atol=1e-5)
     kept: Any = wrapped.voters()[0]
-    wrapped.scale(None)
+    wrapped.unscale()
     assert torch.allclose(kept.decode(z), 10 * wrapped.voters()[0].decode(z) + 1, atol=1e-5)

@@ -135,7 +135,7 @@ def test_tensors_tied_to_the_rest_of_the_model() -> None:
         voted.embed.weight is model.embed.weight
     )  # the voters have outputs of their own, the rest keeps the given one
     h = model.body(model.embed(ids))
-    rows = voted.out.risk_parameters()["weight@vote"]
+    rows = dict(voted.out.named_risk_parameters())["weight@vote"]
     assert torch.allclose(voted(ids), torch.stack([h @ row.T for row in rows]).mean(0), atol=1e-6)
 
 

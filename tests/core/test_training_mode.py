@@ -164,8 +164,8 @@ def test_a_learned_signature_lowers_its_loss_and_knows_what_is_far() -> None:
     wrapped: Any = neo.Wrapper()(mlp()).train()
     x = torch.randn(64, 3)
     wrapped(x, return_risk=True)
-    opt = torch.optim.Adam(wrapped.risk_parameters().values(), lr=0.02)
-    base = {key: p.clone() for key, p in wrapped.base_parameters().items()}
+    opt = torch.optim.Adam(wrapped.risk_parameters(), lr=0.02)
+    base = {key: p.clone() for key, p in wrapped.named_base_parameters()}
     losses = []
     for _ in range(40):
         opt.zero_grad()
@@ -174,7 +174,7 @@ def test_a_learned_signature_lowers_its_loss_and_knows_what_is_far() -> None:
         opt.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    assert all(torch.equal(p, base[key]) for key, p in wrapped.base_parameters().items())
+    assert all(torch.equal(p, base[key]) for key, p in wrapped.named_base_parameters())
     wrapped.eval()
     near, far = wrapped(x, return_risk=True)[1], wrapped(x + 20, return_risk=True)[1]
     assert bool(far.min() > near.max())

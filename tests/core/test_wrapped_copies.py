@@ -147,7 +147,7 @@ def test_a_checkpoint_of_the_plain_model_loads(name: str) -> None:
         for voter in wrapped.voters():
             assert torch.equal(voter(x), trained(x))
     elif name == "rank1":
-        assert torch.equal(wrapped.base_parameters()["fc1.weight"], trained.fc1.weight)
+        assert torch.equal(dict(wrapped.named_base_parameters())["fc1.weight"], trained.fc1.weight)
         assert all(torch.equal(voter.fc1.bias, trained.fc1.bias) for voter in wrapped.voters())
     else:
         assert torch.equal(wrapped.unwrap()(x), trained(x))

@@ -69,7 +69,7 @@ def test_the_given_model_stays_as_it_was_and_shares_what_no_method_took(name: st
     assert list(model.__dict__) == keys
     assert type(model) is Net
     assert not model.training
-    shared = wrapped.base_parameters()
+    shared = dict(wrapped.named_base_parameters())
     for key, parameter in model.named_parameters():
         assert (key in shared) == (key in wrapped.state_dict())
         if key in shared:
@@ -201,7 +201,7 @@ def test_unwrap_gives_a_plain_model_of_the_class(name: str) -> None:
     assert torch.allclose(plain(x), expected(x), atol=1e-6)
     assert torch.equal(unwrap(wrapped)(x), plain(x))
     if name != "rank1":  # there every tensor of a voter is a product
-        shared = wrapped.base_parameters()
+        shared = dict(wrapped.named_base_parameters())
         assert all(p is shared[key] for key, p in plain.named_parameters() if key in shared)
 
 
@@ -252,7 +252,9 @@ def test_every_parameter_of_every_voter_differs_after_wrapping() -> None:
 def test_risk_and_base_parameters_part_all_parameters(name: str) -> None:
     model = Net()
     wrapped = wrap(name, model)
-    risk, base = wrapped.risk_parameters(), wrapped.base_parameters()
+    risk, base = dict(wrapped.named_risk_parameters()), dict(wrapped.named_base_parameters())
+    assert all(p is q for p, q in zip(wrapped.risk_parameters(), risk.values(), strict=True))
+    assert all(p is q for p, q in zip(wrapped.base_parameters(), base.values(), strict=True))
     everything = dict(wrapped.named_parameters())
     assert risk.keys() | base.keys() == everything.keys()
     assert not risk.keys() & base.keys()
@@ -261,4 +263,4 @@ def test_risk_and_base_parameters_part_all_parameters(name: str) -> None:
         torch.manual_seed(99)
         other = wrap(name, model)
     other.set_risk_parameters(risk)
-    assert all(torch.equal(p, risk[key]) for key, p in other.risk_parameters().items())
+    assert all(torch.equal(p, risk[key]) for key, p in other.named_risk_parameters())

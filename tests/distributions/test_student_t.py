@@ -83,7 +83,7 @@ def test_a_parameter_is_learned_with_the_model_that_it_is_given_to() -> None:
         optimizer.zero_grad()
         wrapped.loss(lambda prediction, target: 0 * prediction.sum(), X, Y).backward()
         optimizer.step()
-    assert wrapped.risk_parameters()["extras@workbench.noise.df"] is df
+    assert dict(wrapped.named_risk_parameters())["extras@workbench.noise.df"] is df
     loc, risk = (t.detach().double().numpy() for t in wrapped(X, return_risk=True))
 
     def loss(value: float) -> float:

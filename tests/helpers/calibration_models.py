@@ -21,7 +21,7 @@ def known(distribution: Any = Normal, outputs: int = 1, **settings: Any) -> Any:
     with torch.no_grad():
         model.weight.copy_(torch.eye(outputs, 2 * outputs))
     wrapped = sculpt.Wrapper(distribution, n_layers=1, **settings)(model)
-    (name,) = wrapped.risk_parameters()
+    ((name, _),) = wrapped.named_risk_parameters()
     wrapped.set_risk_parameters({name: torch.eye(2 * outputs).double()[outputs:]})
     return wrapped.eval()
 

@@ -98,5 +98,5 @@ def assert_reads_as(wrapped: Any, plain: nn.Module, name: str) -> None:
                     assert torch.equal(model.state_dict()[key], tensor), key
             if name != "rank1":  # its factors stay, and every voter is a product
                 assert torch.equal(model(X), plain(X))
-        for key, parameter in wrapped.base_parameters().items():
+        for key, parameter in wrapped.named_base_parameters():
             assert torch.equal(parameter, plain.get_parameter(key)), key

@@ -151,7 +151,7 @@ def test_what_a_wrapped_model_tells() -> None:
     x = rows()[0].to(DEVICE)
     y = wrapped(x)
     torch.testing.assert_close(torch.stack([voter.to(DEVICE)(x) for voter in wrapped.voters()]).mean(0), y)
-    wrapped.set_risk_parameters({name: 2 * value.cpu() for name, value in wrapped.risk_parameters().items()})
+    wrapped.set_risk_parameters({name: 2 * value.cpu() for name, value in wrapped.named_risk_parameters()})
     wrapped(x, return_risk=True)
     assert DEVICE in str(wrapped.explain())
 

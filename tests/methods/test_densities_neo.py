@@ -125,11 +125,11 @@ def test_every_density_before_fit(name: str) -> None:
         wrapped.eval()(X, return_risk=True)
     wrapped.train()
     if DENSITIES[name].trainable:
-        before = copy.deepcopy(list(wrapped.base_parameters().values()))
+        before = copy.deepcopy(list(wrapped.base_parameters()))
         wrapped(X, return_risk=True)[1].mean().backward()
-        assert all(p.grad is None for p in wrapped.base_parameters().values())
+        assert all(p.grad is None for p in wrapped.base_parameters())
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in density(wrapped).parameters())
-        assert all(torch.equal(a, b) for a, b in zip(before, wrapped.base_parameters().values(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, wrapped.base_parameters(), strict=True))
     else:
         with pytest.raises(NotFittedError, match="cannot be trained"):
             wrapped(X, return_risk=True)

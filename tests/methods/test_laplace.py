@@ -80,7 +80,7 @@ def test_batches_add_up_to_the_whole() -> None:
 def test_noise_of_sculpt_weighs_every_row_and_output() -> None:
     wrapped = compose(sculpt.Wrapper(), laplace.Wrapper(prior_precision=0.7))(net()).eval().fit([(X, None)])
     alone = sculpt.Wrapper()(net()).eval()
-    alone.set_risk_parameters(wrapped.risk_parameters())
+    alone.set_risk_parameters(dict(wrapped.named_risk_parameters()))
     _, noise = alone(X, return_risk=True)
     phi, new = features(net(), X), features(net(), NEW)
     expected = []

@@ -82,7 +82,7 @@ def test_neo_is_fitted_on_the_rows_trained_on() -> None:
 
 def test_a_model_whose_prediction_is_frozen_keeps_it_while_its_risk_is_trained() -> None:
     wrapped: Any = sculpt.Wrapper(n_layers=1)(net())
-    for parameter in wrapped.base_parameters().values():
+    for parameter in wrapped.base_parameters():
         parameter.requires_grad_(False)
     x, y = plane(100)
     expected, before = wrapped.eval()(x, return_risk=True)

@@ -1,4 +1,4 @@
-"""How a wrapped object is moved, copied, pickled, saved and loaded: as any module of torch."""
+"""Moving, copying, pickling and loading of wrapped objects, as of any module of torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import attributes, places
-from .internals import build, portable, restore
 from .ownership import MARK, Record, table_of
+from .runtime import plain_clone, portable, restore
 from .state_dict import SETTINGS, Loading, described
 
 
@@ -21,6 +21,7 @@ class Persistent(nn.Module):
     _workbench: Record
     _plain_class: type[nn.Module]
     _theirs: frozenset[str]
+    _blank: staticmethod[..., Any]  # an object of a class that wraps, which a pickle fills
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         def each(tensor: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ class Persistent(nn.Module):
             except RuntimeError:
                 if tensor.dim() < 5:
                     raise
-                return torch.stack([fn(part) for part in tensor])  # of voters: a memory format is one of single weights
+                return torch.stack([fn(voter) for voter in tensor])  # a memory format is one of single weights
 
         result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
@@ -54,21 +55,21 @@ class Persistent(nn.Module):
         """
         if "_workbench" not in self.__dict__:
             return super().load_state_dict(state_dict, *args, **kwargs)
-        state = self.__dict__["_engine"]
-        state.strict = kwargs.get("strict", args[0] if args else True)
+        runtime = self.__dict__["_engine"]
+        runtime.strict = kwargs.get("strict", args[0] if args else True)
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)
         finally:
-            state.strict = None
+            runtime.strict = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
-            state = self.__dict__["_engine"]
+            runtime = self.__dict__["_engine"]
             # torch's own `strict` is always True here
-            state.loading = Loading(
-                self, state.table, lambda: build(self)[0], state_dict, prefix, state.strict, *args[2:]
+            runtime.loading = Loading(
+                self, runtime.table, lambda: plain_clone(self)[0], state_dict, prefix, runtime.strict, *args[2:]
             )
-            state.loading.prepare()
+            runtime.loading.prepare()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
@@ -90,11 +91,9 @@ class Persistent(nn.Module):
             return super().__reduce_ex__(protocol)
         if "_portable" not in self.__dict__:
             return _same, (portable(self),)
-        from .wrapped import blank  # which is built on this file
-
         slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
         return (
-            blank,
+            self._blank,
             (type(self)._plain_class, type(self)._theirs, self._workbench.method),
             {**self.__dict__, f"slots{MARK}": slots},
         )

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.plan import Split, Stacked
-from .ownership import extra, extras, table_of
+from .ownership import extra, extras
 
 NAME, VOTERS = "committee", "vote"
 
@@ -68,26 +67,3 @@ def seat(wrapped: Any, committee: Committee | None) -> None:
     else:
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), None)
         extras(wrapped)._modules[NAME] = committee.to(like.device if like is not None else None)
-
-
-def untie(wrapped: Any, axis: str) -> None:
-    """Give the heads along an axis a trunk of their own, equal to the model's, so that both can be taken from different times of a training.
-
-    Args:
-        wrapped: the object; its voters share nothing that is trained.
-        axis: the method with heads beside the model's own, "sculpt".
-    """
-    from .internals import restore
-
-    record, table = wrapped._workbench, table_of(wrapped)
-    heads = next(len(rule.options) for rule in record.rules.values() if isinstance(rule, Split) and rule.axis == axis)
-    for slot, rule in list(record.rules.items()):
-        if isinstance(rule, Stacked):
-            present = table.get(rule.name)
-            new = table.register(
-                f"{slot}@{axis}@{rule.axis}", present.clone(), like=present, buffer=record.slots[slot].buffer
-            )
-            record.rules[slot] = Split(axis, (rule, *[Stacked(rule.axis, new)] * (heads - 1)))
-    method = next(method for method in record.methods if method.name == axis)
-    method.n_layers = len(table.layers())
-    restore(wrapped)

@@ -42,9 +42,7 @@ class Explanation(str):
 def explained(wrapped: Any) -> Explanation:
     """What wrapping added, and for each kind of call so far the rung of the ladder, its cost against a plain pass, and the reason."""
     record = wrapped._workbench
-    added, base = (
-        list(p.values()) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped))
-    )
+    added, base = (list(p) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped)))
     head = [
         f"{type(wrapped)._plain_class.__name__}: {', '.join(map(repr, record.methods)) or 'no methods'}",
         f"parameters: {_count(added)} of the methods, {_count(base)} shared with the given model",

@@ -19,7 +19,6 @@ from ..introspect.references import used_by
 
 if TYPE_CHECKING:
     from ..engine.run import Engine
-    from .method import Method
 
 MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
 EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
@@ -94,7 +93,7 @@ class Record:
         str, tuple[list[str], list[str]]
     ]  # by module path: names of its parameters and buffers, as first registered
     method: str = "forward"  # of the user's class: the one that answers with risk
-    methods: list[Method] = field(default_factory=list)
+    methods: list[Any] = field(default_factory=list)  # each a `Method`, in canonical order
     rules: dict[str, Rule] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
     output: str = "values"

@@ -287,5 +287,12 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def fit(wrapped: Any, inputs: Any) -> None:
     """See `Wrapped.fit`."""
-    for method in wrapped._workbench.methods:
+    methods = wrapped._workbench.methods
+    if not any(method.needs_fit for method in methods):
+        names = [method.name for method in methods] or ["compose() without wrappers"]
+        raise ValueError(
+            f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} nothing to fit in closed form; "
+            "to train the model call workbench.fit(wrapped, data)"
+        )
+    for method in methods:
         method.fit(wrapped, inputs)

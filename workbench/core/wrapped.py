@@ -1,4 +1,4 @@
-"""What wrapping gives: an object of the user's own class that can say how far to trust it."""
+"""Wrapped objects: models of the user's own class that say how far to trust them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import inspect
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from . import predict as calling
 from .copying import Persistent
 from .inputs import opened
-from .internals import HOOKS, State, build, part, restore, show
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, engine_of, extra, extras, table_of
+from .parameters import ParameterIterator
+from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .standardize import Scaling
 from .state_dict import extract
 
@@ -120,6 +122,9 @@ class Wrapped(Persistent):
 
         Returns:
             The object itself.
+
+        Raises:
+            ValueError: if no method learns anything in closed form; `workbench.fit` trains.
         """
         calling.fit(self, inputs)
         return self
@@ -144,16 +149,27 @@ class Wrapped(Persistent):
         """Standardise the first input, and give predictions and risks in original units.
 
         Args:
-            values: x_mean, x_scale, y_mean, y_scale; see `Scaling`. `scale(None)` removes it.
+            values: x_mean, x_scale, y_mean, y_scale; see `Scaling`.
         """
         if args:
-            extras(self)._modules.pop("scaling", None)
+            warn_deprecated("scale(None)", "wrapped.unscale()")
+            Wrapped.unscale(self)
             return
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
 
+    def unscale(self) -> None:
+        """Remove the standardisation: inputs and outputs are in the model's own units again."""
+        extras(self)._modules.pop("scaling", None)
+
     @property
     def location_scale(self) -> bool:
+        """Deprecated: whether targets may be shifted."""
+        warn_deprecated("Wrapped.location_scale", "the attribute location_scale of the distribution")
+        return self._location_scale
+
+    @property
+    def _location_scale(self) -> bool:
         """Whether targets may be shifted: False under a distribution of positive values or of class scores."""
         return all(getattr(method.distribution, "location_scale", True) for method in self._workbench.methods)
 
@@ -171,30 +187,44 @@ class Wrapped(Persistent):
         """The plain model, over the parameters as they are now; see `unwrap`."""
         return unwrap(self)
 
-    def risk_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that wrapping added or took over, by name."""
-        return {name: p for name, p in self.named_parameters() if MARK in name}
+    def risk_parameters(self) -> ParameterIterator:
+        """The parameters that wrapping added or took over, one by one."""
+        return ParameterIterator("risk_parameters", Wrapped.named_risk_parameters(self))
 
-    def base_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters shared with the model that was given, by name."""
-        return {name: p for name, p in self.named_parameters() if MARK not in name}
+    def named_risk_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that wrapping added or took over, each with its name."""
+        return ((name, p) for name, p in self.named_parameters() if MARK in name)
 
-    def set_risk_parameters(self, values: dict[str, Tensor]) -> None:
-        """Set the values of `risk_parameters`, such as those of another object wrapped alike.
+    def base_parameters(self) -> ParameterIterator:
+        """The parameters shared with the model that was given, one by one."""
+        return ParameterIterator("base_parameters", Wrapped.named_base_parameters(self))
+
+    def named_base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters shared with the model that was given, each with its name."""
+        return ((name, p) for name, p in self.named_parameters() if MARK not in name)
+
+    def set_risk_parameters(self, values: Mapping[str, Tensor]) -> None:
+        """Set the values of the risk parameters, such as those of another object wrapped alike.
+
+        Args:
+            values: as `dict(other.named_risk_parameters())` gives them.
 
         Raises:
             ValueError: if a name or a shape does not fit; nothing is changed then.
         """
-        own = self.risk_parameters()
-        wrong = sorted(own.keys() ^ values.keys()) or [
-            n for n in own if own[n].shape != values[n].shape and own[n].numel()
+        if isinstance(values, ParameterIterator):
+            warn_deprecated("values of risk_parameters()", "dict(other.named_risk_parameters())")
+            values = dict(values.named)
+        present = dict(Wrapped.named_risk_parameters(self))
+        wrong = sorted(present.keys() ^ values.keys()) or [
+            n for n in present if present[n].shape != values[n].shape and present[n].numel()
         ]
         if wrong:
             raise ValueError(
                 f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings"
             )
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in present.items():
                 if parameter.shape == values[name].shape:
                     parameter.copy_(values[name])
                 else:  # not materialised yet
@@ -221,7 +251,7 @@ PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and na
 _CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
 
 
-class _Theirs:
+class _UsersOwn:
     """Gives way to what the user's object holds under a name of ours."""
 
     def __init__(self, name: str) -> None:
@@ -251,7 +281,7 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
         "__doc__": cls.__doc__,
         "_plain_class": cls,
         "_theirs": theirs,
-        **{name: _Theirs(name) for name in theirs},
+        **{name: _UsersOwn(name) for name in theirs},
     }
 
     for name in (*PUBLIC, "forward"):
@@ -311,28 +341,29 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
         method: name of its method that answers with risk.
     """
     record = Record.of(module, method)
-    held = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
-    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in held), method)
+    attributes = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
+    module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in attributes), method)
     if method in module.__dict__:  # set on the object: it would hide ours
         module.__dict__[method + MARK] = module.__dict__.pop(method)
-    for key in (
-        HOOKS
-    ):  # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
+    # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
+    for key in HOOKS:
         if method == "forward" and module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
-    module.register_load_state_dict_post_hook(
-        show
-    )  # fires last, also when the module is part of a larger one that loads
+    # fires last, also when the module is part of a larger one that loads
+    module.register_load_state_dict_post_hook(finish_load)
     module.__dict__["_workbench"] = record
-    module.__dict__["_engine"] = state = State(module, {}, {})
-    state.table.given.update({name: weakref.ref(state.table.get(name)) for name in record.slots})
+    module.__dict__["_engine"] = runtime = Runtime(module, {}, {})
+    runtime.table.given.update({name: weakref.ref(runtime.table.get(name)) for name in record.slots})
     return module
 
 
 def blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
     """An object that a pickle fills."""
     return object.__new__(wrapped_class(cls, theirs, method))
+
+
+Wrapped._blank = staticmethod(blank)
 
 
 def unwrap(wrapped: Any) -> nn.Module:
@@ -360,10 +391,10 @@ def unwrap(wrapped: Any) -> nn.Module:
 
 
 def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
-    new = build(wrapped)[0]
+    new = plain_clone(wrapped)[0]
     new.__class__ = type(wrapped)._plain_class
     if own:
-        part(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
+        copy_rest(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
     extract(new, table_of(wrapped), index, own)
     scaling = extra(wrapped, "scaling")
     if scaling is None:

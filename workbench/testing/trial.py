@@ -55,7 +55,8 @@ class Trial:
         if kwargs:  # a batch is either positional or by name; what is positional has a name, too
             bound: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments
             batch = {**bound, **bound.pop("kwargs", {})}
-        Wrapped.fit(wrapped, [(batch, None)])
+        if any(method.needs_fit for method in wrapped._workbench.methods):
+            Wrapped.fit(wrapped, [(batch, None)])
         return wrapped
 
     # ---- what several checks look at, made once

@@ -72,7 +72,7 @@ def scaling_of(
     if isinstance(train.x, Tensor) and train.x.is_floating_point():
         values["x_mean"], values["x_scale"] = moments(train.x)
     if train.y.is_floating_point() and (standardize or (keeps_meaning(criterion) and _output(wrapped) == "values")):
-        values["y_mean"], values["y_scale"] = moments(train.y, centre=own(wrapped, "location_scale"))
+        values["y_mean"], values["y_scale"] = moments(train.y, centre=own(wrapped, "_location_scale"))
     return values
 
 

@@ -186,7 +186,7 @@ def fit(
     start = copy.deepcopy(wrapped.state_dict())
     seat(wrapped, None)  # what an earlier cross-fitting found out is of other weights
     if scaling is not None:
-        own(wrapped, "scale")(None)
+        own(wrapped, "unscale")()
     if scaling:
         own(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
     wrapped._workbench.rows = len(train) if isinstance(train, Rows) else None

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import members
-from workbench.core.crossfit import VOTERS, Committee, seat, untie
+from workbench.core.crossfit import VOTERS, Committee, seat
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.predict import pair_of
+from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
 from workbench.engine.tree import tree_map

@@ -1,4 +1,4 @@
-"""What a wrapped object holds inside: its table and engine, plain copies for the branches, and how they survive copying and pickling."""
+"""Ownership table and engine of a wrapped object, which are made anew in every copy of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import places, structural_copy
+from ..engine.plan import Split, Stacked
 from ..engine.run import Engine
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
@@ -28,7 +29,7 @@ HOOKS = (
 BRANCHES = f"branches{MARK}"  # in a copy that is under way: what attributes are in each branch
 
 
-class State:
+class Runtime:
     """What a wrapped object needs to run and can make anew: its table of tensors and its engine; and of a load what it has to remember."""
 
     strict: bool | None = None
@@ -37,31 +38,37 @@ class State:
     def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
         self.table = Table(root, root._workbench, views, given)
         self.engine = Engine(
-            root, functools.partial(build, root), self._originals, self.table.homes, functools.partial(forward_of, root)
+            root,
+            functools.partial(plain_clone, root),
+            self._originals,
+            self.table.homes,
+            functools.partial(plain_forward, root),
         )
 
     def _originals(self) -> dict[int, str]:
-        given = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
-        return {id(tensor): name for name, tensor in given if tensor is not None}
+        originals = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
+        return {id(tensor): name for name, tensor in originals if tensor is not None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
 
-def forward_of(root: Any, *args: Any, **kwargs: Any) -> Any:
+def plain_forward(root: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the method that answers with risk as the user's class has it."""
     return getattr(type(root)._plain_class, root._workbench.method)(root, *args, **kwargs)
 
 
-def show(module: nn.Module, incompatible: Any) -> None:
+def finish_load(module: nn.Module, incompatible: Any) -> None:
+    """Hook after load_state_dict: complete its report, and show the first branch again."""
     if "_workbench" in module.__dict__:
-        state = module.__dict__["_engine"]
-        if state.loading is not None:
-            state.loading.finish(incompatible)
-            state.loading = None
-        state.table.show()
+        runtime = module.__dict__["_engine"]
+        if runtime.loading is not None:
+            runtime.loading.finish(incompatible)
+            runtime.loading = None
+        runtime.table.show()
 
 
-def build(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
+def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
     table.verify()
@@ -77,7 +84,7 @@ def build(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     for key in HOOKS if record.method == "forward" else ():
         new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
     hooks = new._load_state_dict_post_hooks
-    new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not show)
+    new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not finish_load)
     if record.method + MARK in new.__dict__:
         new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
@@ -114,19 +121,40 @@ def restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, v
     if given is None:
         given = old.table.given if old is not None else {}
     branches = wrapped.__dict__.pop(BRANCHES, None)
-    wrapped.__dict__["_engine"] = state = State(wrapped, dict(views), dict(given))
+    wrapped.__dict__["_engine"] = runtime = Runtime(wrapped, dict(views), dict(given))
     if branches:
-        state.engine.recall(branches)
-    state.table.show()
+        runtime.engine.recall(branches)
+    runtime.table.show()
     watch(wrapped)
     return wrapped
 
 
-def part(model: nn.Module, known: set[int]) -> None:
+def copy_rest(model: nn.Module, known: set[int]) -> None:
     """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
     rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
     for key, tensor in rest.items():
-        own = tensor.detach().clone()
-        rest[key] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+        copied = tensor.detach().clone()
+        rest[key] = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
     for container, key, name in places(model, {key: str(key) for key in rest}):
         container[key] = rest[int(name)]
+
+
+def untie(wrapped: Any, axis: str) -> None:
+    """Give the heads along an axis a trunk of their own, equal to the model's, so that both can be taken from different times of a training.
+
+    Args:
+        wrapped: the object; its voters share nothing that is trained.
+        axis: the method with heads beside the model's own, "sculpt".
+    """
+    record, table = wrapped._workbench, table_of(wrapped)
+    heads = next(len(rule.options) for rule in record.rules.values() if isinstance(rule, Split) and rule.axis == axis)
+    for slot, rule in list(record.rules.items()):
+        if isinstance(rule, Stacked):
+            present = table.get(rule.name)
+            new = table.register(
+                f"{slot}@{axis}@{rule.axis}", present.clone(), like=present, buffer=record.slots[slot].buffer
+            )
+            record.rules[slot] = Split(axis, (rule, *[Stacked(rule.axis, new)] * (heads - 1)))
+    method = next(method for method in record.methods if method.name == axis)
+    method.n_layers = len(table.layers())
+    restore(wrapped)
