@@ -20,7 +20,7 @@ from ood_models import VOTERS, corrupted, images, rows_of, standardised, trained
 from torch import Tensor, nn
 
 from workbench import metrics, neo
-from workbench.calibration import fit_temperature
+from workbench.calibration.scaling import fit_temperature
 from workbench.experiments.bench import table
 from workbench.methods.densities import DENSITIES
 

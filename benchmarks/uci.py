@@ -151,7 +151,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
         epochs: instead of those of the method; 0 for these.
     """
     from workbench import compose, sculpt, vote
-    from workbench.calibration import conformal_quantile
+    from workbench.calibration.conformal import conformal_quantile
     from workbench.data import load
     from workbench.distributions import Normal
     from workbench.training.cutting import Layout, Part, cut_folds
@@ -228,8 +228,8 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
         elif calibration is not None:
             target = rows[p][1][set_aside[p]].double()
             before = _mixture(*(value[members, :, : len(target)] for value in calibration), fitted, decisions[p])
-            q = conformal_quantile((target - before.mean()).abs() / before.stddev(), COVERAGE)
-            low, high = mixture.mean() - q * mixture.stddev(), mixture.mean() + q * mixture.stddev()
+            q = conformal_quantile((target - before.mean).abs() / before.stddev, COVERAGE)
+            low, high = mixture.mean - q * mixture.stddev, mixture.mean + q * mixture.stddev
         if recipe.held > 1 or calibration is not None:
             row["calibrated_coverage"] = float(((y >= low) & (y <= high)).double().mean())
             row["calibrated_width"] = float((high - low).mean()) * unit
@@ -287,7 +287,7 @@ def _scores(mixture: Mixture, y: Tensor, unit: float, decisions: Any, repeats: T
     """Test scores of a split, without the rows that repeat training rows too; beside them what the rows promised that networks have not seen."""
     tail = (1 - COVERAGE) / 2
     low, high = mixture.icdf(tail), mixture.icdf(1 - tail)
-    nll, squared = math.log(unit) - mixture.log_prob(y), (mixture.mean() - y).square()
+    nll, squared = math.log(unit) - mixture.log_prob(y), (mixture.mean - y).square()
     return {
         "nll": float(nll.mean()),
         "rmse": float(squared.mean().sqrt()) * unit,

@@ -20,8 +20,8 @@ from workbench.calibration import (
     TemperatureScaling,
     VarianceScaling,
     calibrate,
-    fit_temperature,
 )
+from workbench.calibration.scaling import fit_temperature
 from workbench.data import Split
 
 
@@ -107,7 +107,7 @@ def answers_of(calibrated: Any, x: Tensor) -> list[Tensor]:
     found = [y, getattr(risk, "total", risk)]
     try:
         found += calibrated.interval(x, 0.8)
-    except (AttributeError, ValueError):
+    except (TypeError, ValueError):
         found += [calibrated.predict_set(x, 0.8)]
     return found
 
@@ -248,3 +248,12 @@ def test_several_outputs_are_refused_with_a_hint() -> None:
 
     with pytest.raises(TypeError, match="gives a tuple; calibration needs one tensor"):
         calibrate(vote.Wrapper(2)(Two()), (torch.zeros(3, 2), torch.zeros(3, 1)))
+
+
+def test_answers_that_a_method_does_not_have_name_the_one_that_has() -> None:
+    wrapped = vote.Wrapper(2, output="logits")(nn.Linear(2, 3))
+    calibrated = calibrate(wrapped, (torch.zeros(30, 2), torch.arange(30) % 3))
+    with pytest.raises(TypeError, match="TemperatureScaling gives no intervals; .*'conformal'"):
+        calibrated.interval(torch.zeros(1, 2))
+    with pytest.raises(TypeError, match="VarianceScaling gives no sets; .*'conformal'"):
+        VarianceScaling(wrapped).predict_set(torch.zeros(1, 2))

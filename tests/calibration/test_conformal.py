@@ -15,7 +15,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from workbench import NotFittedError, compose, neo, vote
-from workbench.calibration import SplitConformal, calibrate, conformal_quantile
+from workbench.calibration import SplitConformal, calibrate
+from workbench.calibration.conformal import conformal_quantile
 from workbench.distributions import Laplace
 
 N, NEW, DRAWS = 29, 40, 250

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench import calibrate, compose, fit, sculpt, vote
-from workbench.calibration import CrossConformal, cv_plus
+from workbench.calibration import CrossConformal
+from workbench.calibration.cross import cv_plus
 from workbench.core.crossfit import committee_of
 from workbench.errors import NotFittedError
 from workbench.training import History

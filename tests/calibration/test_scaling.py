@@ -14,7 +14,8 @@ from scipy import optimize, stats
 from torch import Tensor, nn
 
 from workbench import compose, neo, sculpt, vote
-from workbench.calibration import TemperatureScaling, VarianceScaling, calibrate, fit_temperature, fit_variance_scale
+from workbench.calibration import TemperatureScaling, VarianceScaling, calibrate
+from workbench.calibration.scaling import fit_temperature, fit_variance_scale
 from workbench.distributions import Cauchy, Laplace, LogNormal, Normal, StudentT
 from workbench.metrics import categorical_nll
 

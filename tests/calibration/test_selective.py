@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from workbench import compose, metrics, neo, sculpt, vote
-from workbench.calibration import Selective, calibrate, selective, top_uncertain, upper_bound
+from workbench.calibration import Selective, calibrate, selective, top_uncertain
+from workbench.calibration.abstention import upper_bound
 
 
 def held_out(n: int = 40, outputs: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -113,6 +113,25 @@ def test_fit_of_several_methods_fits_those_that_can_be() -> None:
     assert wrapped.fit(torch.randn(50, 3)) is wrapped
 
 
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("distributions", "FAMILIES"),
+        *[("calibration", name) for name in ("conformal_quantile", "cv_plus", "fit_recalibration", "upper_bound")],
+        *[("calibration", name) for name in ("fit_temperature", "fit_variance_scale")],
+        ("notebook", "run_key"),
+    ],
+)
+def test_names_that_became_private(package: str, name: str) -> None:
+    module = importlib.import_module(f"workbench.{package}")
+    assert name not in module.__all__
+    with pytest.warns(DeprecationWarning, match=rf"workbench\.{package}\.{name} is deprecated"):
+        value = getattr(module, name)
+    assert callable(value) or len(value) == 8
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        module.nonsense  # noqa: B018
+
+
 # ---- modules
 @pytest.mark.parametrize("old", [*MODULES, "wrappers.vote", "wrappers.densities", "wrappers.densities.flow"])
 def test_modules_that_moved_are_imported_under_their_old_names(old: str) -> None:

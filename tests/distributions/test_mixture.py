@@ -30,8 +30,8 @@ def test_against_torch() -> None:
     y = torch.linspace(-3, 8, 10, dtype=torch.float64).reshape(5, 2)
     torch.testing.assert_close(ours.log_prob(y), theirs.log_prob(y))
     torch.testing.assert_close(ours.cdf(y), theirs.cdf(y))
-    torch.testing.assert_close(ours.mean(), theirs.mean)
-    torch.testing.assert_close(ours.stddev(), theirs.stddev)
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(ours.stddev, theirs.stddev)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
@@ -47,15 +47,66 @@ def test_one_member_is_its_family() -> None:
     loc, risk, _ = parts()
     mixture = Mixture(Laplace(), loc[:1], risk[:1], torch.ones(1))
     torch.testing.assert_close(mixture.log_prob(loc[1]), Laplace.log_prob(loc[1], loc[0], risk[0]))
-    torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]))
+    torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]), atol=1e-12, rtol=1e-12)
 
 
 def test_draws_follow_it() -> None:
     mixture = Mixture(Normal(), *parts())
-    draws = mixture.sample(20_000, torch.Generator().manual_seed(0))
+    draws = mixture.sample((20_000,), torch.Generator().manual_seed(0))
     assert draws.shape == (20_000, 5, 2)
     for y in (mixture.icdf(0.1), mixture.icdf(0.7)):
         torch.testing.assert_close((draws <= y).double().mean(0), mixture.cdf(y), atol=0.015, rtol=0)
+
+
+def test_it_is_a_distribution_of_torch() -> None:
+    loc, risk, weights = parts()
+    mixture = Mixture(Normal(), loc, risk, weights)
+    theirs = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(weights.expand(5, 2, 3)),
+        torch.distributions.Normal(loc.movedim(0, -1), risk.movedim(0, -1)),
+    )
+    assert isinstance(mixture, torch.distributions.Distribution)
+    assert (mixture.batch_shape, mixture.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    torch.testing.assert_close(mixture.variance, theirs.variance)
+    y = torch.linspace(-3, 8, 60, dtype=torch.float64).reshape(6, 5, 2)
+    torch.testing.assert_close(mixture.log_prob(y), theirs.log_prob(y))
+    torch.testing.assert_close(mixture.cdf(y), theirs.cdf(y))
+    assert not mixture.has_rsample
+    with pytest.raises(NotImplementedError):
+        mixture.rsample((2,))
+    assert mixture.support is torch.distributions.constraints.real
+    assert Mixture(LogNormal(), loc, risk, weights).support is torch.distributions.constraints.positive
+    assert repr(mixture) == "Mixture(Normal(beta=0.0), 3 members, batch_shape=(5, 2))"
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+def test_draws_have_the_shape_asked_for_and_no_gradient(shape: tuple[int, ...]) -> None:
+    loc, risk, weights = parts()
+    draws = Mixture(Normal(), loc.requires_grad_(), risk, weights).sample(shape)
+    assert draws.shape == (*shape, 5, 2)
+    assert not draws.requires_grad
+
+
+def test_levels_and_batches_broadcast() -> None:
+    mixture = Mixture(Normal(), *parts())
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    quantiles = mixture.icdf(levels[:, None, None])
+    assert quantiles.shape == (3, 5, 2)
+    for level, quantile in zip(levels, quantiles, strict=True):
+        torch.testing.assert_close(quantile, mixture.icdf(float(level)))
+    larger = mixture.expand((4, 5, 2))
+    assert larger.batch_shape == (4, 5, 2)
+    for batch in larger.mean:
+        torch.testing.assert_close(batch, mixture.mean)
+    torch.testing.assert_close(larger.icdf(0.3)[2], mixture.icdf(0.3))
+
+
+def test_a_number_of_draws_is_deprecated() -> None:
+    mixture = Mixture(Normal(), *parts())
+    expected = mixture.sample((7,), torch.Generator().manual_seed(0))
+    with pytest.warns(DeprecationWarning, match=r"sample\(\(7,\)\)"):
+        found = mixture.sample(7, torch.Generator().manual_seed(0))
+    assert torch.equal(found, expected)
 
 
 def test_bad_input() -> None:
@@ -80,8 +131,8 @@ def test_of_a_wrapped_model() -> None:
         torch.manual_seed(3)
         found = model.predictive(x)
     assert found.loc.shape == (6, 4, 1)
-    torch.testing.assert_close(found.mean(), y)
-    torch.testing.assert_close(found.stddev(), risk.total)
+    torch.testing.assert_close(found.mean, y)
+    torch.testing.assert_close(found.stddev, risk.total)
 
 
 @pytest.mark.parametrize(

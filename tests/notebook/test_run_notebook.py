@@ -18,8 +18,9 @@ import pytest
 from conftest import THROWAWAY, write_notebook
 from nbformat.sign import NotebookNotary
 
-from workbench.notebook import Run, environment, read_records, read_run, run_key, run_notebook
+from workbench.notebook import Run, environment, read_records, read_run, run_notebook
 from workbench.notebook.parameters import COMPUTED, declared_parameters, parse_parameter, split_values
+from workbench.notebook.run import run_key
 
 pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
 

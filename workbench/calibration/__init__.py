@@ -14,6 +14,8 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workbench.calibration.abstention import (
     Decision,
     Selective,
@@ -21,14 +23,14 @@ from workbench.calibration.abstention import (
     TopUncertain,
     selective,
     top_uncertain,
-    upper_bound,
 )
 from workbench.calibration.base import Calibrated
 from workbench.calibration.choose import calibrate
-from workbench.calibration.conformal import SplitConformal, conformal_quantile
-from workbench.calibration.cross import CrossConformal, cv_plus
-from workbench.calibration.quantiles import QuantileRecalibration, fit_recalibration
-from workbench.calibration.scaling import TemperatureScaling, VarianceScaling, fit_temperature, fit_variance_scale
+from workbench.calibration.conformal import SplitConformal
+from workbench.calibration.cross import CrossConformal
+from workbench.calibration.quantiles import QuantileRecalibration
+from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
+from workbench.deprecation import deprecated_names
 
 __all__ = [
     "Calibrated",
@@ -42,12 +44,19 @@ __all__ = [
     "TopUncertain",
     "VarianceScaling",
     "calibrate",
-    "conformal_quantile",
-    "cv_plus",
-    "fit_recalibration",
-    "fit_temperature",
-    "fit_variance_scale",
     "selective",
     "top_uncertain",
-    "upper_bound",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = deprecated_names(
+        __name__,
+        {
+            "conformal_quantile": (f"{__name__}.conformal:conformal_quantile", "calibrate(..., 'conformal').interval"),
+            "cv_plus": (f"{__name__}.cross:cv_plus", "calibrate(wrapped, history).interval"),
+            "fit_recalibration": (f"{__name__}.quantiles:fit_recalibration", "calibrate(..., 'isotonic')"),
+            "fit_temperature": (f"{__name__}.scaling:fit_temperature", "calibrate(..., 'temperature').temperature"),
+            "fit_variance_scale": (f"{__name__}.scaling:fit_variance_scale", "calibrate(..., 'variance').scale"),
+            "upper_bound": (f"{__name__}.abstention:upper_bound", "selective(...).threshold(risk=..., confidence=...)"),
+        },
+    )

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class Calibrated(nn.Module, ABC):
         self.wrapped = wrapped
         self.training = wrapped.training
 
-    def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> Any:
+    def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> Self:
         """Calibrate on rows that the model was not trained on.
 
         Args:
@@ -101,6 +101,32 @@ class Calibrated(nn.Module, ABC):
         if not return_risk:
             return y
         return y, (risk if isinstance(found, Risk) else risk[kind_of(self.wrapped)])
+
+    def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper end for every value, each shaped like the prediction and in its units, where the method gives them.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: share of targets that is wanted inside, strictly between 0 and 1.
+
+        Raises:
+            TypeError: the method gives no intervals.
+        """
+        raise TypeError(
+            f"{type(self).__name__} gives no intervals; calibrate(wrapped, data, 'conformal') does for values"
+        )
+
+    def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
+        """Sets of classes, bool [rows, ..., classes], where the method gives them.
+
+        Args:
+            x: the input, or a tuple of positional inputs.
+            coverage: probability that the set shall hold, strictly between 0 and 1.
+
+        Raises:
+            TypeError: the method gives no sets of classes.
+        """
+        raise TypeError(f"{type(self).__name__} gives no sets; calibrate(wrapped, data, 'conformal') does for classes")
 
     @abstractmethod
     def _fit(self, answers: Answers, seed: int) -> None:

@@ -1,8 +1,8 @@
-"""`calibrate`: one call for every way to calibrate a wrapped model."""
+"""One call for every way to calibrate a wrapped model."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from workbench.calibration.quantiles import QuantileRecalibration
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
 from workbench.training.history import History, OutOfFold
 
+Score = Literal["absolute", "normalized", "cqr", "lac", "aps", "raps"]
 METHODS: dict[str, type[Calibrated]] = {
     "temperature": TemperatureScaling,
     "variance": VarianceScaling,
@@ -22,9 +23,62 @@ METHODS: dict[str, type[Calibrated]] = {
 }
 
 
+@overload
+def calibrate(
+    wrapped: nn.Module,
+    data: History | OutOfFold,
+    method: Literal["conformal"] | None = None,
+    *,
+    batch_size: int = 1024,
+    seed: int = 0,
+    score: Literal["normalized", "absolute"] = "normalized",
+) -> CrossConformal: ...
+@overload
+def calibrate(
+    wrapped: nn.Module, data: Any, method: Literal["temperature"], *, batch_size: int = 1024, seed: int = 0
+) -> TemperatureScaling: ...
+@overload
+def calibrate(
+    wrapped: nn.Module,
+    data: Any,
+    method: Literal["variance"],
+    *,
+    batch_size: int = 1024,
+    seed: int = 0,
+    per_output: bool = False,
+) -> VarianceScaling: ...
+@overload
+def calibrate(
+    wrapped: nn.Module,
+    data: Any,
+    method: Literal["isotonic"],
+    *,
+    batch_size: int = 1024,
+    seed: int = 0,
+    per_output: bool = False,
+) -> QuantileRecalibration: ...
+@overload
+def calibrate(
+    wrapped: nn.Module,
+    data: Any,
+    method: Literal["conformal"],
+    *,
+    batch_size: int = 1024,
+    seed: int = 0,
+    score: Score | None = None,
+    by: Literal["total", "aleatoric", "epistemic", "vacuitic"] = "total",
+    joint: bool = False,
+    randomized: bool = True,
+    penalty: float = 0.01,
+    k_reg: int = 5,
+) -> SplitConformal: ...
+@overload
 def calibrate(
     wrapped: nn.Module, data: Any, method: str | None = None, *, batch_size: int = 1024, seed: int = 0, **options: Any
-) -> Any:
+) -> Calibrated: ...
+def calibrate(
+    wrapped: nn.Module, data: Any, method: str | None = None, *, batch_size: int = 1024, seed: int = 0, **options: Any
+) -> Calibrated:
     """A wrapped model whose risks, probabilities or intervals hold on rows that it has not seen.
 
     The result is called like the wrapped model, `calibrated(x)` or `calibrated(x, return_risk=True)`, and can be calibrated once more. The
@@ -74,7 +128,7 @@ def calibrate(
     if method is not None:
         return METHODS[method](wrapped, **options).fit(data, batch_size=batch_size, seed=seed)
     answers = collect(wrapped, data, risk=output_of(wrapped) == "values", batch_size=batch_size, seed=seed)
-    made = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
+    calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
     with torch.no_grad():
-        made._fit(answers, seed)
-    return made
+        calibrated._fit(answers, seed)
+    return calibrated

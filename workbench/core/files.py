@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..atomic import replacing
-from ..distributions import FAMILIES
+from ..distributions import _FAMILIES
 from ..engine.clone import eager
 from ..methods import laplace, neo, noise, sample, sculpt, snapshot, swag, vote
 from ..methods.densities import DENSITIES
@@ -39,7 +39,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "laplace": (),
     "neo": tuple(DENSITIES.values()),
     "sample": (noise.Bernoulli, noise.Normal),
-    "sculpt": FAMILIES,
+    "sculpt": _FAMILIES,
     "snapshot": (),
     "swag": (),
     "vote": (),

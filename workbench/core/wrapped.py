@@ -85,7 +85,7 @@ class Wrapped(Persistent):
             args, kwargs: as for the model.
 
         Returns:
-            A `Mixture` with log_prob, cdf, icdf, mean, stddev and sample, in the units of the prediction.
+            A `torch.distributions.Distribution`: log_prob, cdf, icdf, mean, variance, stddev and sample, in the units of the prediction.
 
         Raises:
             ValueError: if no member says a distribution (there is no sculpt), or the model gives several tensors or class outputs.

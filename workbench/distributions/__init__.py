@@ -10,13 +10,19 @@ Example:
     tensor(3.4742)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.deprecation import deprecated_names
 from workbench.distributions.base import Distribution
 from workbench.distributions.evidential import NormalInverseGamma
 from workbench.distributions.logits import LogitNormal
+from workbench.distributions.mixture import Mixture
 from workbench.distributions.quantiles import Quantiles
 from workbench.distributions.values import Cauchy, Laplace, LogNormal, Normal, StudentT
 
-FAMILIES: tuple[type[Distribution], ...] = (
+_FAMILIES: tuple[type[Distribution], ...] = (
     Normal,
     Laplace,
     StudentT,
@@ -27,14 +33,19 @@ FAMILIES: tuple[type[Distribution], ...] = (
     LogitNormal,
 )
 __all__ = [
-    "FAMILIES",
     "Cauchy",
     "Distribution",
     "Laplace",
     "LogNormal",
     "LogitNormal",
+    "Mixture",
     "Normal",
     "NormalInverseGamma",
     "Quantiles",
     "StudentT",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = deprecated_names(
+        __name__, {"FAMILIES": (f"{__name__}:_FAMILIES", "the classes of workbench.distributions by name")}
+    )

@@ -1,20 +1,22 @@
-"""The exact mixture of the distributions that several models predict."""
+"""Mixtures of the distributions that several models predict."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
+from ..deprecation import warn_deprecated
 from .base import Distribution, same_shape
 
 
-@dataclass(frozen=True, eq=False)
-class Mixture:
+class Mixture(torch.distributions.Distribution):
     """A mixture of m distributions of one family for every element of a prediction: p(y) = sum_k w_k p_k(y).
 
-    Not the Normal with the mixture's mean and variance, as whose likelihood the members' disagreement would count as noise.
+    Not the Normal with the mixture's mean and variance, as whose likelihood the members' disagreement would count as noise. The batch shape is
+    that of the prediction, the event shape is empty.
 
     Args:
         family: of the members.
@@ -22,79 +24,120 @@ class Mixture:
         risk: [m, ...], its risk, > 0.
         weights: [m], >= 0 and summing to one.
 
+    Raises:
+        ValueError: if loc and risk differ in shape, or weights are not m numbers >= 0 that sum to one.
+
     Example:
         >>> from workbench.distributions import Normal
         >>> two = Mixture(Normal(), torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1), torch.tensor([0.5, 0.5]))
-        >>> two.mean(), two.cdf(torch.zeros(1))
-        (tensor([0.]), tensor([0.5000]))
+        >>> two.mean, two.cdf(torch.zeros(1)), two.sample((3,)).shape
+        (tensor([0.]), tensor([0.5000]), torch.Size([3, 1]))
     """
 
-    family: Distribution
-    loc: Tensor
-    risk: Tensor
-    weights: Tensor
+    arg_constraints = {  # noqa: RUF012  # torch's own declaration
+        "loc": constraints.real,
+        "risk": constraints.positive,
+        "weights": constraints.simplex,
+    }
 
-    def __post_init__(self) -> None:
-        same_shape(loc=self.loc, risk=self.risk)
-        total = float(self.weights.double().sum())
-        if self.weights.shape != self.loc.shape[:1] or bool((self.weights < 0).any()) or abs(total - 1) > 1e-4:
+    def __init__(self, family: Distribution, loc: Tensor, risk: Tensor, weights: Tensor) -> None:
+        same_shape(loc=loc, risk=risk)
+        total = float(weights.double().sum())
+        if weights.shape != loc.shape[:1] or bool((weights < 0).any()) or abs(total - 1) > 1e-4:
             raise ValueError(
-                f"weights must be {len(self.loc)} numbers >= 0 that sum to one, found {list(self.weights.shape)} that sum to {total:g}"
+                f"weights must be {len(loc)} numbers >= 0 that sum to one, found {list(weights.shape)} that sum to {total:g}"
             )
+        self.family, self.loc, self.risk, self.weights = family, loc, risk, weights
+        super().__init__(loc.shape[1:], validate_args=False)  # more would be asked of the weights than rounding leaves
 
-    def _weights(self) -> Tensor:
-        return self.weights.to(self.loc).reshape(-1, *[1] * (self.loc.dim() - 1))
+    @property
+    def support(self) -> constraints.Constraint:
+        """The values that have a density: all, or those above zero."""
+        return constraints.real if self.family.location_scale else constraints.positive
 
-    def _target(self, y: Tensor) -> Tensor:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
+        """The same mixture for a larger batch shape, to which the present one broadcasts."""
+        loc, risk = self._members(torch.Size(batch_shape))
+        return Mixture(self.family, loc, risk, self.weights)
+
+    def _members(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Location and risk of every member, each [m, *shape]."""
+        m, batch = len(self.loc), self._batch_shape
+        lifted = (m, *[1] * (len(shape) - len(batch)), *batch)
+        return self.loc.reshape(lifted).expand(m, *shape), self.risk.reshape(lifted).expand(m, *shape)
+
+    def _weights_of(self, members: Tensor) -> Tensor:
+        return self.weights.to(self.loc).reshape(-1, *[1] * (members.dim() - 1))
+
+    def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values [m, sample..., batch...] with locations and risks of every member."""
         y = torch.as_tensor(y).to(self.loc)
-        same_shape(y=y, prediction=self.loc[0])
-        return y.expand_as(self.loc)
+        depth = len(self._batch_shape)
+        if y.dim() < depth or y.shape[y.dim() - depth :] != self._batch_shape:
+            same_shape(y=y, prediction=self.loc[0])  # nothing is broadcast but the mixture itself
+        loc, risk = self._members(y.shape)
+        return y.expand_as(loc), loc, risk
 
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Logarithm of the density at y [...], in nats: log sum_k w_k p_k(y)."""
-        terms = self.family.log_prob(self._target(y), self.loc, self.risk)
-        return torch.logsumexp(terms + self._weights().log(), 0)
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
+        value, loc, risk = self._at(value)
+        return torch.logsumexp(self.family.log_prob(value, loc, risk) + self._weights_of(loc).log(), 0)
 
-    def cdf(self, y: Tensor) -> Tensor:
-        """Probability of a value of at most y [...]."""
-        return (self._weights() * self.family.cdf(self._target(y), self.loc, self.risk)).sum(0)
+    def cdf(self, value: Tensor) -> Tensor:
+        """Probability of at most the values [sample..., batch...]."""
+        value, loc, risk = self._at(value)
+        return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0)
 
-    def icdf(self, q: float) -> Tensor:
-        """The quantile [...] at a level, in the units of the prediction, by bisection between those of the members.
+    def icdf(self, value: Tensor | float) -> Tensor:
+        """Quantiles in the units of the prediction, by bisection between those of the members.
 
         Args:
-            q: level, above 0 and below 1.
+            value: levels above 0 and below 1: a number, or a tensor that broadcasts with the batch shape.
+
+        Returns:
+            [sample..., batch...].
         """
-        if not 0 < q < 1:
-            raise ValueError(f"q must lie above 0 and below 1; found {q!r}")
-        ends = self.family.icdf(torch.as_tensor(q).to(self.loc).expand_as(self.loc), self.loc, self.risk)
+        levels = torch.as_tensor(value, dtype=self.loc.dtype, device=self.loc.device)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise ValueError(f"q must lie above 0 and below 1; found {value!r}")
+        loc, risk = self._members(torch.broadcast_shapes(levels.shape, self._batch_shape))
+        ends = self.family.icdf(levels.expand_as(loc), loc, risk)
         low, high = ends.amin(0), ends.amax(0)
         for _ in range(60 if self.loc.dtype == torch.float64 else 30):
             middle = 0.5 * (low + high)
-            below = self.cdf(middle) < q
+            below = self.cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
 
+    @property
     def mean(self) -> Tensor:
         """Expected value [...]."""
-        return (self._weights() * self.family.mean(self.loc, self.risk)).sum(0)
+        return (self._weights_of(self.loc) * self.family.mean(self.loc, self.risk)).sum(0)
 
-    def stddev(self) -> Tensor:
-        """Standard deviation [...], by the law of total variance: that of the members and that among them."""
-        means = self.family.mean(self.loc, self.risk)
-        apart = means - (self._weights() * means).sum(0)
-        return (self._weights() * (self.family.stddev(self.loc, self.risk) ** 2 + apart**2)).sum(0).sqrt()
+    @property
+    def variance(self) -> Tensor:
+        """Variance [...], by the law of total variance: that of the members and that among them."""
+        means, weights = self.family.mean(self.loc, self.risk), self._weights_of(self.loc)
+        deviations = means - (weights * means).sum(0)
+        return (weights * (self.family.stddev(self.loc, self.risk) ** 2 + deviations**2)).sum(0)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws [n, ...].
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draws [sample..., batch...], which no gradient flows through.
 
         Args:
-            n: how many.
+            sample_shape: how many, such as (3,).
             generator: source of the random numbers, on the device of the prediction; None is torch's own.
         """
-        of = torch.multinomial(
-            self.weights.to(self.loc), n * self.loc[0].numel(), replacement=True, generator=generator
-        )
-        of = of.reshape(n, *self.loc.shape[1:])
-        loc, risk = self.loc.gather(0, of), self.risk.gather(0, of)
-        return self.family.sample((loc, risk), generator)
+        if isinstance(sample_shape, int):
+            warn_deprecated(f"sample({sample_shape}) of a Mixture", f"sample(({sample_shape},))")
+            sample_shape = (sample_shape,)
+        shape = self._extended_shape(torch.Size(sample_shape))
+        with torch.no_grad():
+            member = torch.multinomial(
+                self.weights.to(self.loc), shape.numel(), replacement=True, generator=generator
+            ).reshape(1, *shape)
+            loc, risk = (values.gather(0, member)[0] for values in self._members(shape))
+            return self.family.sample((loc, risk), generator)
+
+    def __repr__(self) -> str:
+        return f"Mixture({self.family!r}, {len(self.loc)} members, batch_shape={tuple(self._batch_shape)})"

@@ -108,7 +108,7 @@ def _values(
     if risk.aleatoric is not None:
         total = risk.total
     elif parts:  # cross-fitting has found a noise
-        total = torch.cat([mixture.stddev() for mixture in parts])
+        total = torch.cat([mixture.stddev for mixture in parts])
     else:
         rows = held if held is not None else data.train
         constant = metrics.rmse(_predict(wrapped, rows.x.to(x.device))[0], rows.y.to(x.device)).to(y)

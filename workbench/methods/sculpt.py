@@ -11,7 +11,7 @@ from ..core.method import Call, Method, apart
 from ..core.ownership import extra, extras
 from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
-    FAMILIES,
+    _FAMILIES,
     Cauchy,
     Laplace,
     LogitNormal,
@@ -62,7 +62,7 @@ class Wrapper(_Wrapper):
         )
         if not isinstance(chosen, Distribution):
             raise TypeError(
-                f"distribution must be {', '.join(family.__name__ for family in FAMILIES)} (a class or an instance), "
+                f"distribution must be {', '.join(family.__name__ for family in _FAMILIES)} (a class or an instance), "
                 f"not {distribution!r}"
             )
         if n_layers is not None and (isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1):

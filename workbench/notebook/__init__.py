@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ..deprecation import deprecated_names
 from ..experiments.environment import environment
 from .diff import compare_reports
 from .grid import run_grid
 from .record import Records, read_records, record, record_check, record_figure, record_table
 from .report import render
-from .run import Run, read_run, run_key, run_notebook
+from .run import Run, read_run, run_notebook
 
 __all__ = [
     "Records",
@@ -22,6 +25,8 @@ __all__ = [
     "record_table",
     "render",
     "run_grid",
-    "run_key",
     "run_notebook",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = deprecated_names(__name__, {"run_key": (f"{__name__}.run:run_key", "the attribute key of a Run")})
