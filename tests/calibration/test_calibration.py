@@ -253,7 +253,7 @@ def test_several_outputs_are_refused_with_a_hint() -> None:
 def test_answers_that_a_method_does_not_have_name_the_one_that_has() -> None:
     wrapped = vote.Wrapper(2, output="logits")(nn.Linear(2, 3))
     calibrated = calibrate(wrapped, (torch.zeros(30, 2), torch.arange(30) % 3))
-    with pytest.raises(TypeError, match="TemperatureScaling gives no intervals; .*'conformal'"):
+    with pytest.raises(TypeError, match=r"TemperatureScaling gives no intervals; .*'conformal'"):
         calibrated.interval(torch.zeros(1, 2))
-    with pytest.raises(TypeError, match="VarianceScaling gives no sets; .*'conformal'"):
+    with pytest.raises(TypeError, match=r"VarianceScaling gives no sets; .*'conformal'"):
         VarianceScaling(wrapped).predict_set(torch.zeros(1, 2))

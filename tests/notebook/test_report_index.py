@@ -23,7 +23,7 @@ from PIL import Image
 from torchmetrics import Metric
 
 from workbench.cli import main
-from workbench.experiments.directions import METRICS, higher_is_better, metric_of
+from workbench.experiments.directions import directions, higher_is_better, metric_of
 from workbench.metrics import modules
 from workbench.notebook import Run, compare_reports, render
 from workbench.notebook.index import Index
@@ -244,7 +244,7 @@ def test_directions_are_those_of_the_metrics() -> None:
         assert issubclass(metric, Metric)
         known = name.lower() if name.isupper() or name == "FPR95" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
         known = {"adaptiveece": "adaptive_ece"}.get(known, known)
-        assert METRICS[known] == metric.higher_is_better, name
+        assert directions()[known] == metric.higher_is_better, name
         assert higher_is_better(f"vote_sculpt_{known}") == metric.higher_is_better
         assert metric_of(f"vote_{known}") == ("vote", known)
     assert higher_is_better("parameters") is None

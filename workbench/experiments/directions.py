@@ -1,21 +1,35 @@
-"""Which recorded numbers are metrics, and whether more or less of them is better, told by their names."""
+"""Metrics among recorded numbers, and whether more or less of them is better, by their names."""
 
 from __future__ import annotations
 
+import functools
 import re
 
-# as `workbench.metrics` names and judges them, and some that everybody uses; None: neither more nor less is better
-METRICS: dict[str, bool | None] = {
-    **dict.fromkeys(("accuracy", "auroc", "aupr", "risk_error_correlation", "r2", "f1", "log_likelihood"), True),
-    **dict.fromkeys(("rmse", "mae", "mse", "nll", "crps", "loss", "error", "brier", "fpr95"), False),
-    **dict.fromkeys(("categorical_nll", "mixture_nll", "mixture_crps", "sample_crps", "interval_score"), False),
-    **dict.fromkeys(("ece", "max_ece", "adaptive_ece", "classwise_ece", "aurc", "augrc", "ause"), False),
-    **dict.fromkeys(("calibration_error", "quantile_calibration_error", "mpiw", "sharpness"), False),
-    **dict.fromkeys(("picp", "coverage"), None),
+# beside the metrics of `workbench.metrics`, some that everybody uses; None: neither more nor less is better
+OTHERS: dict[str, bool | None] = {
+    **dict.fromkeys(("r2", "f1", "log_likelihood"), True),
+    **dict.fromkeys(("mse", "loss", "error", "sample_crps"), False),
+    "coverage": None,
 }
-_WORD = f"(?P<metric>(?:ood_)?(?P<base>{'|'.join(sorted(METRICS, key=len, reverse=True))})[0-9]*)"
-_LAST = re.compile(rf"(?:(?P<of>.+?)_)?{_WORD}")
-_FIRST = re.compile(rf"{_WORD}_(?P<of>.+)")
+
+
+def directions() -> dict[str, bool | None]:
+    """For each metric by name whether more of it is better; loaded when first asked for, since metrics need torch."""
+    from ..metrics.registry import METRICS  # the package registers all of its functions
+
+    return {**OTHERS, **{name: info.higher_is_better for name, info in METRICS.items()}}
+
+
+@functools.cache
+def _patterns(metrics: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Names that end in a metric, and names that begin with one."""
+    word = f"(?P<metric>(?:ood_)?(?P<base>{'|'.join(sorted(metrics, key=len, reverse=True))})[0-9]*)"
+    return re.compile(rf"(?:(?P<of>.+?)_)?{word}"), re.compile(rf"{word}_(?P<of>.+)")
+
+
+def _match(name: str) -> re.Match[str] | None:
+    last, first = _patterns(tuple(directions()))
+    return last.fullmatch(name) or first.fullmatch(name)
 
 
 def metric_of(name: str) -> tuple[str, str] | None:
@@ -25,8 +39,8 @@ def metric_of(name: str) -> tuple[str, str] | None:
         >>> metric_of("vote_sculpt_ood_auroc"), metric_of("picp90"), metric_of("rows_train")
         (('vote_sculpt', 'ood_auroc'), ('', 'picp90'), None)
     """
-    found = _LAST.fullmatch(name) or _FIRST.fullmatch(name)
-    return None if found is None else (found["of"] or "", found["metric"])
+    match = _match(name)
+    return None if match is None else (match["of"] or "", match["metric"])
 
 
 def higher_is_better(name: str) -> bool | None:
@@ -36,5 +50,5 @@ def higher_is_better(name: str) -> bool | None:
         >>> higher_is_better("baseline_accuracy"), higher_is_better("vote_nll"), higher_is_better("vote_picp90")
         (True, False, None)
     """
-    found = _LAST.fullmatch(name) or _FIRST.fullmatch(name)
-    return None if found is None else METRICS[found["base"]]
+    match = _match(name)
+    return None if match is None else directions()[match["base"]]

@@ -21,76 +21,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.metrics.classification import (
-    ReliabilityCurve,
-    accuracy,
-    adaptive_ece,
-    brier,
-    categorical_nll,
-    classwise_ece,
-    ece,
-    max_ece,
-    reliability_curve,
-)
-from workbench.metrics.detection import aupr, auroc, fpr95
-from workbench.metrics.ensembles import crps_samples, mixture_crps, mixture_nll
-from workbench.metrics.regression import (
-    CoverageCurve,
-    calibration_error,
-    coverage_curve,
-    crps,
-    interval_score,
-    mae,
-    mpiw,
-    nll,
-    picp,
-    quantile_calibration_error,
-    rmse,
-    sharpness,
-)
-from workbench.metrics.selective import (
-    RiskCoverageCurve,
-    SparsificationCurve,
-    augrc,
-    aurc,
-    ause,
-    risk_coverage_curve,
-    risk_error_correlation,
-    sparsification_curve,
-)
+from workbench.metrics import classification, detection, ensembles, regression, selective  # noqa: F401
+from workbench.metrics.registry import METRICS, metric
 
 if TYPE_CHECKING:
-    from workbench.metrics.modules import (
-        AUGRC,
-        AUPR,
-        AURC,
-        AUROC,
-        AUSE,
-        CRPS,
-        ECE,
-        FPR95,
-        MAE,
-        MPIW,
-        NLL,
-        PICP,
-        RMSE,
-        Accuracy,
-        AdaptiveECE,
-        Brier,
-        CalibrationError,
-        CategoricalNLL,
-        ClasswiseECE,
-        IntervalScore,
-        MaxECE,
-        MixtureCRPS,
-        MixtureNLL,
-        QuantileCalibrationError,
-        RiskErrorCorrelation,
-        SampleCRPS,
-        Sharpness,
-    )
+    from workbench.metrics.classification import *  # noqa: F403
+    from workbench.metrics.detection import *  # noqa: F403
+    from workbench.metrics.ensembles import *  # noqa: F403
+    from workbench.metrics.modules import *  # noqa: F403
+    from workbench.metrics.regression import *  # noqa: F403
+    from workbench.metrics.selective import *  # noqa: F403
 
-__all__ = [
+_CURVES = {
+    "CoverageCurve": regression,
+    "ReliabilityCurve": classification,
+    "RiskCoverageCurve": selective,
+    "SparsificationCurve": selective,
+    "coverage_curve": regression,
+    "reliability_curve": classification,
+    "risk_coverage_curve": selective,
+    "sparsification_curve": selective,
+}
+_CLASSES = (
     "AUGRC",
     "AUPR",
     "AURC",
@@ -110,59 +62,29 @@ __all__ = [
     "CalibrationError",
     "CategoricalNLL",
     "ClasswiseECE",
-    "CoverageCurve",
     "IntervalScore",
     "MaxECE",
     "MixtureCRPS",
     "MixtureNLL",
     "QuantileCalibrationError",
-    "ReliabilityCurve",
-    "RiskCoverageCurve",
     "RiskErrorCorrelation",
     "SampleCRPS",
     "Sharpness",
-    "SparsificationCurve",
-    "accuracy",
-    "adaptive_ece",
-    "augrc",
-    "aupr",
-    "aurc",
-    "auroc",
-    "ause",
-    "brier",
-    "calibration_error",
-    "categorical_nll",
-    "classwise_ece",
-    "coverage_curve",
-    "crps",
-    "crps_samples",
-    "ece",
-    "fpr95",
-    "interval_score",
-    "mae",
-    "max_ece",
-    "mixture_crps",
-    "mixture_nll",
-    "mpiw",
-    "nll",
-    "picp",
-    "quantile_calibration_error",
-    "reliability_curve",
-    "risk_coverage_curve",
-    "risk_error_correlation",
-    "rmse",
-    "sharpness",
-    "sparsification_curve",
-]
+)
+__all__ = ["METRICS", *sorted((*METRICS, *_CURVES, *_CLASSES)), "metric"]
 
+globals().update({name: info.function for name, info in METRICS.items()})
+globals().update({name: getattr(module, name) for name, module in _CURVES.items()})
 
-def __getattr__(name: str) -> Any:
-    """The metric classes, loaded when first asked for: torchmetrics is a heavy import."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:
 
-    return getattr(import_module("workbench.metrics.modules"), name)
+    def __getattr__(name: str) -> Any:
+        """The metric classes, loaded when first asked for: torchmetrics is a heavy import."""
+        if name not in _CLASSES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module("workbench.metrics.modules"), name)
 
 
 def __dir__() -> list[str]:

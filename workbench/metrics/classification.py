@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.metrics._inputs import classified, labels, numbers, reduce
+from workbench.metrics.registry import metric
 
 
 class ReliabilityCurve(NamedTuple):
@@ -21,6 +22,7 @@ class ReliabilityCurve(NamedTuple):
     rows: Tensor
 
 
+@metric("max", 0, 1)
 def accuracy(scores: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Share of rows whose largest score (logit or probability) is the target's; higher is better.
 
@@ -38,6 +40,7 @@ def accuracy(scores: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduce((scores.flatten(0, -2).argmax(-1) == target).double(), reduction)
 
 
+@metric("min")
 def categorical_nll(probabilities: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Mean negative logarithm of the target's probability, in nats; lower is better, infinite if one is 0.
 
@@ -54,6 +57,7 @@ def categorical_nll(probabilities: Any, target: Any, reduction: str = "mean") ->
     return reduce(-probs.gather(-1, target.unsqueeze(-1)).squeeze(-1).clamp_min(0).log(), reduction)
 
 
+@metric("min", 0, 2)
 def brier(probabilities: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Mean over rows of the squared distance to the one-hot target, summed over classes; from 0 to 2, lower is better.
 
@@ -92,6 +96,7 @@ def reliability_curve(probabilities: Any, target: Any, n_bins: int = 15) -> Reli
     return ReliabilityCurve(confidence / count, correct / count, count)
 
 
+@metric("min", 0, 1)
 def ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     """Expected calibration error: mean over rows of |accuracy - confidence| of their bin; lower is better.
 
@@ -109,6 +114,7 @@ def ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     return ece_of_sums(*bin_sums(probabilities, target, n_bins))
 
 
+@metric("min", 0, 1)
 def max_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     """Maximum calibration error: the largest |accuracy - confidence| of a bin that is not empty (Guo et al. 2017).
 
@@ -124,6 +130,7 @@ def max_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     return max_ece_of_sums(*bin_sums(probabilities, target, n_bins))
 
 
+@metric("min", 0, 1)
 def adaptive_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     """Expected calibration error over bins of (nearly) equal numbers of rows (Nguyen & O'Connor 2015).
 
@@ -139,6 +146,7 @@ def adaptive_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     return adaptive_ece_of_rows(*top_class(probabilities, target), n_bins)
 
 
+@metric("min", 0, 1)
 def classwise_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
     """Mean over classes of the calibration error of that class's probability (Kull et al. 2019); lower is better.
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from workbench.metrics._inputs import numbers, tensor_of
+from workbench.metrics.registry import metric
 
 
+@metric("max", 0, 1)
 def auroc(risk_in: Any, risk_out: Any) -> Tensor:
     """Area under the ROC curve: the chance that an out-of-distribution row has the higher risk, ties counted half.
 
@@ -32,6 +34,7 @@ def auroc(risk_in: Any, risk_out: Any) -> Tensor:
     return (ranked.sum() - n_out * (n_out + 1) / 2) / (n_in * n_out)
 
 
+@metric("max", 0, 1)
 def aupr(risk_in: Any, risk_out: Any) -> Tensor:
     """Area under the precision-recall curve as average precision: the sum of precision times the step in recall.
 
@@ -54,6 +57,7 @@ def aupr(risk_in: Any, risk_out: Any) -> Tensor:
     return (hits * hits.cumsum(0) / flagged.cumsum(0)).sum() / outside.numel()
 
 
+@metric("min", 0, 1)
 def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
     """Share of in-distribution rows flagged at the highest threshold that flags 95 % of the out-of-distribution rows.
 

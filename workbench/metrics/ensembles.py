@@ -10,9 +10,11 @@ from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
 from workbench.metrics._inputs import numbers, reduce, risks, same_shape
+from workbench.metrics.registry import metric
 from workbench.metrics.regression import Family
 
 
+@metric("min")
 def crps_samples(samples: Any, target: Any, fair: bool = False, reduction: str = "mean") -> Tensor:
     """Continuous ranked probability score of samples: E|x - y| - E|x - x'| / 2, in units of the target.
 
@@ -43,6 +45,7 @@ def crps_samples(samples: Any, target: Any, fair: bool = False, reduction: str =
     return reduce(ordered.abs().mean(0) - spread, reduction)
 
 
+@metric("min", -math.inf)
 def mixture_nll(
     predictions: Any,
     risk: Any,
@@ -71,6 +74,7 @@ def mixture_nll(
     return reduce(-torch.logsumexp(terms + log_weights, 0), reduction)
 
 
+@metric("min")
 def mixture_crps(
     predictions: Any,
     risk: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
 from workbench.metrics._inputs import errors_of, level_in_unit, numbers, predicted, reduce, risks, same_shape
+from workbench.metrics.registry import metric
 
 Family = Distribution | type[Distribution]
 
@@ -21,6 +23,7 @@ class CoverageCurve(NamedTuple):
     observed: Tensor
 
 
+@metric("min")
 def rmse(prediction: Any, target: Any) -> Tensor:
     """Root mean squared error, in units of the target; lower is better.
 
@@ -35,6 +38,7 @@ def rmse(prediction: Any, target: Any) -> Tensor:
     return errors_of(prediction, target).square().mean().sqrt()
 
 
+@metric("min")
 def mae(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Mean absolute error, in units of the target; lower is better.
 
@@ -50,6 +54,7 @@ def mae(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduce(errors_of(prediction, target).abs(), reduction)
 
 
+@metric("min", -math.inf)
 def nll(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, reduction: str = "mean") -> Tensor:
     """Mean negative log-likelihood of the targets, in nats; lower is better.
 
@@ -68,6 +73,7 @@ def nll(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, 
     return reduce(-distribution.log_prob(target, prediction, risk), reduction)
 
 
+@metric("min")
 def crps(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, reduction: str = "mean") -> Tensor:
     """Mean continuous ranked probability score, in units of the target; lower is better (Gneiting & Raftery 2007).
 
@@ -115,6 +121,7 @@ def coverage_curve(
     return CoverageCurve(expected, count_inside((2 * u - 1).abs(), expected) / u.numel())
 
 
+@metric("min", 0, 1)
 def calibration_error(
     prediction: Any,
     risk: Any,
@@ -139,6 +146,7 @@ def calibration_error(
     return (curve.observed - curve.expected).abs().mean()
 
 
+@metric("min", 0, 1)
 def quantile_calibration_error(
     prediction: Any,
     risk: Any,
@@ -166,6 +174,7 @@ def quantile_calibration_error(
     return (count_inside(u, expected) / u.numel() - expected).abs().mean()
 
 
+@metric(None, 0, 1)
 def picp(
     prediction: Any, risk: Any, target: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
 ) -> Tensor:
@@ -188,6 +197,7 @@ def picp(
     return reduce(((2 * u - 1).abs() <= level).double(), reduction)
 
 
+@metric("min")
 def mpiw(
     prediction: Any, risk: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
 ) -> Tensor:
@@ -210,6 +220,7 @@ def mpiw(
     return reduce(upper - lower, reduction)
 
 
+@metric("min")
 def interval_score(
     prediction: Any, risk: Any, target: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
 ) -> Tensor:
@@ -235,6 +246,7 @@ def interval_score(
     return reduce(upper - lower + 2 / (1 - level) * outside, reduction)
 
 
+@metric("min")
 def sharpness(risk: Any) -> Tensor:
     """Root mean square of the risks, in units of the prediction; lower is sharper (compare only calibrated risks).
 

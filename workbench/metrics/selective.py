@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.metrics._inputs import errors_of, numbers, risks, same_shape
 from workbench.metrics.detection import ranks
+from workbench.metrics.registry import metric
 
 
 class RiskCoverageCurve(NamedTuple):
@@ -29,6 +30,7 @@ class SparsificationCurve(NamedTuple):
     oracle: Tensor
 
 
+@metric("max", -1, 1)
 def risk_error_correlation(prediction: Any, risk: Any, target: Any) -> Tensor:
     """Spearman's rank correlation of risk and absolute error, from -1 to 1; higher is better.
 
@@ -72,6 +74,7 @@ def risk_coverage_curve(risk: Any, error: Any) -> RiskCoverageCurve:
     return RiskCoverageCurve(count / ordered.numel(), ordered.cumsum(0) / count)
 
 
+@metric("min")
 def aurc(risk: Any, error: Any) -> Tensor:
     """Area under the risk-coverage curve, in units of the error; lower is better (Geifman & El-Yaniv 2017).
 
@@ -88,6 +91,7 @@ def aurc(risk: Any, error: Any) -> Tensor:
     return risk_coverage_curve(risk, error).error.mean()
 
 
+@metric("min")
 def augrc(risk: Any, error: Any) -> Tensor:
     """Area under the generalised risk-coverage curve, in units of the error; lower is better (Traub et al. 2024).
 
@@ -130,6 +134,7 @@ def sparsification_curve(risk: Any, error: Any) -> SparsificationCurve:
     )
 
 
+@metric("min")
 def ause(risk: Any, error: Any) -> Tensor:
     """Area under the sparsification error: mean distance of the sparsification curve from its oracle; lower is better.
 

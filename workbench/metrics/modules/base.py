@@ -1,7 +1,8 @@
-"""How the metric classes keep what they have seen: as sums where a metric adds up, as rows where it does not."""
+"""Base classes of the metrics: sums over batches where a metric adds up, all rows where it does not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,14 +11,25 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from workbench.metrics.registry import METRICS
+
 
 class AccumulatedMetric(Metric):
-    """What all classes share: lower is better unless said otherwise, values in float64, a plot."""
+    """What all classes share: values in float64, a plot, and the direction and range of a registered function, `of=`."""
 
+    function: ClassVar[Callable[..., Tensor]]
     is_differentiable = False
-    higher_is_better = False
     full_state_update = False
-    plot_lower_bound = 0.0
+
+    def __init_subclass__(cls, of: Callable[..., Tensor] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if of is not None:
+            info = METRICS[of.__name__]
+            cls.function = staticmethod(of)
+            cls.higher_is_better = info.higher_is_better
+            cls.plot_lower_bound, cls.plot_upper_bound = (
+                float(bound) if math.isfinite(bound) else None for bound in (info.low, info.high)
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,7 +77,6 @@ class RowsMetric(AccumulatedMetric):
     """A metric that needs all rows at once, two numbers for each."""
 
     states: ClassVar[tuple[str, str]] = ("risk", "error")
-    of_rows: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -86,4 +97,4 @@ class RowsMetric(AccumulatedMetric):
 
     def compute(self) -> Tensor:
         """The metric of all rows seen since the last reset."""
-        return type(self).of_rows(*self._columns())
+        return type(self).function(*self._columns())

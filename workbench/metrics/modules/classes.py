@@ -10,18 +10,15 @@ from workbench.metrics import classification
 from workbench.metrics.modules.base import AccumulatedMetric, MeanMetric, RowsMetric
 
 
-class Accuracy(MeanMetric):
+class Accuracy(MeanMetric, of=classification.accuracy):
     """Share of rows classified right; see `accuracy`."""
-
-    higher_is_better = True
-    plot_upper_bound = 1.0
 
     def update(self, scores: Any, target: Any) -> None:
         """Add a batch: scores [..., classes] and labels [...]."""
         self._add(classification.accuracy(scores, target, "none"))
 
 
-class CategoricalNLL(MeanMetric):
+class CategoricalNLL(MeanMetric, of=classification.categorical_nll):
     """Negative log-likelihood of labels; see `categorical_nll`."""
 
     def update(self, probabilities: Any, target: Any) -> None:
@@ -29,10 +26,8 @@ class CategoricalNLL(MeanMetric):
         self._add(classification.categorical_nll(probabilities, target, "none"))
 
 
-class Brier(MeanMetric):
+class Brier(MeanMetric, of=classification.brier):
     """Brier score, from 0 to 2; see `brier`."""
-
-    plot_upper_bound = 2.0
 
     def update(self, probabilities: Any, target: Any) -> None:
         """Add a batch: probabilities [..., classes] and labels [...]."""
@@ -42,7 +37,6 @@ class Brier(MeanMetric):
 class _Binned(AccumulatedMetric):
     """A calibration error of bins of equal width, which add up over batches."""
 
-    plot_upper_bound = 1.0
     confidence: Tensor
     correct: Tensor
     count: Tensor
@@ -60,7 +54,7 @@ class _Binned(AccumulatedMetric):
         self._sums(*classification.bin_sums(probabilities, target, self.n_bins))
 
 
-class ECE(_Binned):
+class ECE(_Binned, of=classification.ece):
     """Expected calibration error; see `ece`."""
 
     def compute(self) -> Tensor:
@@ -69,7 +63,7 @@ class ECE(_Binned):
         return classification.ece_of_sums(self.confidence, self.correct, self.count)
 
 
-class MaxECE(_Binned):
+class MaxECE(_Binned, of=classification.max_ece):
     """Maximum calibration error; see `max_ece`."""
 
     def compute(self) -> Tensor:
@@ -78,7 +72,7 @@ class MaxECE(_Binned):
         return classification.max_ece_of_sums(self.confidence, self.correct, self.count)
 
 
-class ClasswiseECE(_Binned):
+class ClasswiseECE(_Binned, of=classification.classwise_ece):
     """Class-wise calibration error for a known number of classes; see `classwise_ece`."""
 
     def __init__(self, num_classes: int, n_bins: int = 15, **kwargs: Any) -> None:
@@ -101,10 +95,9 @@ class ClasswiseECE(_Binned):
         return classification.classwise_ece_of_sums(self.confidence, self.correct, self.count)
 
 
-class AdaptiveECE(RowsMetric):
+class AdaptiveECE(RowsMetric, of=classification.adaptive_ece):
     """Calibration error over bins of equal numbers of rows; see `adaptive_ece`."""
 
-    plot_upper_bound = 1.0
     states = ("confidence", "correct")
 
     def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:

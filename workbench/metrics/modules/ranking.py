@@ -15,8 +15,6 @@ from workbench.metrics.modules.base import RowsMetric
 class _Detection(RowsMetric):
     """A metric of two splits, which may come in one call or in turns."""
 
-    plot_upper_bound = 1.0
-    higher_is_better = True
     states = ("risk_in", "risk_out")
 
     def update(self, risk_in: Any = None, risk_out: Any = None) -> None:
@@ -30,31 +28,22 @@ class _Detection(RowsMetric):
             getattr(self, state).append(risk.detach().to(self.device))
 
 
-class AUROC(_Detection):
+class AUROC(_Detection, of=detection.auroc):
     """Area under the ROC curve of out-of-distribution detection; see `auroc`."""
 
-    of_rows = staticmethod(detection.auroc)
 
-
-class AUPR(_Detection):
+class AUPR(_Detection, of=detection.aupr):
     """Area under the precision-recall curve of out-of-distribution detection; see `aupr`."""
 
-    of_rows = staticmethod(detection.aupr)
 
-
-class FPR95(_Detection):
+class FPR95(_Detection, of=detection.fpr95):
     """False positive rate where 95 % of out-of-distribution rows are found; see `fpr95`."""
 
-    higher_is_better = False
     of_rows = staticmethod(detection.fpr95)
 
 
-class RiskErrorCorrelation(RowsMetric):
+class RiskErrorCorrelation(RowsMetric, of=selective.risk_error_correlation):
     """Spearman's rank correlation of risk and absolute error; see `risk_error_correlation`."""
-
-    higher_is_better = True
-    plot_lower_bound = -1.0
-    plot_upper_bound = 1.0
 
     def update(self, prediction: Any, risk: Any, target: Any) -> None:
         """Add a batch: prediction, risk and target of one shape."""
@@ -76,19 +65,13 @@ class _Selective(RowsMetric):
         self._keep(*selective.ranked(risk, error))
 
 
-class AURC(_Selective):
+class AURC(_Selective, of=selective.aurc):
     """Area under the risk-coverage curve; see `aurc`."""
 
-    of_rows = staticmethod(selective.aurc)
 
-
-class AUGRC(_Selective):
+class AUGRC(_Selective, of=selective.augrc):
     """Area under the generalised risk-coverage curve; see `augrc`."""
 
-    of_rows = staticmethod(selective.augrc)
 
-
-class AUSE(_Selective):
+class AUSE(_Selective, of=selective.ause):
     """Area under the sparsification error; see `ause`."""
-
-    of_rows = staticmethod(selective.ause)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from workbench.metrics.modules.base import AccumulatedMetric, MeanMetric
 from workbench.metrics.regression import Family
 
 
-class RMSE(MeanMetric):
+class RMSE(MeanMetric, of=regression.rmse):
     """Root mean squared error; see `rmse`."""
 
     def update(self, prediction: Any, target: Any) -> None:
@@ -27,7 +27,7 @@ class RMSE(MeanMetric):
         return super().compute().sqrt()
 
 
-class MAE(MeanMetric):
+class MAE(MeanMetric, of=regression.mae):
     """Mean absolute error; see `mae`."""
 
     def update(self, prediction: Any, target: Any) -> None:
@@ -38,29 +38,21 @@ class MAE(MeanMetric):
 class _Scored(MeanMetric):
     """The mean of a score of (prediction, risk, target) under a distribution."""
 
-    score: ClassVar[Callable[..., Tensor]]
-
     def __init__(self, distribution: Family = Normal, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.distribution = distribution
 
     def update(self, prediction: Any, risk: Any, target: Any) -> None:
         """Add a batch: prediction, risk and target of one shape."""
-        score = type(self).score
-        self._add(score(prediction, risk, target, distribution=self.distribution, reduction="none"))
+        self._add(type(self).function(prediction, risk, target, distribution=self.distribution, reduction="none"))
 
 
-class NLL(_Scored):
+class NLL(_Scored, of=regression.nll):
     """Negative log-likelihood; see `nll`."""
 
-    plot_lower_bound = None  # type: ignore[assignment]
-    score = staticmethod(regression.nll)
 
-
-class CRPS(_Scored):
+class CRPS(_Scored, of=regression.crps):
     """Continuous ranked probability score; see `crps`."""
-
-    score = staticmethod(regression.crps)
 
 
 class _Interval(MeanMetric):
@@ -72,7 +64,7 @@ class _Interval(MeanMetric):
         self.level, self.distribution = level, distribution
 
 
-class IntervalScore(_Interval):
+class IntervalScore(_Interval, of=regression.interval_score):
     """Interval score; see `interval_score`."""
 
     def update(self, prediction: Any, risk: Any, target: Any) -> None:
@@ -80,18 +72,15 @@ class IntervalScore(_Interval):
         self._add(regression.interval_score(prediction, risk, target, self.level, self.distribution, "none"))
 
 
-class PICP(_Interval):
+class PICP(_Interval, of=regression.picp):
     """Prediction interval coverage probability, best at its level; see `picp`."""
-
-    higher_is_better = None  # type: ignore[assignment]
-    plot_upper_bound = 1.0
 
     def update(self, prediction: Any, risk: Any, target: Any) -> None:
         """Add a batch: prediction, risk and target of one shape."""
         self._add(regression.picp(prediction, risk, target, self.level, self.distribution, "none"))
 
 
-class MPIW(_Interval):
+class MPIW(_Interval, of=regression.mpiw):
     """Mean prediction interval width; see `mpiw`."""
 
     def update(self, prediction: Any, risk: Any) -> None:
@@ -99,7 +88,7 @@ class MPIW(_Interval):
         self._add(regression.mpiw(prediction, risk, self.level, self.distribution, "none"))
 
 
-class Sharpness(MeanMetric):
+class Sharpness(MeanMetric, of=regression.sharpness):
     """Root mean square of the risks; see `sharpness`."""
 
     def update(self, risk: Any) -> None:
@@ -111,10 +100,9 @@ class Sharpness(MeanMetric):
         return super().compute().sqrt()
 
 
-class CalibrationError(AccumulatedMetric):
+class CalibrationError(AccumulatedMetric, of=regression.calibration_error):
     """Gap between expected and observed coverage of central intervals; see `calibration_error`."""
 
-    plot_upper_bound = 1.0
     inside: Tensor
     count: Tensor
     levels: Tensor
@@ -142,14 +130,14 @@ class CalibrationError(AccumulatedMetric):
         return (2 * u - 1).abs()
 
 
-class QuantileCalibrationError(CalibrationError):
+class QuantileCalibrationError(CalibrationError, of=regression.quantile_calibration_error):
     """Gap between p and the share of targets below the p-quantile; see `quantile_calibration_error`."""
 
     def _position(self, u: Tensor) -> Tensor:
         return u
 
 
-class SampleCRPS(MeanMetric):
+class SampleCRPS(MeanMetric, of=ensembles.crps_samples):
     """Continuous ranked probability score of samples; see `crps_samples`."""
 
     def __init__(self, fair: bool = False, **kwargs: Any) -> None:
@@ -161,10 +149,8 @@ class SampleCRPS(MeanMetric):
         self._add(ensembles.crps_samples(samples, target, self.fair, "none"))
 
 
-class MixtureNLL(MeanMetric):
+class MixtureNLL(MeanMetric, of=ensembles.mixture_nll):
     """Negative log-likelihood of a mixture of voters; see `mixture_nll`."""
-
-    plot_lower_bound = None  # type: ignore[assignment]
 
     def __init__(self, distribution: Family = Normal, weights: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -175,7 +161,7 @@ class MixtureNLL(MeanMetric):
         self._add(ensembles.mixture_nll(predictions, risk, target, self.distribution, self.weights, "none"))
 
 
-class MixtureCRPS(MeanMetric):
+class MixtureCRPS(MeanMetric, of=ensembles.mixture_crps):
     """Continuous ranked probability score of a mixture of Normal voters; see `mixture_crps`."""
 
     def __init__(self, weights: Any = None, **kwargs: Any) -> None:

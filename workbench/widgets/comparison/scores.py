@@ -34,14 +34,19 @@ class Column:
     Args:
         title: what stands above it, {unit} for " (unit of the target)".
         help: what it is.
-        best: "high", "low", a value that it should be close to, or None for a cost.
+        metric: the name of the metric, for its direction; a value that it should be close to; or None for a cost.
         text: how a value is written.
     """
 
     title: str
     help: str
-    best: str | float | None
+    metric: str | float | None
     text: Callable[[float], str]
+
+    @property
+    def best(self) -> str | float | None:
+        """The direction, "max" or "min", or a value that it should be close to; None for a cost."""
+        return metrics.METRICS[self.metric].direction if isinstance(self.metric, str) else self.metric
 
 
 def _three(value: float) -> str:
@@ -49,10 +54,10 @@ def _three(value: float) -> str:
 
 
 COLUMNS: dict[str, Column] = {
-    "rmse": Column("RMSE{unit}", "root mean squared error of the prediction", "low", _three),
-    "accuracy": Column("accuracy", "share of the test rows whose class is right", "high", "{:.1%}".format),
+    "rmse": Column("RMSE{unit}", "root mean squared error of the prediction", "rmse", _three),
+    "accuracy": Column("accuracy", "share of the test rows whose class is right", "accuracy", "{:.1%}".format),
     "nll": Column(
-        "NLL (nats)", "negative log-likelihood of the true values: punishes confident mistakes", "low", "{:.3f}".format
+        "NLL (nats)", "negative log-likelihood of the true values: punishes confident mistakes", "nll", "{:.3f}".format
     ),
     "coverage": Column(
         f"in {LEVEL:.0%} interval",
@@ -63,20 +68,20 @@ COLUMNS: dict[str, Column] = {
     "calibration_error": Column(
         "calibration error",
         "how far the shares inside intervals are from what they should be, on average",
-        "low",
+        "calibration_error",
         "{:.3f}".format,
     ),
-    "ece": Column("ECE", "how far confidence and accuracy are apart, on average", "low", "{:.3f}".format),
+    "ece": Column("ECE", "how far confidence and accuracy are apart, on average", "ece", "{:.3f}".format),
     "error_auroc": Column(
         "AUROC of errors",
         "chance that the risk is higher on a wrong row than on a right one: 0.5 is guessing",
-        "high",
+        "auroc",
         "{:.3f}".format,
     ),
     "outside_auroc": Column(
         "AUROC outside",
         "chance that the risk is higher outside the training data than in it: 0.5 is guessing",
-        "high",
+        "auroc",
         "{:.3f}".format,
     ),
     "parameters_added": Column(
@@ -168,7 +173,7 @@ def best(frame: pd.DataFrame, name: str) -> list[str]:
     if isinstance(column.best, float):
         values = (values - column.best).abs()
         return [str(row) for row in values.index if math.isclose(values[row], values.min(), abs_tol=5e-4)]
-    best_value = column.text(values.max() if column.best == "high" else values.min())
+    best_value = column.text(values.max() if column.best == "max" else values.min())
     return [str(row) for row in values.index if column.text(values[row]) == best_value]
 
 
@@ -204,7 +209,7 @@ def table(frame: pd.DataFrame, unit: str, status: Mapping[str, str], notes: Sequ
     )
 
 
-_ARROWS = {"high": " ↑", "low": " ↓", "": ""}
+_ARROWS = {"max": " ↑", "min": " ↓", "": ""}
 
 
 def _way(name: str) -> str:
