@@ -1,4 +1,4 @@
-"""What can go wrong, by name; every message says what was found, where, and what to do about it."""
+"""Errors and warnings; every message says what was found, where, and what to do about it."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ class SelectivePredictor(nn.Module):
             args, kwargs: as for the model.
         """
         with evaluating(self.wrapped, whole=True):
-            y, found = self.wrapped(*args, return_risk=True, **kwargs)
-        risks = named(self.wrapped, found).map(precise)
+            y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
+        risks = named(self.wrapped, raw_risk).map(precise)
         risk = row_risk(precise(y) if self.by == "confidence" else y, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)
 
@@ -299,17 +299,17 @@ def selective(
     answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
     risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
     if error is not None:
-        found = error(answers.y, answers.target)
-        if not isinstance(found, Tensor) or found.shape != risk.shape:
-            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        errors = error(answers.y, answers.target)
+        if not isinstance(errors, Tensor) or errors.shape != risk.shape:
+            shape = list(errors.shape) if isinstance(errors, Tensor) else type(errors).__name__
             raise ValueError(f"error must give one number for each of {len(risk)} rows, [{len(risk)}]; it gave {shape}")
     elif answers.labels:
         check_labels(answers, "a selective classifier")
-        found = (answers.y.argmax(-1) != answers.target).to(answers.y).reshape(len(risk), -1).mean(1)
+        errors = (answers.y.argmax(-1) != answers.target).to(answers.y).reshape(len(risk), -1).mean(1)
     else:
         check_values(answers, "a selective regression")
-        found = (answers.y - answers.target).abs().reshape(len(risk), -1).mean(1)
-    return Selective(wrapped, by, risk, found)
+        errors = (answers.y - answers.target).abs().reshape(len(risk), -1).mean(1)
+    return Selective(wrapped, by, risk, errors)
 
 
 def top_uncertain(

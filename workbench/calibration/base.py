@@ -1,4 +1,4 @@
-"""What calibrated models share: a thin object around a wrapped model, fitted to rows that were held out."""
+"""Base class of calibrated models: a thin object around a wrapped model, fitted to rows that were held out."""
 
 from __future__ import annotations
 

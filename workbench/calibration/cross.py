@@ -1,4 +1,4 @@
-"""CV+ intervals: what cross-fitted voters said about rows that they have not seen says how far off they are elsewhere."""
+"""CV+ intervals around cross-fitted models, from the errors of voters on rows that they have not seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number on top of a trained model: the temperature of its class scores, or the scale of its standard deviations."""
+"""Temperature of class scores and scale of standard deviations, fitted on top of a trained model."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return nn.functional.cross_entropy(scores / math.exp(log_temperature), labels).item()
 
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         loss, bounds=(math.log(COLDEST), math.log(HOTTEST)), method="bounded", options={"xatol": 1e-7}
     )
-    return math.exp(found.x) if found.fun < loss(0.0) else 1.0
+    return math.exp(optimum.x) if optimum.fun < loss(0.0) else 1.0
 
 
 def fit_variance_scale(
@@ -118,8 +118,8 @@ def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distr
     # families with heavy tails have outliers that a mean square would take for the scale
     centre, step = math.log(z.median().item() or z.square().mean().sqrt().item()), 0.25
     best = min((centre + step * k for k in range(-32, 33)), key=loss)
-    found = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-8})
-    return math.exp(found.x) if found.fun < loss(0.0) else 1.0
+    optimum = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-8})
+    return math.exp(optimum.x) if optimum.fun < loss(0.0) else 1.0
 
 
 class TemperatureScaling(Calibrated):
@@ -156,8 +156,8 @@ class TemperatureScaling(Calibrated):
     def _fit(self, answers: Answers, seed: int) -> None:
         check_labels(answers, "temperature scaling")
         check_rows(answers, "temperature scaling")
-        found = fit_temperature(log_probabilities(answers.y, output_of(self.wrapped)), answers.target)
-        self.temperature = torch.tensor(found, dtype=answers.y.dtype, device=answers.y.device)
+        temperature = fit_temperature(log_probabilities(answers.y, output_of(self.wrapped)), answers.target)
+        self.temperature = torch.tensor(temperature, dtype=answers.y.dtype, device=answers.y.device)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         form = output_of(self.wrapped)

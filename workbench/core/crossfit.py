@@ -1,4 +1,4 @@
-"""What cross-fitting finds out about the voters of a model: how far each is trusted, and how wide the noise really is."""
+"""Weights and noise of voters as cross-fitting finds them: how far each is trusted, and how wide the noise really is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single voters say: each on rows of its own, for cross-fitting, or all on the same rows, for the predictive distribution."""
+"""Losses and predictions of single voters: each on rows of its own, for cross-fitting, or all on the same, for the predictive distribution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loss(
                 leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair) for leaf in at
             ]
             target = y if group is None else y.index_select(0, group.to(y.device))
-            total = total + _one(branched, leaves, criterion, target, pair)
+            total = total + _loss_of_model(branched, leaves, criterion, target, pair)
     total = total * (len(rows) / len(groups)) / _count(branched, pair is not None)
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
@@ -53,7 +53,7 @@ def loss(
     return total
 
 
-def _one(branched: Branched, leaves: list[Any], criterion: Any, y: Any, pair: Any) -> Tensor:
+def _loss_of_model(branched: Branched, leaves: list[Any], criterion: Any, y: Any, pair: Any) -> Tensor:
     if pair is None:
         return criterion(branched.rebuild(leaves), y)
     prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves])
@@ -108,8 +108,8 @@ def family(wrapped: Any) -> Distribution:
     committee = committee_of(wrapped)
     if committee is not None and bool(committee.df.isfinite()):
         return StudentT(float(committee.df))
-    found = (method.distribution for method in wrapped._workbench.methods)
-    return next((f for f in found if isinstance(f, Distribution) and f.n_heads == 1), Normal())
+    families = (method.distribution for method in wrapped._workbench.methods)
+    return next((f for f in families if isinstance(f, Distribution) and f.n_heads == 1), Normal())
 
 
 def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:

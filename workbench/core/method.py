@@ -45,9 +45,8 @@ class Method:
     order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
     distribution: Any = None
     needs_fit = False  # whether `fit` must see the training inputs before there is a risk
-    own_pass = (
-        False  # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
-    )
+    # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    own_pass = False
     collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
     members = False  # whether its branches are whole models, which `voters()` gives one by one
 

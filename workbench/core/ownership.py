@@ -1,4 +1,4 @@
-"""Who owns which tensor of a wrapped module: shared with the given model, or taken over by a method."""
+"""Ownership of the tensors of a wrapped module: shared with the given model, or taken over by a method."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def engine_of(wrapped: Any) -> Engine:
 
 def extra(root: nn.Module, name: str) -> Any:
     """What wrapping holds beside the layers under a name ("scaling", "density"), None if there is none."""
-    held: Any = root._modules.get(EXTRAS)
-    return None if held is None else held._modules.get(name)
+    container: Any = root._modules.get(EXTRAS)
+    return None if container is None else container._modules.get(name)
 
 
 def extras(root: nn.Module) -> nn.Module:
@@ -89,9 +89,8 @@ class Record:
     """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
 
     slots: dict[str, Slot]
-    order: dict[
-        str, tuple[list[str], list[str]]
-    ]  # by module path: names of its parameters and buffers, as first registered
+    # by module path: names of its parameters and buffers, as first registered
+    order: dict[str, tuple[list[str], list[str]]]
     method: str = "forward"  # of the user's class: the one that answers with risk
     methods: list[Any] = field(default_factory=list)  # each a `Method`, in canonical order
     rules: dict[str, Rule] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""From `wrapped(x)` to the plan of a run, and from its branches to a prediction and its risks."""
+"""Calls of a wrapped object: the plan of a run, and the prediction and risks of its branches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
     """See `Wrapped.forward`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
-    given = args
+    raw_args = args
     if scaling is not None:
         args = scaling.inputs(args)
     measuring = [method for method in record.methods if method.own_pass] if return_risk else []
@@ -58,7 +58,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         method.check_ready(wrapped)
     if measuring and len(record.methods) == 1:
         y, risk = measuring[0].measure(wrapped, args, kwargs)
-        _warn_nan(wrapped, given, risk)
+        _warn_nan(wrapped, raw_args, risk)
         return (scaling.prediction(y) if scaling is not None else y), risk
     rows = None
     n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
@@ -83,7 +83,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         return y
     for method in measuring:
         risks[method.kind] = method.measure(wrapped, *probe)[1]
-    _warn_nan(wrapped, given, risks)
+    _warn_nan(wrapped, raw_args, risks)
     measured = [name for name in risks if name != "total"]
     if len(record.methods) == 1 and len(measured) == 1 and record.output == "values":
         return y, risks[measured[0]]
@@ -95,22 +95,22 @@ def reduced(wrapped: Any, branched: Branched, return_risk: bool) -> tuple[Any, d
     record, committee = wrapped._workbench, committee_of(wrapped)
     leaves: list[Any] = []
     risks: dict[str, list[Any]] = {}
-    found = False
+    any_float = False
     for i, leaf in enumerate(branched.leaves):
-        own: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
         if not isinstance(leaf, Tensor):
             leaves.append(leaf)
         elif not is_float(leaf):
             leaves.append(_majority(record, branched.axes, leaf))
         else:
-            found = True
+            any_float = True
             reduce = _values if record.output == "values" else _classes
-            y, own = reduce(record, committee, branched.axes, leaf, return_risk)
+            y, measured = reduce(record, committee, branched.axes, leaf, return_risk)
             leaves.append(y)
-        for name, value in own.items():
+        for name, value in measured.items():
             risks.setdefault(name, [None] * len(branched.leaves))[i] = value
     output = branched.rebuild(leaves)
-    if not found:
+    if not any_float:
         kinds = ", ".join(
             f"{path}: {str(leaf.dtype).removeprefix('torch.') if isinstance(leaf, Tensor) else type(leaf).__name__}"
             for path, leaf in zip(paths(output), leaves, strict=True)
@@ -272,14 +272,14 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
 
-    def found(leaf: Any) -> Tensor | None:
+    def levels_of(leaf: Any) -> Tensor | None:
         if pair is None or not is_float(leaf):
             return None
         levels = pair.quantiles(*apart(leaf, branched.axes.index(pair.name)))
         others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
         return levels if levels is None or not others else levels.mean(others)
 
-    out = [found(leaf) for leaf in branched.leaves]
+    out = [levels_of(leaf) for leaf in branched.leaves]
     if all(leaf is None for leaf in out):
         raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
     return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])

@@ -1,4 +1,4 @@
-"""Original units outside, standardised numbers inside."""
+"""Standardisation between the user's units and the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all output distributions share: class or instance, trees, shapes, precision; a family adds only its formulas."""
+"""Base class of output distributions: class or instance, trees, shapes, precision; a family adds only its formulas."""
 
 from __future__ import annotations
 

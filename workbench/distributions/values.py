@@ -195,8 +195,10 @@ class StudentT(_LocationScale):
         def loss(log_excess: float) -> float:
             return cls(2 + math.exp(log_excess)).loss_function(y, loc, risk).item()
 
-        found = minimize_scalar(loss, bounds=(math.log(0.01), math.log(998)), method="bounded", options={"xatol": 1e-4})
-        return cls(2 + math.exp(found.x))
+        optimum = minimize_scalar(
+            loss, bounds=(math.log(0.01), math.log(998)), method="bounded", options={"xatol": 1e-4}
+        )
+        return cls(2 + math.exp(optimum.x))
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         checked = super()._checked(where, loc, risk, *y, zero_risk=zero_risk)

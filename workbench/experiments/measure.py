@@ -1,4 +1,4 @@
-"""What one trained model is worth on the test rows, and what it costs."""
+"""Scores of one trained model on the test rows, and its costs."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held: Split | None) -> d
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
         score = _classes if data.task == "classification" else _values
-        found = score(wrapped, data, held, y, risk, x, target)
+        scores = score(wrapped, data, held, y, risk, x, target)
         passes = _operations(lambda: _predict(wrapped, x[:64])) / max(1, _operations(lambda: plain.eval()(x[:64])))
     return {
-        **{name: float(value) for name, value in found.items()},
+        **{name: float(value) for name, value in scores.items()},
         "parameters": sum(p.numel() for p in wrapped.parameters()),
         "passes": round(passes, 4),
         "predict_seconds": seconds,
@@ -114,7 +114,7 @@ def _values(
         constant = metrics.rmse(_predict(wrapped, rows.x.to(x.device))[0], rows.y.to(x.device)).to(y)
         epistemic = torch.zeros_like(y) if risk.epistemic is None else risk.epistemic
         total = (epistemic.square() + constant.square()).sqrt()
-    found = {
+    scores = {
         "rmse": metrics.rmse(y, target),
         "mae": metrics.mae(y, target),
         "nll": metrics.nll(y, total, target, family),
@@ -126,8 +126,8 @@ def _values(
     }
     if parts:
         terms = [mixture.log_prob(rows) for mixture, rows in zip(parts, target.split(ROWS), strict=True)]
-        found["mixture_nll"] = -torch.cat(terms).double().mean()
-    return found | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
+        scores["mixture_nll"] = -torch.cat(terms).double().mean()
+    return scores | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
 
 
 def _classes(
@@ -136,13 +136,13 @@ def _classes(
     probs = y.double().softmax(-1)
     if not risk.names():
         risk = Risk(total=torch.special.entr(probs).sum(-1))
-    found = {
+    scores = {
         "accuracy": metrics.accuracy(probs, target),
         "nll": metrics.categorical_nll(probs.clamp_min(torch.finfo(torch.float32).tiny), target),
         "brier": metrics.brier(probs, target),
         "ece": metrics.ece(probs, target),
     }
-    return found | _ranked(risk, (probs.argmax(-1) != target).double()) | _levels(risk, squared=False)
+    return scores | _ranked(risk, (probs.argmax(-1) != target).double()) | _levels(risk, squared=False)
 
 
 def _says_a_distribution(wrapped: Any) -> bool:
@@ -160,11 +160,11 @@ def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:
     if by is None:
         return {}
     by, error = by.flatten(), error.flatten()
-    found = {"aurc": metrics.aurc(by, error)}
+    scores = {"aurc": metrics.aurc(by, error)}
     if by.unique().numel() > 1 and error.unique().numel() > 1:
         # vacuitic risk may be negative; only its order counts here
-        found["risk_error_correlation"] = metrics.risk_error_correlation(error, by - by.min(), torch.zeros_like(error))
-    return found
+        scores["risk_error_correlation"] = metrics.risk_error_correlation(error, by - by.min(), torch.zeros_like(error))
+    return scores
 
 
 def _levels(risk: Risk, squared: bool) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Checks of what metrics are given, and the precision they compute in."""
+"""Checks and precision of the inputs of metrics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def numbers(name: str, value: Any, finite: bool = True) -> Tensor:
 def same_shape(**tensors: Tensor) -> None:
     """Raise unless all named tensors have one shape; nothing is broadcast."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
-        found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise ValueError(f"shapes must be equal (nothing is broadcast), found {found}")
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"shapes must be equal (nothing is broadcast), found {shapes}")
 
 
 def errors_of(prediction: Any, target: Any) -> Tensor:

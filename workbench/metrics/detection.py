@@ -1,4 +1,4 @@
-"""How well a risk tells inputs unlike the training data from inputs like it.
+"""Metrics of out-of-distribution detection: how well a risk tells inputs unlike the training data from inputs like it.
 
 Both splits are named, out-of-distribution rows are the positives, and a higher risk should mean out of distribution.
 """
@@ -73,9 +73,8 @@ def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
         tensor(0.2500, dtype=torch.float64)
     """
     inside, outside = splits(risk_in, risk_out)
-    needed = -(
-        -95 * outside.numel() // 100
-    )  # a whole number, so that 95 % of 20 is 19 whatever floats make of 0.95 * 20
+    # a whole number, so that 95 % of 20 is 19 whatever floats make of 0.95 * 20
+    needed = -(-95 * outside.numel() // 100)
     threshold = outside.sort(descending=True).values[needed - 1]
     return (inside >= threshold).double().mean()
 

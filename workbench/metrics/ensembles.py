@@ -1,4 +1,4 @@
-"""Scores of predictions given as samples or as a mixture of voters, exact rather than moment-matched."""
+"""Metrics of predictions given as samples or as a mixture of voters, exact rather than moment-matched."""
 
 from __future__ import annotations
 

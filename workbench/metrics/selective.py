@@ -1,4 +1,4 @@
-"""Whether a risk ranks rows by their error: what is gained by refusing the rows of highest risk.
+"""Metrics of selective prediction: what is gained by refusing the rows of highest risk.
 
 Rows of equal risk are taken in random order; the numbers are the exact expectation over those orders.
 """

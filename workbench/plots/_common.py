@@ -1,4 +1,4 @@
-"""What all figures share: reading and checking inputs, the look of the Axes, legends, scales."""
+"""Inputs, Axes, legends and scales of all figures."""
 
 from __future__ import annotations
 

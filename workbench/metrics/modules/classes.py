@@ -1,4 +1,4 @@
-"""Classes for class probabilities."""
+"""Metric classes for class probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes for how well a risk ranks rows: out-of-distribution detection and selective prediction."""
+"""Metric classes for how well a risk ranks rows: out-of-distribution detection and selective prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes for real-valued predictions, given with a risk, as samples or as a mixture of voters."""
+"""Metric classes for real-valued predictions, given with a risk, as samples or as a mixture of voters."""
 
 from __future__ import annotations
 

@@ -113,27 +113,27 @@ def scores(answers: Predictions, data: Data, y: Tensor) -> dict[str, float]:
         ValueError: a prediction or target is not finite.
     """
     target = y.reshape(len(y), -1)[:, 0]
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     if answers.probs is None:
-        found["rmse"] = metrics.rmse(answers.y, target)
+        values["rmse"] = metrics.rmse(answers.y, target)
         total = answers.risk.get("total")
         if total is not None and bool((total > 0).all()):
-            found["nll"] = metrics.nll(answers.y, total, target)
-            found["coverage"] = metrics.picp(answers.y, total, target, level=LEVEL)
-            found["calibration_error"] = metrics.calibration_error(answers.y, total, target)
+            values["nll"] = metrics.nll(answers.y, total, target)
+            values["coverage"] = metrics.picp(answers.y, total, target, level=LEVEL)
+            values["calibration_error"] = metrics.calibration_error(answers.y, total, target)
     else:
-        found["accuracy"] = metrics.accuracy(answers.probs, target)
-        found["nll"] = metrics.categorical_nll(answers.probs, target)
-        found["ece"] = metrics.ece(answers.probs, target)
+        values["accuracy"] = metrics.accuracy(answers.probs, target)
+        values["nll"] = metrics.categorical_nll(answers.probs, target)
+        values["ece"] = metrics.ece(answers.probs, target)
         right = answers.y == target
         if bool(right.any()) and not bool(right.all()):
             risk = answers.risk[answers.kind]
-            found["error_auroc"] = metrics.auroc(risk[right], risk[~right])
+            values["error_auroc"] = metrics.auroc(risk[right], risk[~right])
     inside = data.test.regions.get("data")
     if inside is not None and answers.novelty is not None and bool(inside.any()) and not bool(inside.all()):
         risk, inside = answers.risk[answers.novelty], inside[: len(y)]
-        found["outside_auroc"] = metrics.auroc(risk[inside], risk[~inside])
-    return {name: float(value) for name, value in found.items()}
+        values["outside_auroc"] = metrics.auroc(risk[inside], risk[~inside])
+    return {name: float(value) for name, value in values.items()}
 
 
 def parameters_added(wrapped: nn.Module, plain: nn.Module) -> int:
@@ -145,9 +145,8 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
     """What a prediction with risk costs, in predictions of the plain baseline: the ratio of the least times on the same rows."""
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     x = x[:TIMED_ROWS].to(like.device, like.dtype)
-    baseline = compose()(
-        plain.to(like.device, like.dtype)
-    )  # wrapped as well: small models spend most time around the passes
+    # wrapped as well: small models spend most time around the passes
+    baseline = compose()(plain.to(like.device, like.dtype))
 
     def seconds(call: Callable[[], Any]) -> float:
         start = time.perf_counter()
@@ -160,8 +159,8 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
         calls = (lambda: wrapped(x, return_risk=True), lambda: baseline(x))
         for call in calls:  # the first call of a kind finds out how to run
             call()
-        ours, theirs = (min(seconds(call) for _ in range(repeats)) for call in calls)
-    return ours / theirs
+        with_risk, alone = (min(seconds(call) for _ in range(repeats)) for call in calls)
+    return with_risk / alone
 
 
 def best(frame: pd.DataFrame, name: str) -> list[str]:
