@@ -146,6 +146,25 @@ def test_modules_that_moved_are_imported_under_their_old_names(old: str) -> None
     assert module is importlib.import_module(module.__name__)
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("committee", "Committee"),
+        ("inner", "show"),
+        ("persistence", "_same"),
+        ("scaling", "Scaling"),
+        ("table", "Alone"),
+        ("table", "Record"),
+        ("table", "Slot"),
+        ("wrapped", "blank"),
+        ("wrappers.vote", "Vote"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pickles_of_before_find_what_they_name(module: str, name: str) -> None:
+    assert callable(pickle.loads(f"cworkbench.{module}\n{name}\n.".encode()))
+
+
 def test_documented_imports_of_before_give_the_objects_of_today() -> None:
     code = """
 import warnings

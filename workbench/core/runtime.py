@@ -68,6 +68,9 @@ def finish_load(module: nn.Module, incompatible: Any) -> None:
         runtime.table.show()
 
 
+show = finish_load  # its name in objects that were pickled by the version before
+
+
 def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
