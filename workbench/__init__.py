@@ -14,11 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .deprecation import answer_to_moved_modules
+from .methods import BUILT_IN
 
 if TYPE_CHECKING:
     from . import calibration, data, distributions, experiments, metrics, notebook, plots, widgets
     from .calibration import calibrate, selective, top_uncertain
     from .core.files import load, save
+    from .core.registry import register
+    from .core.settings import setting
     from .core.wrapped import Wrapped, is_wrapped, unwrap
     from .core.wrapper import Wrapper, compose
     from .doctor import diagnose
@@ -35,7 +38,7 @@ _HOMES = {
     **dict.fromkeys(
         ("calibration", "data", "distributions", "experiments", "metrics", "notebook", "plots", "widgets"), ""
     ),
-    **dict.fromkeys(("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"), "methods"),
+    **dict.fromkeys(BUILT_IN, "methods"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(
         ("read_records", "record", "record_check", "record_figure", "record_table", "run_notebook"), "notebook"
@@ -48,6 +51,8 @@ _HOMES = {
     "Risk": "risk",
     "check_wrapper": "testing",
     "diagnose": "doctor",
+    "register": "core.registry",
+    "setting": "core.settings",
 }
 __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), "__version__"]

@@ -14,7 +14,7 @@ from helpers.checkpoint_models import MAKERS, Net, X, assert_same, facts, net, w
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
-from workbench import Wrapper, compose, distributions, is_wrapped, neo, sample, sculpt, vote
+from workbench import compose, distributions, is_wrapped, neo, sample, sculpt, vote
 from workbench.core.files import load, save
 from workbench.methods.densities import Gaussian
 from workbench.methods.vote import Vote
@@ -325,9 +325,9 @@ class OwnVote(Vote):
     """A method of the user's own."""
 
 
-class OwnWrapper(Wrapper):
+class OwnWrapper(vote.Wrapper):
     def make(self) -> list[Any]:
-        return [OwnVote(2, 1.0, True, True, False, None)]
+        return [OwnVote(self)]
 
 
 class OwnNoise(sample.Normal):
@@ -345,7 +345,7 @@ class OwnDensity(Gaussian):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: OwnWrapper(), "OwnVote"),
+        (lambda: OwnWrapper(2), "OwnVote"),
         (lambda: sample.Wrapper(2, OwnNoise(0.2)), "OwnNoise"),
         (lambda: sculpt.Wrapper(OwnDistribution()), "OwnDistribution"),
         (lambda: compose(vote.Wrapper(2), neo.Wrapper(density=OwnDensity())), "OwnDensity"),

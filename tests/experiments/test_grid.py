@@ -19,6 +19,7 @@ from scipy import stats
 from torch import nn
 
 from workbench import compose, data, experiments, neo, sculpt, vote
+from workbench.core import registry, texts
 from workbench.experiments import measure, models, pool, run_cells, specs, sweep
 from workbench.training import fit
 
@@ -202,15 +203,15 @@ def test_a_cell_that_cannot_be_trained_fails_alone(own: Callable[[str], str]) ->
     ],
 )
 def test_texts_name_wrappers(text: str, methods: list[str]) -> None:
-    assert [repr(method) for method in specs.wrapper_of(text).make()] == methods
+    assert [repr(method) for method in texts.wrapper_of(text).make()] == methods
 
 
 def test_every_wrapper_of_the_package_has_a_name() -> None:
     folder = Path(importlib.import_module("workbench.methods").__path__[0])
     defined = {path.stem for path in folder.glob("*.py") if "class Wrapper(" in path.read_text()}
-    assert set(specs.wrapper_names()) == {"plain", *defined}
-    for name in specs.wrapper_names():
-        specs.wrapper_of(name, classes=True)
+    assert set(registry.wrapper_names()) == defined
+    for name in registry.wrapper_names():
+        texts.wrapper_of(name, classes=True)
 
 
 # ---- the measures, held against their definitions

@@ -106,12 +106,12 @@ class _Swag(_Scattered, swag.Swag):
 
 class _Snapshots(snapshot.Wrapper):
     def make(self) -> list[Any]:
-        return [_Snapshot(VOTERS)]
+        return [_Snapshot(self)]
 
 
 class _Swags(swag.Wrapper):
     def make(self) -> list[Any]:
-        return [_Swag(VOTERS, 2, 0.5, 0.1)]
+        return [_Swag(self)]
 
 
 EPISTEMIC, ALEATORIC = ("epistemic",), ("aleatoric",)
@@ -119,8 +119,8 @@ WRAPPERS = {
     wrapping.name: wrapping
     for wrapping in [
         Wrapping("vote", _voting, EPISTEMIC, VOTERS),
-        Wrapping("snapshot", lambda s, n: _Snapshots(strategy=s), EPISTEMIC, VOTERS, kept=True),
-        Wrapping("swag", lambda s, n: _Swags(strategy=s), EPISTEMIC, VOTERS, kept=True),
+        Wrapping("snapshot", lambda s, n: _Snapshots(VOTERS, strategy=s), EPISTEMIC, VOTERS, kept=True),
+        Wrapping("swag", lambda s, n: _Swags(VOTERS, 2, 0.5, 0.1, strategy=s), EPISTEMIC, VOTERS, kept=True),
         Wrapping("vote_rank1", lambda s, n: _voting(s, n, "rank1"), EPISTEMIC, VOTERS),
         Wrapping("vote_share1", lambda s, n: _voting(s, n, 1), EPISTEMIC, VOTERS),
         Wrapping("vote_share2", lambda s, n: _voting(s, n, 2), EPISTEMIC, VOTERS),

@@ -31,7 +31,7 @@ def taken(wrapped: Any, n: int) -> list[nn.Module]:
             for value in (*wrapped.parameters(), *(b for name, b in wrapped.named_buffers() if "@" not in name)):
                 if value.is_floating_point():
                     value.add_(0.1 * torch.rand(value.shape, generator=torch.Generator().manual_seed(step)))
-        assert snapshot.take(wrapped) == step + 1
+        assert snapshot.collect(wrapped) == step + 1
         models.append(copy.deepcopy(wrapped.unwrap()).eval())
     return models
 
@@ -60,7 +60,7 @@ def test_it_says_what_vote_says_of_the_same_voters() -> None:
             for parameter in wrapped.parameters():
                 parameter.add_(0.1 * (step + 1))
         models.append({name: p.detach().clone() for name, p in wrapped.named_parameters()})
-        snapshot.take(wrapped)
+        snapshot.collect(wrapped)
     with torch.no_grad():
         for name, stacked in voting.named_parameters():
             stacked.copy_(torch.stack([model[name.removesuffix("@vote")] for model in models]))
@@ -139,7 +139,7 @@ def test_bad_input_is_told() -> None:
     with pytest.raises(ValueError, match="3 epochs are too few for 5 cycles"):
         fit(snapshot.Wrapper(5)(net()), (X, X), epochs=3, progress=False)
     with pytest.raises(TypeError, match=r"wrapped by snapshot.Wrapper"):
-        snapshot.take(net())
+        snapshot.collect(net())
     for other in (vote.Wrapper(2), laplace.Wrapper()):
         with pytest.raises(ValueError, match="both say which weights"):
             compose(snapshot.Wrapper(2), other)(net())

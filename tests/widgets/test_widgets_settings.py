@@ -1,6 +1,8 @@
-"""What can be compared and set is read from the package itself: wrappers, signatures, docstrings."""
+"""What can be compared and set is what wrappers say of themselves: names, settings, help."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import workbench
 from workbench import Wrapper, compose, neo, sample, sculpt, vote
-from workbench import methods as package
+from workbench.core.registry import unregister
 from workbench.widgets.comparison.forms import CandidateForm, Form
 from workbench.widgets.comparison.settings import (
     Candidate,
@@ -34,57 +36,50 @@ def test_every_wrapper_of_the_package_is_found():
         assert summary(cls).endswith(".")
 
 
-def test_a_new_wrapper_appears_by_itself(tmp_path, monkeypatch):
-    source = '''
-from workbench.core.wrapper import Wrapper as _Wrapper
+def test_a_registered_wrapper_appears_by_itself():
+    @workbench.register(name="brandnew")
+    class Brandnew(Wrapper):
+        """Nothing at all."""
 
-class Wrapper(_Wrapper):
-    """Nothing at all.
+        size: int = workbench.setting(default=4, least=2, help="how much")
+        mode: Literal["slow", "fast"] = "slow"
 
-    Args:
-        size: how much, at least 2.
-        mode: "slow" or "fast".
-    """
+        def make(self):
+            return []
 
-    def __init__(self, size: int = 4, mode: str = "slow", **common):
-        super().__init__(**common)
-        if size < 2:
-            raise ValueError("too small")
-        if mode not in ("slow", "fast"):
-            raise ValueError("no such mode")
-'''
-    (tmp_path / "brandnew.py").write_text(source)
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    wrapper_classes.cache_clear()
     try:
         found = by_name(wrapper_classes()["brandnew"])
+        (candidate,) = candidates(["brandnew(size=3, mode='fast') + vote"])
+        with pytest.raises(ValueError, match=r"size must be a whole number of at least 2, not 1"):
+            candidates(["brandnew(size=1)"])
     finally:
-        wrapper_classes.cache_clear()
-        monkeypatch.delattr(package, "brandnew", raising=False)
+        unregister("brandnew")
     assert (found["size"].number, found["size"].least, found["size"].default) == (int, 2, 4)
-    assert found["mode"].choices == ("slow", "fast")
-    assert found["size"].help == "how much, at least 2."
+    assert found["mode"].menu == ("slow", "fast")
+    assert found["size"].help == "how much"
+    assert candidate.parts == [Part(Brandnew, {"size": 3, "mode": "fast"}), Part(vote.Wrapper)]
+    assert Form(candidate.parts[0]).controls["size"].value == 3
 
 
-def test_settings_come_from_signatures_and_docstrings():
+def test_settings_come_from_fields():
     found = by_name(vote.Wrapper)
     assert (found["n_voters"].number, found["n_voters"].least, found["n_voters"].default) == (int, 1, 3)
     assert found["alpha"].number is float
-    assert found["use_bias"].choices == (True, False)
-    assert (found["share"].choices, found["share"].number) == ((None, "rank1"), int)
+    assert found["use_bias"].menu == (True, False)
+    assert (found["share"].menu, found["share"].number) == ((None, "rank1"), int)
     assert "strategy" not in found
     assert "output" not in found
-    assert by_name(sample.Wrapper)["distribution"].choices == (sample.Bernoulli, sample.Normal)
-    assert set(by_name(neo.Wrapper)["density"].choices) >= {"signature", "knn", "flow"}
+    assert by_name(sample.Wrapper)["distribution"].menu == (sample.Bernoulli, sample.Normal)
+    assert set(by_name(neo.Wrapper)["density"].menu) >= {"signature", "knn", "flow"}
     for cls in wrapper_classes().values():
         assert all(setting.help for setting in settings_of(cls)), cls
 
 
 def test_output_distributions_are_those_of_the_task():
     values, classes = (by_name(sculpt.Wrapper, task)["distribution"] for task in ("regression", "classification"))
-    assert sculpt.Normal in values.choices
-    assert sculpt.LogitNormal not in values.choices
-    assert classes.choices == (sculpt.LogitNormal,)
+    assert sculpt.Normal in values.menu
+    assert sculpt.LogitNormal not in values.menu
+    assert classes.menu == (sculpt.LogitNormal,)
     assert fitting(Part(sculpt.Wrapper), "regression").values == {}
     assert fitting(Part(sculpt.Wrapper), "classification").values == {"distribution": sculpt.LogitNormal}
 
@@ -117,7 +112,7 @@ def test_what_is_written_builds_the_same_wrapper(wrapper):
     assert repr(again.build()) == repr(wrapper)
     for part, entered in zip(candidate.parts, again.parts, strict=True):
         ours, theirs = vars(part.build()), vars(entered.build())
-        for name in ours.keys() - {"_given"}:
+        for name in ours:
             assert repr(ours[name]) == repr(theirs[name]), name  # of a distribution with all its options
 
 
@@ -139,11 +134,12 @@ def test_the_class_output_is_told_to_wrappers_that_say_nothing():
 
 
 def test_names_and_wrappers_become_candidates():
-    found = candidates(["vote", "vote+neo", vote.Wrapper(7), sculpt.Wrapper, "plain"])
-    assert [c.name for c in found] == ["vote", "vote+neo", "vote 2", "sculpt", "plain"]
-    assert [len(c.parts) for c in found] == [1, 2, 1, 1, 0]
+    found = candidates(["vote", "vote+neo", vote.Wrapper(7), sculpt.Wrapper, "plain", "vote(n_voters=5)"])
+    assert [c.name for c in found] == ["vote", "vote+neo", "vote 2", "sculpt", "plain", "vote(n_voters=5)"]
+    assert [len(c.parts) for c in found] == [1, 2, 1, 1, 0, 1]
     assert found[2].parts[0].values == {"n_voters": 7}
-    with pytest.raises(ValueError, match="there is no wrapper 'votes'; there are plain, laplace"):
+    assert found[5].parts[0].values == {"n_voters": 5}
+    with pytest.raises(ValueError, match="there is no wrapper 'votes': did you mean vote"):
         candidates(["votes"])
     with pytest.raises(TypeError, match="found 3"):
         candidates([3])
@@ -215,7 +211,7 @@ def test_a_value_that_no_control_can_show_is_kept():
     assert wrapped.methods == ("neo",)
 
 
-def test_every_control_has_a_tooltip_from_the_docstring():
+def test_every_control_has_a_tooltip():
     for cls in wrapper_classes().values():
         form, described = Form(Part(cls)), by_name(cls)
         for name, control in form.controls.items():

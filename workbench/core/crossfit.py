@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .method import Method
 from .ownership import extra, extras
 
-NAME, VOTERS = "committee", "vote"
+NAME = "committee"
 
 
 class Committee(nn.Module):
@@ -21,12 +23,16 @@ class Committee(nn.Module):
             deviation of the noise itself, the same everywhere, in the units of the prediction.
         df: degrees of freedom of Student's t distribution, above 2; infinity keeps the distribution that is there.
         fold: int64 [voters], the fold of the training rows that each voter has not seen.
+
+    Attributes:
+        axis: the axis of the voters, said by `seat`.
     """
 
     weights: Tensor
     factor: Tensor
     df: Tensor
     fold: Tensor
+    axis = ""
     NAMES = ("weights", "factor", "df", "fold")
 
     def __init__(self, weights: Tensor, factor: Tensor, df: Tensor | float, fold: Tensor) -> None:
@@ -46,8 +52,8 @@ class Committee(nn.Module):
         """`method.spread` for voters that count differently."""
         y = parts["y"]
         out = {name: self.weighed(value, dim).mean(dim) for name, value in parts.items()}
-        apart = (y - out["y"].unsqueeze(dim)).abs().square()
-        out["epistemic"] = out.get("epistemic", 0) + self.weighed(apart, dim).mean(dim)
+        squares = (y - out["y"].unsqueeze(dim)).abs().square()
+        out["epistemic"] = out.get("epistemic", 0) + self.weighed(squares, dim).mean(dim)
         return out
 
 
@@ -60,10 +66,16 @@ def committee_of(wrapped: Any) -> Committee | None:
     return extra(wrapped, NAME)
 
 
+def members_axis(methods: Iterable[Method]) -> str:
+    """The axis of members that are trained at once, each with tensors of its own; "" if there is none."""
+    return next((method.name for method in methods if method.member_marks), "")
+
+
 def seat(wrapped: Any, committee: Committee | None) -> None:
     """Give a wrapped object a committee, or take it away."""
     if committee is None:
         extras(wrapped)._modules.pop(NAME, None)
     else:
+        committee.axis = members_axis(wrapped._workbench.methods)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), None)
         extras(wrapped)._modules[NAME] = committee.to(like.device if like is not None else None)

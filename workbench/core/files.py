@@ -12,38 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from ..atomic import replacing
-from ..distributions import _FAMILIES
 from ..engine.clone import eager
-from ..methods import laplace, neo, noise, sample, sculpt, snapshot, swag, vote
-from ..methods.densities import DENSITIES
+from .crossfit import members_axis
 from .function import Function
 from .method import Method
-from .ownership import MARK, extra
+from .ownership import MARK
+from .registry import wrapper_class, wrapper_names
+from .settings import settings_of
 from .state_dict import check_settings, complete, stored_settings
 from .wrapped import is_wrapped
 from .wrapper import Wrapper, compose
 
 KEY = "workbench"  # in the file's metadata
 VERSION = 1
-COMMON = ("output", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
-METHODS: dict[str, tuple[type[Method], type[Wrapper]]] = {
-    "laplace": (laplace.Laplace, laplace.Wrapper),
-    "neo": (neo.Neo, neo.Wrapper),
-    "sample": (sample.Sample, sample.Wrapper),
-    "sculpt": (sculpt.Sculpt, sculpt.Wrapper),
-    "snapshot": (snapshot.Snapshot, snapshot.Wrapper),
-    "swag": (swag.Swag, swag.Wrapper),
-    "vote": (vote.Vote, vote.Wrapper),
-}
-CLASSES: dict[str, tuple[type, ...]] = {
-    "laplace": (),
-    "neo": tuple(DENSITIES.values()),
-    "sample": (noise.Bernoulli, noise.Normal),
-    "sculpt": _FAMILIES,
-    "snapshot": (),
-    "swag": (),
-    "vote": (),
-}
+OPTIONS = ("output", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
 
 
 # ---- saving
@@ -150,22 +132,19 @@ def _described(part: Any) -> dict[str, Any]:
         "methods": {method.name: _arguments(part, method) for method in record.methods},
         "method": record.method,
         "rows": record.rows,
-        **{name: getattr(record, name) for name in COMMON},
+        **{name: getattr(record, name) for name in OPTIONS},
     }
 
 
 def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
-    """The arguments of the wrapper that made a method; of what is not ours the import path, for the message only."""
-    if type(method) is not METHODS.get(method.name, (None,))[0]:
+    """The arguments of the wrapper that made a method; of what is not known by name the import path, for the message only."""
+    known = method.name in wrapper_names() and type(method.wrapper) is wrapper_class(method.name)
+    if not known or type(method) not in map(type, method.wrapper.make()):
         return {"foreign": _path(type(method))}
-    values = {name: getattr(method, name) for name in inspect.signature(type(method)).parameters}
-    if isinstance(method, sample.Sample):
-        values["distribution"] = method.noise
-    if isinstance(method, neo.Neo):
-        values["density"] = extra(wrapped, "density")
+    classes = {described.name: described.classes for described in settings_of(type(method.wrapper))}
     arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        if type(value) in CLASSES[method.name]:
+    for name, value in method.arguments(wrapped).items():
+        if type(value) in classes[name]:
             options = {key: getattr(value, key, None) for key in inspect.signature(type(value)).parameters}
             value = {"class": type(value).__name__, **{key: _number(option) for key, option in options.items()}}
         elif not isinstance(value, bool | int | float | str | list | tuple | None):
@@ -193,7 +172,8 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
     Args:
         path: the file.
         model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place.
-        wrapper: only for files of wrappers, distributions or densities of your own, which are never imported from a file.
+        wrapper: only for files of distributions or densities of your own, and of wrappers that are not registered (`workbench.register`), which
+            are never imported from a file.
 
     Returns:
         The wrapped model.
@@ -276,38 +256,40 @@ def _wrapper(part: dict[str, Any], path: Any) -> Wrapper:
     foreign = [
         method.get("foreign", name)
         for name, method in part["methods"].items()
-        if "foreign" in method or name not in METHODS
+        if "foreign" in method or name not in wrapper_names()
     ]
     if foreign:
         raise ValueError(
             f"{path} was saved with {', '.join(foreign)}, which is not one of workbench's own, and code is never imported from a file: give "
-            "the wrapper yourself, load(path, model, wrapper=...)"
+            "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
         )
-    wrappers = []
-    for name, method in part["methods"].items():
-        arguments = dict(method["arguments"])
-        for key, value in arguments.items():
-            if isinstance(value, dict):
-                cls = {cls.__name__: cls for cls in CLASSES[name]}[value["class"]]
-                options = {
-                    option: nn.Parameter(torch.tensor(held["learned"])) if isinstance(held, dict) else held
-                    for option, held in value.items()
-                    if option != "class" and held is not None
-                }
-                arguments[key] = cls(**options)
-        wrappers.append(METHODS[name][1](**arguments))
-    wrapper = compose(*wrappers)
-    for name in COMMON:
-        setattr(wrapper, name, part[name])
-    return wrapper
+    wrappers = [_built(wrapper_class(name), method["arguments"]) for name, method in part["methods"].items()]
+    return compose(*wrappers).with_options(**{name: part[name] for name in OPTIONS})
+
+
+def _built(wrapper: type[Wrapper], arguments: dict[str, Any]) -> Wrapper:
+    classes = {described.name: described.classes for described in settings_of(wrapper)}
+    values = dict(arguments)
+    for name, value in arguments.items():
+        if isinstance(value, dict):
+            cls = {cls.__name__: cls for cls in classes[name]}[value["class"]]
+            options = {
+                option: nn.Parameter(torch.tensor(number["learned"])) if isinstance(number, dict) else number
+                for option, number in value.items()
+                if option != "class" and number is not None
+            }
+            values[name] = cls(**options)
+    return wrapper(**values)
 
 
 def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[str, Tensor]) -> Any:
-    """Wrap a part of the model, and let vote take over what it had taken over when the file was saved, whatever is frozen now."""
+    """Wrap a part of the model, and let members take over what they had taken over when the file was saved, whatever is frozen now."""
     part, prefix = model.get_submodule(at), f"{at}." if at else ""
     flags = {p: p.requires_grad for p in part.parameters()}
     names = dict(part.named_parameters(remove_duplicate=False))
-    taken = {p for name, p in names.items() if any(f"{prefix}{name}{MARK}{m}" in tensors for m in ("vote", "vote_out"))}
+    methods = wrapper.make()
+    marks = [mark for method in methods for mark in method.member_marks]
+    taken = {p for name, p in names.items() if any(f"{prefix}{name}{MARK}{mark}" in tensors for mark in marks)}
     try:
         for parameter in flags:
             if taken and (parameter.is_floating_point() or parameter.is_complex()):
@@ -316,10 +298,10 @@ def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[s
     finally:
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
-    own = dict(wrapped.get_submodule(at).named_parameters())
+    registered = dict(wrapped.get_submodule(at).named_parameters())
     for name, parameter in names.items():
-        if (voters := own.get(f"{name}{MARK}vote")) is not None:
-            voters.requires_grad_(flags[parameter])
+        if (members := registered.get(f"{name}{MARK}{members_axis(methods)}")) is not None:
+            members.requires_grad_(flags[parameter])
     return wrapped
 
 
@@ -327,25 +309,28 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
     """Raise what speaks against loading, before anything is changed."""
     parts = _parts(wrapped)
     if parts.keys() != text["parts"].keys():
-        there, here = (" and ".join(at or "the whole" for at in sorted(held)) for held in (text["parts"], parts))
+        there, here = (" and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts))
         raise ValueError(f"in {path} {there} of {text['model']} is wrapped, in this model {here}")
     for at, part in parts.items():
         check_settings(stored_settings(tensors, f"{at}." if at else "")[0], part)
         for name in ("output", "method"):
-            theirs, ours = text["parts"][at][name], getattr(part._workbench, name)
-            if theirs != ours:
-                raise ValueError(f"{path} was saved with {name}={theirs!r}, this model is wrapped with {name}={ours!r}")
+            saved, present = text["parts"][at][name], getattr(part._workbench, name)
+            if saved != present:
+                raise ValueError(
+                    f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={present!r}"
+                )
     complete(tensors, wrapped)
-    stored, own = (
-        dict(_plain(name, value) for name, value in state.items() if f"{MARK}workbench" not in name)
+    axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
+    stored, present = (
+        dict(_plain(name, value, axes) for name, value in state.items() if f"{MARK}workbench" not in name)
         for state in (tensors, wrapped.state_dict())
     )
     wrong = [
-        f"{name} {tuple(stored[name])} there, {tuple(own[name])} here"
-        if name in stored and name in own
+        f"{name} {tuple(stored[name])} there, {tuple(present[name])} here"
+        if name in stored and name in present
         else f"{name} only {'there' if name in stored else 'here'}"
-        for name in dict.fromkeys([*own, *stored])
-        if stored.get(name) != own.get(name)
+        for name in dict.fromkeys([*present, *stored])
+        if stored.get(name) != present.get(name)
     ]
     if wrong:
         more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
@@ -355,17 +340,17 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
         )
 
 
-def _plain(name: str, value: Tensor) -> tuple[str, torch.Size]:
-    """Name and shape as the plain model has them, for what voters have one each of."""
-    stem, mark, method = name.rpartition(MARK)
-    return (stem, value.shape[1:]) if mark and method == "vote" else (name, value.shape)
+def _plain(name: str, value: Tensor, axes: set[str]) -> tuple[str, torch.Size]:
+    """Name and shape as the plain model has them, for what members have one each of."""
+    stem, _, mark = name.rpartition(MARK)
+    return (stem, value.shape[1:]) if mark in axes else (name, value.shape)
 
 
 def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
     """Give every tensor the dtype that it was saved in."""
     state = nn.Module.state_dict(wrapped, keep_vars=True)
-    dtypes = {id(own): tensors[name].dtype for name, own in state.items() if name in tensors}
-    if any(dtypes.get(id(own), own.dtype) != own.dtype for own in state.values()):
+    dtypes = {id(tensor): tensors[name].dtype for name, tensor in state.items() if name in tensors}
+    if any(dtypes.get(id(tensor), tensor.dtype) != tensor.dtype for tensor in state.values()):
         wrapped._apply(lambda tensor: tensor.to(dtypes.get(id(tensor), tensor.dtype)))
 
 

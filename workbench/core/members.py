@@ -14,7 +14,7 @@ from ..distributions.mixture import Mixture
 from ..engine.run import Branched
 from ..engine.tree import is_float
 from ..risk import Risk
-from .crossfit import VOTERS, committee_of
+from .crossfit import committee_of
 from .method import Call, apart
 from .ownership import extra, table_of
 from .predict import pair_of, plan_of, reduced, run
@@ -149,7 +149,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
     weights = torch.ones((), dtype=risk.dtype, device=risk.device)
     for i, axis in enumerate(axes):
         counts = weights.new_full((loc.shape[i],), 1 / loc.shape[i])
-        if committee is not None and axis == VOTERS:
+        if committee is not None and axis == committee.axis:
             counts = committee.weights.to(weights)
             risk = committee.widened(risk, i)
         weights = weights[..., None] * counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
+from .settings import settings_of
 
 if TYPE_CHECKING:
     from .ownership import Table
@@ -38,6 +39,9 @@ class Method:
 
     A subclass names itself, says what it registers (`attach`), along which axis its branches lie (`axis`), what happens inside a branch
     (`intervention`), and how its axis is reduced to a prediction and variances (`reduce`).
+
+    Args:
+        wrapper: the wrapper that puts it on the model: its settings.
     """
 
     name: str  # also the name of its axis, and the mark of its tensors
@@ -49,10 +53,42 @@ class Method:
     own_pass = False
     collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
     members = False  # whether its branches are whole models, which `voters()` gives one by one
+    # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]
+    member_marks: tuple[str, ...] = ()
+
+    wrapper: Any = None
+
+    def __init__(self, wrapper: Any = None) -> None:
+        self.wrapper = None if wrapper is None else wrapper.alone()
 
     def settings(self) -> dict[str, Any]:
-        """The settings that must be equal for a state_dict to fit."""
+        """The settings that must be equal for a state_dict to fit: by default those that the wrapper says are `saved`."""
+        return {
+            described.name: getattr(self.wrapper, described.name)
+            for described in settings_of(type(self.wrapper))
+            if described.saved
+        }
+
+    def arguments(self, wrapped: Any) -> dict[str, Any]:
+        """What the wrapper would have to be made with to give this method, as it is now."""
+        return self.wrapper.own()
+
+    def notes(self) -> dict[str, Any]:
+        """What it has found out and holds in no tensor, as JSON takes it: kept in a state beside the settings."""
         return {}
+
+    def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
+        """A state is about to be loaded.
+
+        Args:
+            wrapped: the object.
+            notes: what `notes` said when it was saved, empty if the state knows nothing of this method.
+            stored: what the state holds that belongs to no single layer, by name below `extras`.
+            moved: tells whether the state changes weights.
+        """
+
+    def untie(self, table: Table) -> None:
+        """For an axis with `own_first`: its heads have got a trunk of their own."""
 
     def attach(self, table: Table) -> None:
         """Check everything, then register tensors and set rules."""

@@ -202,7 +202,7 @@ class Table:
                 whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
             if not whole:
                 raise RuntimeError(
-                    f"{name} was replaced after wrapping, where {rule.axes()[0] if rule.axes() else 'sample'} works with it: make the change "
+                    f"{name} was replaced after wrapping, where {rule.axes()[0] if rule.axes() else 'a method'} works with it: make the change "
                     "in the plain model (workbench.unwrap, or wrapped.voters()), and wrap it again"
                 )
 

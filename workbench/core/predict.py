@@ -14,7 +14,7 @@ from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
 from ..engine.tree import is_float, paths, tensors, tree_map
 from ..risk import Risk
-from .crossfit import VOTERS, Committee, committee_of
+from .crossfit import Committee, committee_of
 from .dealing import WHOLE, deal, tell
 from .method import Call, apart, sqrt
 from .ownership import engine_of, extra, table_of
@@ -128,14 +128,14 @@ def _values(
     by_name = {method.name: method for method in record.methods}
     if not return_risk:
         for dim in reversed(range(len(axes))):
-            if committee is not None and axes[dim] == VOTERS:
+            if committee is not None and axes[dim] == committee.axis:
                 leaf = committee.weighed(leaf, dim).mean(dim)
             else:
                 leaf = by_name[axes[dim]].average(leaf, dim)
         return leaf, {}
     parts = {"y": leaf}
     for dim in reversed(range(len(axes))):
-        if committee is not None and axes[dim] == VOTERS:
+        if committee is not None and axes[dim] == committee.axis:
             if "aleatoric" in parts:
                 parts["aleatoric"] = committee.widened(parts["aleatoric"].sqrt(), dim).square()
             parts = committee.spread(parts, dim)
@@ -170,8 +170,8 @@ def _classes(
         probs, own = (leaf.softmax(-1) if logits else leaf), leaf
 
     def average(values: Tensor) -> Tensor:
-        if committee is not None and VOTERS in axes:
-            values = committee.weighed(values, axes.index(VOTERS))
+        if committee is not None and committee.axis in axes:
+            values = committee.weighed(values, axes.index(committee.axis))
         return values.flatten(0, len(axes) - 1).mean(0)
 
     if axes:

@@ -147,7 +147,7 @@ def untie(wrapped: Any, axis: str) -> None:
 
     Args:
         wrapped: the object; its voters share nothing that is trained.
-        axis: the method with heads beside the model's own, "sculpt".
+        axis: name of the method with heads beside the model's own.
     """
     record, table = wrapped._workbench, table_of(wrapped)
     heads = next(len(rule.options) for rule in record.rules.values() if isinstance(rule, Split) and rule.axis == axis)
@@ -158,6 +158,5 @@ def untie(wrapped: Any, axis: str) -> None:
                 f"{slot}@{axis}@{rule.axis}", present.clone(), like=present, buffer=record.slots[slot].buffer
             )
             record.rules[slot] = Split(axis, (rule, *[Stacked(rule.axis, new)] * (heads - 1)))
-    method = next(method for method in record.methods if method.name == axis)
-    method.n_layers = len(table.layers())
+    next(method for method in record.methods if method.name == axis).untie(table)
     restore(wrapped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -15,12 +16,11 @@ from torch import Tensor, nn
 from ..engine.clone import places
 from ..engine.plan import Bank
 from .crossfit import NAME as COMMITTEE
-from .crossfit import Committee, seat
+from .crossfit import Committee, members_axis, seat
 from .ownership import EXTRAS, MARK, Slot, Table, extra, extras
 from .standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
-SITES = f"sites{MARK}neo"  # in that text: the layers whose signature neo has learned
 
 
 # ---- out of it
@@ -67,39 +67,40 @@ def settings_of(wrapped: Any) -> dict[str, Any]:
 
 def described(wrapped: Any) -> Tensor:
     """What the state_dict holds under `SETTINGS`, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
-    neo = _neo(wrapped)
-    sites = {} if neo is None else {SITES: neo._sites}
-    text = json.dumps({**settings_of(wrapped), **sites}, sort_keys=True)
+    methods = wrapped._workbench.methods
+    notes = {f"{key}{MARK}{method.name}": value for method in methods for key, value in method.notes().items()}
+    text = json.dumps({**settings_of(wrapped), **notes}, sort_keys=True)
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def _neo(wrapped: Any) -> Any:
-    return next((method for method in wrapped._workbench.methods if method.name == "neo"), None)
-
-
 # ---- into it
-def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str] | None]:
-    """The settings in a state by method, empty if it has none; and the layers whose signature neo has learned."""
+def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a state by method, empty if it has none; and what methods have noted, by "name@method"."""
     stored = state.get(prefix + SETTINGS)
-    theirs = {} if stored is None else json.loads(bytes(stored.cpu().tolist()).decode())
-    return theirs, theirs.pop(SITES, None)
+    text = {} if stored is None else json.loads(bytes(stored.cpu().tolist()).decode())
+    notes = {key: text.pop(key) for key in list(text) if MARK in key}
+    return text, notes
 
 
-def check_settings(theirs: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
+def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
     """Raise ValueError if a state was saved with other settings; with strict=False of the methods that it shares with the object."""
-    ours = settings_of(wrapped)
-    differing, unequal = [], theirs.keys() ^ ours.keys()
-    for name in sorted(theirs.keys() | ours.keys()):
+    present = settings_of(wrapped)
+    differing, unequal = [], saved.keys() ^ present.keys()
+    for name in sorted(saved.keys() | present.keys()):
         if name not in unequal:
             # settings that a state does not name are newer than it
-            at = [key for key, value in theirs[name].items() if key not in ours[name] or ours[name][key] != value]
-            there, here = (_named({key: held[name].get(key) for key in at}) for held in (theirs, ours))
-            if at:
+            keys = [
+                key for key, value in saved[name].items() if key not in present[name] or present[name][key] != value
+            ]
+            there, here = (_named({key: settings[name].get(key) for key in keys}) for settings in (saved, present))
+            if keys:
                 differing.append(f"{name}: the state has {there}, this object {here}")
         elif strict is not False:
-            there, here = (_named(held[name]) if name in held else "no such method" for held in (theirs, ours))
+            there, here = (
+                _named(settings[name]) if name in settings else "no such method" for settings in (saved, present)
+            )
             differing.append(f"{name}: the state has {there}, this object {here}")
-    if theirs and differing:
+    if saved and differing:
         partly = (
             ", or take what both have with load_state_dict(state, strict=False) of the wrapped part" if unequal else ""
         )
@@ -140,16 +141,16 @@ class Loading:
             ValueError: if the state was saved with other settings; nothing has been loaded then.
         """
         self._unprefix()
-        theirs, sites = stored_settings(self.state, self.prefix)
-        check_settings(theirs, self.wrapped, self.strict)
+        saved, notes = stored_settings(self.state, self.prefix)
+        check_settings(saved, self.wrapped, self.strict)
         self.state.pop(self.prefix + SETTINGS, None)
         marked = any(MARK in key and EXTRAS not in key for key in self._own(self.state))
-        if theirs or marked:
+        if saved or marked:
             self._widen()
             complete(self.state, self.wrapped, self.prefix)
             own = self._current()
             lacking = [key for key in own if EXTRAS not in key and self.prefix + key not in self.state]
-            self._extras(sites, {key: self.state.get(self.prefix + key) for key in own}, bool(lacking))
+            self._extras(notes, {key: self.state.get(self.prefix + key) for key in own}, bool(lacking))
         else:
             self._plain()
         self.keys = {*self._own(self.state), *self.unexpected}
@@ -197,13 +198,14 @@ class Loading:
     # ---- a state of fewer methods
     def _widen(self) -> None:
         """With strict=False the voters take what a state without voters has one of."""
-        for key, current in self._current().items() if self.strict is False else ():
-            one = key.removesuffix(f"{MARK}vote")
-            names = _names(self.table.record.slots[one]) if one in self.table.record.slots else [one]
-            held = [self.prefix + name for name in names if self.prefix + name in self.state]
-            if one != key and held and self.prefix + key not in self.state:
-                value = self.state[held[0]]
-                for name in held:
+        axis = members_axis(self.table.record.methods)
+        for key, current in self._current().items() if self.strict is False and axis else ():
+            single = key.removesuffix(f"{MARK}{axis}")
+            names = _names(self.table.record.slots[single]) if single in self.table.record.slots else [single]
+            present = [self.prefix + name for name in names if self.prefix + name in self.state]
+            if single != key and present and self.prefix + key not in self.state:
+                value = self.state[present[0]]
+                for name in present:
                     del self.state[name]
                 fits = value.shape == current.shape[1:]
                 self.state[self.prefix + key] = value.expand(current.shape).clone() if fits else value
@@ -232,7 +234,7 @@ class Loading:
         new: dict[str, Any] = {}
         if not errors and not (self.strict and (missing or unexpected)):
             new = self._spread({key: value for key, value in nn.Module.state_dict(trial).items() if key not in missing})
-            self._extras(None, new, bool(missing))
+            self._extras({}, new, bool(missing))
             for method in self.table.record.methods:
                 method.forget(self.table)
         for key, value in {**self._current(), **new}.items():
@@ -248,7 +250,7 @@ class Loading:
             if slots.get(key) not in self.table.views:
                 new[key] = value
                 continue
-            current = self.table.get(f"{slots[key]}{MARK}vote")
+            current = self.table.get(f"{slots[key]}{MARK}{members_axis(record.methods)}")
             if value.shape != current.shape[1:]:
                 self.errors.append(
                     f"size mismatch for {key}: the state has {tuple(value.shape)}, the model {tuple(current.shape[1:])}."
@@ -258,11 +260,11 @@ class Loading:
         return new
 
     # ---- what belongs to no single layer
-    def _extras(self, sites: list[str] | None, new: dict[str, Any], partial: bool) -> None:
-        """Units and signature travel with the weights that they were made with.
+    def _extras(self, notes: dict[str, Any], new: dict[str, Any], partial: bool) -> None:
+        """Units, and what methods have learned, travel with the weights that they were made with.
 
         Args:
-            sites: the layers whose signature the state holds.
+            notes: what methods have noted, by "name@method".
             new: the new values of the state by key.
             partial: whether the state lacks weights.
         """
@@ -274,20 +276,14 @@ class Loading:
             extras(self.wrapped)._modules["scaling"] = Scaling(**scaling).to(device)
         elif not partial and extra(self.wrapped, "scaling") is not None:
             extras(self.wrapped)._modules.pop("scaling")
-        seats = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
-        if len(seats) == len(Committee.NAMES):
-            seat(self.wrapped, Committee(**seats))
+        found = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
+        if len(found) == len(Committee.NAMES):
+            seat(self.wrapped, Committee(**found))
         elif not partial:
             seat(self.wrapped, None)
-        density, neo = extra(self.wrapped, "density"), _neo(self.wrapped)
-        if density is None:
-            return
-        sizes = {f"density.{key}": value.shape for key, value in density.state_dict().items()}
-        theirs = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
-        if theirs:
-            neo._sites, neo._met = sites, frozenset()
-        if theirs != sizes if theirs else density.fitted and self._moved(new):
-            density.forget()
+        for method in self.table.record.methods:
+            noted = {key.partition(MARK)[0]: value for key, value in notes.items() if key.endswith(MARK + method.name)}
+            method.recall(self.wrapped, noted, stored, functools.partial(self._moved, new))
 
     def _moved(self, new: dict[str, Any]) -> bool:
         """Whether a state changes the weights, whose signature is then another."""

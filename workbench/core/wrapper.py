@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, overload
+from dataclasses import KW_ONLY
+from typing import Any, Literal, Self, TypeVar, get_args, overload
 
 import torch
 from torch import nn
@@ -15,67 +17,93 @@ from torch.nn.parameter import is_lazy
 
 from ..engine.clone import eager, is_scripted
 from ..engine.effects.private_random import CPU, generator_of, own_random
-from ..engine.run import PURITIES, STRATEGIES
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
 from .function import Function
 from .method import Method
 from .optimizer_guard import watch
 from .ownership import MARK, table_of
+from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
 M = TypeVar("M", bound=nn.Module)
-OUTPUTS = ("values", "logits", "probs")
+Output = Literal["values", "logits", "probs"]
+Strategy = Literal["auto", "vmap", "rescue", "replay", "loop", "tune"]
+Purity = Literal["once", "warn", "raise", "allow"]
+OUTPUTS = get_args(Output)
 
 
-class Wrapper:
+class Wrapper(Settings):
     """What can be called on a model, on a function or on a class, to make it say its risk.
 
-    Args:
-        output: what the model gives: "values" (risk is a standard deviation), class "logits" or "probs" (risks are entropies).
-        strategy: how branches are run: "auto", "tune" (measures what is possible at the first call of each kind, and takes the fastest), or one
-            rung of the ladder: "vmap" (all in one pass), "rescue" (the same, with operations that vmap lacks in other words), "replay" (one
-            pass each, what they share handed out from the first), "loop" (one pass each).
-        purity: what is made of attributes that forward changes, such as a counter or a list that grows: "once" (they end as if the model had
-            been called once), "warn" (the same, and says which, before and after), "raise" (`PurityError`), "allow" (each pass changes them).
-        chunk: how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all
-            activations for its backward pass); None for all, or for as many as there is memory for.
-        verbose: 1 prints what was wrapped.
-        example: example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once.
-            They are those of the method that is wrapped; with `at=` those of the whole model.
-
-    With the defaults it is also a decorator without parentheses, `@vote.Wrapper`; type checkers want them, `@vote.Wrapper()`.
+    A subclass declares its settings as annotated fields, and says which methods it puts on a model (`make`). The options here are those of
+    all wrappers, given by name. With the defaults a wrapper is also a decorator without parentheses, `@vote.Wrapper`.
     """
 
-    _given: tuple[tuple[Any, ...], dict[str, Any]]
+    _: KW_ONLY
+    output: Output = setting(
+        default="values",
+        help='what the model gives: "values" (risk is a standard deviation), class "logits" or "probs" (risks are entropies).',
+    )
+    strategy: Strategy = setting(
+        default="auto",
+        help='how branches are run: "auto", "tune" (measures what is possible at the first call of each kind, and takes the fastest), or one '
+        'rung of the ladder: "vmap" (all in one pass), "rescue" (the same, with operations that vmap lacks in other words), "replay" (one '
+        'pass each, what they share handed out from the first), "loop" (one pass each).',
+    )
+    verbose: int | bool = setting(default=0, help="1 prints what was wrapped.")
+    example: Any = setting(
+        default=None,
+        help="example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once. "
+        "They are those of the method that is wrapped; with `at=` those of the whole model.",
+    )
+    purity: Purity = setting(
+        default="once",
+        help='what is made of attributes that forward changes, such as a counter or a list that grows: "once" (they end as if the model had '
+        'been called once), "warn" (the same, and says which, before and after), "raise" (`PurityError`), "allow" (each pass changes them).',
+    )
+    chunk: int | None = setting(
+        default=None,
+        least=1,
+        help="how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all "
+        "activations for its backward pass); None for all, or for as many as there is memory for.",
+    )
 
+    @overload
+    def __new__(cls, target: type[M], /) -> type[M]: ...  # type: ignore[misc]  # as a decorator
+    @overload
+    def __new__(cls, target: nn.Module, /) -> Any: ...
+    @overload
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        target = args[0] if len(args) == 1 and not kwargs else None
+        target: Any = args[0] if len(args) == 1 and not kwargs else None
         if isinstance(target, (nn.Module, *_FUNCTIONS)) or _is_class_of_models(target):
-            return cls()(target)  # type: ignore[arg-type]  # used as a decorator without parentheses
-        made = super().__new__(cls)
-        made._given = args, kwargs  # what it was made of, so that it can be written down again
-        return made
+            return cls()(target)  # used as a decorator without parentheses
+        return super().__new__(cls)
 
-    def __init__(
-        self,
-        output: str = "values",
-        strategy: str = "auto",
-        verbose: int = 0,
-        example: Any = None,
-        purity: str = "once",
-        chunk: int | None = None,
-    ) -> None:
-        if output not in OUTPUTS:
-            raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
-        if purity not in PURITIES:
-            raise ValueError(f"purity must be one of {', '.join(PURITIES)}, not {purity!r}")
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-            raise ValueError(f"chunk must be a whole number of at least 1, not {chunk!r}")
-        self.output, self.strategy, self.verbose, self.example = output, strategy, verbose, example
-        self.purity, self.chunk = purity, chunk
+    def with_options(self, **options: Any) -> Self:
+        """The same wrapper with other options of those that all wrappers have.
+
+        Example:
+            >>> from workbench import vote
+            >>> vote.Wrapper(5).with_options(strategy="loop")
+            vote.Wrapper(n_voters=5, strategy='loop')
+        """
+        new = copy.copy(self)
+        for described in settings_of(Wrapper):
+            if described.name in options:
+                object.__setattr__(new, described.name, described.check(options.pop(described.name)))
+        if options:
+            raise TypeError(f"{next(iter(options))} is no option of all wrappers; there are {', '.join(COMMON)}")
+        return new
+
+    def alone(self) -> Self:
+        """The same wrapper with the defaults of the options that all wrappers have."""
+        return self.with_options(**COMMON)
+
+    def own(self) -> dict[str, Any]:
+        """The settings that not all wrappers have, by name."""
+        return {d.name: getattr(self, d.name) for d in settings_of(type(self)) if d.name not in COMMON}
 
     def make(self) -> list[Method]:
         """The methods that this wrapper puts on a model, new ones at each call."""
@@ -194,33 +222,20 @@ class Wrapper:
             warn_unregistered(model)
 
     def __repr__(self) -> str:
-        return f"{self._name()}({', '.join(map(repr, self.make()))})"
+        return f"{self._name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
     def _name(self) -> str:
         module = type(self).__module__
         return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else type(self).__name__
 
 
-# the arguments that all wrappers have, and what they are where nobody asked for anything
-_COMMON: dict[str, Any] = {
-    "output": "values",
-    "strategy": "auto",
-    "verbose": 0,
-    "example": None,
-    "purity": "once",
-    "chunk": None,
-}
+COMMON: dict[str, Any] = {described.name: described.default for described in settings_of(Wrapper)}
 
 
 class _Composed(Wrapper):
-    def __init__(self, wrappers: tuple[Wrapper, ...]) -> None:
-        super().__init__()
-        self.wrappers = wrappers
-        for name, plain in _COMMON.items():
-            chosen = [getattr(w, name) for w in wrappers if getattr(w, name) is not plain and getattr(w, name) != plain]
-            if name != "example" and len({str(value) for value in chosen}) > 1:
-                raise ValueError(f"the wrappers ask for different {name}: {', '.join(map(repr, chosen))}")
-            setattr(self, name, chosen[0] if chosen else plain)
+    """Several wrappers at once."""
+
+    wrappers: tuple[Wrapper, ...] = ()
 
     def make(self) -> list[Method]:
         return [method for wrapper in self.wrappers for method in wrapper.make()]
@@ -249,7 +264,19 @@ def compose(*wrappers: Wrapper) -> Wrapper:
     for wrapper in wrappers:
         if not isinstance(wrapper, Wrapper):
             raise TypeError(f"compose takes wrappers such as vote.Wrapper(5), not {type(wrapper).__name__}")
-    return _Composed(tuple(part for w in wrappers for part in (w.wrappers if isinstance(w, _Composed) else (w,))))
+    single = tuple(part for w in wrappers for part in parts_of(w))
+    options: dict[str, Any] = {}
+    for name, default in COMMON.items():
+        chosen = [value for w in single if (value := getattr(w, name)) is not default and value != default]
+        if name != "example" and len({str(value) for value in chosen}) > 1:
+            raise ValueError(f"the wrappers ask for different {name}: {', '.join(map(repr, chosen))}")
+        options[name] = chosen[0] if chosen else default
+    return _Composed(single, **options)
+
+
+def parts_of(wrapper: Wrapper) -> tuple[Wrapper, ...]:
+    """The wrappers that a wrapper is composed of; itself if it is a single one."""
+    return wrapper.wrappers if isinstance(wrapper, _Composed) else (wrapper,)
 
 
 def attach(wrapped: Any, wrapper: Wrapper) -> None:
@@ -262,7 +289,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
             )
         record.output = wrapper.output
     for name in ("strategy", "purity", "chunk"):
-        if getattr(wrapper, name) != _COMMON[name]:
+        if getattr(wrapper, name) != COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
     devices = sorted({p.device for p in wrapped.parameters()}, key=str)
     # a stream of its own, that does not repeat in what the user draws next

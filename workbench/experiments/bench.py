@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.settings import hint
 from .store import key, read, text
 from .worker import load_file
 
@@ -129,19 +129,6 @@ def possible(path: Path, cells: Sequence[dict[str, Any]]) -> tuple[list[dict[str
         else:
             here.append(cell)
     return here, dict(reasons)
-
-
-def hint(word: str, known: Iterable[str]) -> str:
-    """What a wrong word may have meant, and what there is.
-
-    Example:
-        >>> hint("voter", ["sculpt", "vote"])
-        'did you mean vote? there are sculpt, vote'
-    """
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    question = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{question}there are {', '.join(known) or 'none'}"
 
 
 def table(frame: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import hint
+from ..core.settings import hint
 from .directions import higher_is_better
 from .options import FAILED, OK, add_grid, add_parameter, axis
 

@@ -1,10 +1,9 @@
-"""Wrappers, models and data sets as texts, such as ``"vote(n_voters=5) + sculpt"``: read without evaluating anything but literals."""
+"""Models, data sets and metrics as texts, such as ``"mlp(width=20)"``: read without evaluating anything but literals."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import os
@@ -14,30 +13,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import hint
+from ..core.settings import hint
+from ..core.texts import arguments, parsed
 from .worker import load
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..core.wrapper import Wrapper
     from ..data import Data
 
-PLAIN = "plain"
 REFERENCE = re.compile(r"(?P<place>.+\.py|[A-Za-z_][\w.]*):(?P<call>[A-Za-z_]\w*(?:\(.*\))?)", re.DOTALL)
-
-
-# ---- wrappers
-def wrapper_names() -> list[str]:
-    """The wrappers of this package, and "plain" for none.
-
-    Example:
-        >>> wrapper_names()[:3]
-        ['plain', 'laplace', 'neo']
-    """
-    from .. import _HOMES
-
-    return [PLAIN, *sorted(name for name, home in _HOMES.items() if home == "wrappers")]
 
 
 def split(text: str) -> list[str]:
@@ -55,115 +40,6 @@ def split(text: str) -> list[str]:
         else:
             pieces[-1] += sign
     return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def wrapper_of(text: str, classes: bool = False) -> Wrapper:
-    """The wrapper that a text names.
-
-    Args:
-        text: names of wrappers joined by ``+``, each with arguments in parentheses if need be: literals, or distributions and noises such
-            as ``sculpt(StudentT(df=4))``; "plain" for the plain model.
-        classes: whether the model gives class scores: wrappers then have output="logits", and sculpt the distribution LogitNormal, where the
-            text does not say otherwise.
-
-    Raises:
-        ValueError: the text can't be read, there is no such wrapper or argument, or the wrapper refuses its value.
-
-    Example:
-        >>> wrapper_of("vote(n_voters=5) + sculpt").make()
-        [vote(n_voters=5, use_bias=True), sculpt(distribution=Normal)]
-    """
-    from ..core.wrapper import compose
-
-    parts = _parts(_parsed(text, "wrapper"), text)
-    if parts and any(_name(part, text) == PLAIN for part in parts):
-        if len(parts) > 1 or isinstance(parts[0], ast.Call):
-            raise ValueError(f"wrapper {text!r}: {PLAIN} is the model without a wrapper, and stands alone")
-        return compose()
-    names = [_name(part, text) for part in parts]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"wrapper {text!r}: {', '.join(sorted(repeated))} can't be there twice")
-    return compose(*(_wrapper(part, text, classes) for part in parts))
-
-
-def _parts(node: ast.expr, text: str) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_parts(node.left, text), *_parts(node.right, text)]
-    return [node]
-
-
-def _name(node: ast.expr, text: str) -> str:
-    function = node.func if isinstance(node, ast.Call) else node
-    if isinstance(function, ast.Attribute) and function.attr == "Wrapper":  # as it is written in Python
-        function = function.value
-    if not isinstance(function, ast.Name):
-        raise ValueError(f"wrapper {text!r}: {ast.unparse(node)!r} is no name of a wrapper; {_HOW}")
-    return function.id
-
-
-def _wrapper(node: ast.expr, text: str, classes: bool) -> Wrapper:
-    from ..core.wrapper import _COMMON
-
-    name = _name(node, text)
-    if name not in (known := wrapper_names()):
-        raise ValueError(f"there is no wrapper {name!r}: {hint(name, known)}")
-    module = importlib.import_module(f"workbench.methods.{name}")
-    positional, named = _arguments(node, module, f"wrapper {text!r}")
-    allowed = [p for p in inspect.signature(module.Wrapper).parameters if p != "common"]
-    for argument in named:
-        if argument not in (*allowed, *_COMMON):
-            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, allowed)}")
-    common: dict[str, Any] = {"output": "logits"} if classes else {}
-    if classes and name == "sculpt" and not positional:
-        common["distribution"] = module.LogitNormal
-    try:
-        return module.Wrapper(*positional, **{**common, **named})
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"wrapper {text!r}: {error}") from error
-
-
-_HOW = "write names joined by +, such as 'vote(n_voters=5) + sculpt'"
-
-
-def _parsed(text: str, what: str) -> ast.expr:
-    if not isinstance(text, str):
-        raise TypeError(f"{what} must be a text, not {text!r:.60}; {_HOW}")
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"{what} {text!r} can't be read; {_HOW}") from error
-
-
-def _arguments(node: ast.expr, module: Any, what: str) -> tuple[list[Any], dict[str, Any]]:
-    if not isinstance(node, ast.Call):
-        return [], {}
-    named = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError(f"{what}: {ast.unparse(keyword)!r} can't be read; write arguments as name=value")
-        named[keyword.arg] = _value(keyword.value, module, what)
-    return [_value(argument, module, what) for argument in node.args], named
-
-
-def _value(node: ast.expr, module: Any, what: str) -> Any:
-    """A literal, or an object of a class of this package that the wrapper's module knows: a distribution, a noise."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        pass
-    function = node.func if isinstance(node, ast.Call) else node
-    found = getattr(module, function.id, None) if isinstance(function, ast.Name) else None
-    if not isinstance(found, type) or not found.__module__.startswith(("workbench.distributions", "workbench.methods")):
-        raise ValueError(
-            f"{what}: {ast.unparse(node)!r} is neither a literal nor a distribution or noise that it knows; put texts in quotes"
-        )
-    if not isinstance(node, ast.Call):
-        return found
-    positional, named = _arguments(node, module, what)
-    try:
-        return found(*positional, **named)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: {ast.unparse(node)}: {error}") from error
 
 
 # ---- models, data sets and metrics
@@ -198,17 +74,17 @@ def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     from .models import READY
 
     if (found := REFERENCE.fullmatch(text.strip())) is not None:
-        node = _parsed(found["call"], "model")
+        node = parsed(found["call"], "model")
         function = load(f"{found['place']}:{_model_name(node, text)}")
     else:
-        node = _parsed(text, "model")
+        node = parsed(text, "model")
         name = _model_name(node, text)
         if name not in READY:
             raise ValueError(
                 f"there is no model {name!r}: {hint(name, READY)}; your own is 'module:factory' or 'path/to/file.py:factory'"
             )
         function = READY[name]
-    positional, named = _arguments(node, None, f"model {text!r}")
+    positional, named = arguments(node, (), f"model {text!r}")
     if positional:
         raise ValueError(f"model {text!r}: write arguments as name=value")
     if not callable(function):
@@ -247,8 +123,8 @@ def one_spelling(text: str) -> str:
         ('mlp(width=20)', 'net.py:build')
     """
     if (found := REFERENCE.fullmatch(text.strip())) is not None:
-        return f"{found['place']}:{ast.unparse(_parsed(found['call'], 'model'))}"
-    return ast.unparse(_parsed(text, "text"))
+        return f"{found['place']}:{ast.unparse(parsed(found['call'], 'model'))}"
+    return ast.unparse(parsed(text, "text"))
 
 
 def reference(function: Callable[..., Any] | str, what: str) -> str:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import hint
+from ..core.settings import hint
+from ..core.texts import wrapper_of
 from .cells import run_cells
-from .specs import REFERENCE, check_model, digest, file_of, model_of, one_spelling, reference, wrapper_of
+from .specs import REFERENCE, check_model, digest, file_of, model_of, one_spelling, reference
 from .worker import RESERVED, load
 
 if TYPE_CHECKING:

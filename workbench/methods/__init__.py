@@ -1,1 +1,10 @@
-"""The methods, one file each: vote, sample, laplace, swag, snapshot, sculpt, neo."""
+"""The methods, one file each, and their names."""
+
+from __future__ import annotations
+
+from ..core.registry import build_in
+
+BUILT_IN = ("laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote")
+
+for _name in BUILT_IN:
+    build_in(_name, f"{__name__}.{_name}:Wrapper")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.method import Call, Method, evaluating, sqrt
 from ..core.ownership import engine_of, extra, table_of
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
 from ..engine.tree import tree_map
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
     from ..engine.plan import Rule
 
-CENTRED = torch.tensor(
-    [[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64
-)  # mean 0, variance 1; the first is the model itself
+# mean 0, variance 1; the first is the model itself
+CENTRED = torch.tensor([[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64)
 PARTS = ("basis", "variance", "mixing")
 FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)  # of the prior precision, that held-out pairs choose among
 
@@ -42,14 +42,6 @@ class Wrapper(_Wrapper):
     A network that fits its training classes nearly perfectly leaves the weights so free that the marginal likelihood gives too broad a
     posterior: `laplace.tune(wrapped, held)` chooses the prior by held-out pairs, as `workbench.fit` does with its validation rows.
 
-    Args:
-        layer: name of the last layer, an `nn.Linear` whose output is the model's; by default the one registered last.
-        prior_precision: of the weights, the inverse of their prior variance; by default that of the largest marginal likelihood.
-        noise: standard deviation of the data's noise, in the units of the targets; by default sculpt's where the model has it, else that of
-            the residuals. For values only.
-        n_samples: draws of the logits, for classes only.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
-
     Example:
         >>> import torch
         >>> x = torch.linspace(-1, 1, 50)[:, None]
@@ -59,29 +51,27 @@ class Wrapper(_Wrapper):
         True
     """
 
-    def __init__(
-        self,
-        layer: str | None = None,
-        prior_precision: float | None = None,
-        noise: float | None = None,
-        n_samples: int = 32,
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        for name, value in (("prior_precision", prior_precision), ("noise", noise)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a number above 0, not {value!r}")
-        if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 2:
-            raise ValueError(f"n_samples must be a whole number of at least 2, not {n_samples!r}")
-        self._method: dict[str, Any] = {
-            "layer": layer,
-            "prior_precision": prior_precision,
-            "noise": noise,
-            "n_samples": n_samples,
-        }
+    layer: str | None = setting(
+        default=None,
+        help="name of the last layer, an `nn.Linear` whose output is the model's; by default the one registered last.",
+    )
+    prior_precision: float | None = setting(
+        default=None,
+        above=0,
+        wording="must be a number above 0",
+        help="of the weights, the inverse of their prior variance; by default that of the largest marginal likelihood.",
+    )
+    noise: float | None = setting(
+        default=None,
+        above=0,
+        wording="must be a number above 0",
+        help="standard deviation of the data's noise, in the units of the targets; by default sculpt's where the model has it, else that of the "
+        "residuals. For values only.",
+    )
+    n_samples: int = setting(default=32, least=2, saved=True, help="draws of the logits, for classes only.")
 
     def make(self) -> list[Method]:
-        return [Laplace(**self._method)]
+        return [Laplace(self)]
 
 
 class Laplace(Method):
@@ -89,14 +79,14 @@ class Laplace(Method):
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
 
-    def __init__(self, layer: str | None, prior_precision: float | None, noise: float | None, n_samples: int) -> None:
-        self.layer, self.prior_precision, self.noise, self.n_samples = layer, prior_precision, noise, n_samples
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper)
         self._path = ""
         self._slots: list[str] = []
         self._draws, self._size = False, 0
 
     def settings(self) -> dict[str, Any]:
-        return {"layer": self._path, "n_samples": self.n_samples}
+        return {"layer": self._path, **super().settings()}
 
     # ---- what is registered beside the layer's weight: a posterior, and the points of its Gaussian that the branches stand at
     def attach(self, table: Table) -> None:
@@ -105,7 +95,7 @@ class Laplace(Method):
                 f"laplace and {other} both say which weights the model could have; use one of them (vote, sample, sculpt and neo compose)"
             )
         layers = [path.partition(".parametrizations")[0] for path in table.layers()]
-        self._path = self.layer if self.layer is not None else layers[-1] if layers else ""
+        self._path = self.wrapper.layer if self.wrapper.layer is not None else layers[-1] if layers else ""
         modules = dict(table.root.named_modules())
         found: Any = modules.get(self._path)
         if found is None:
@@ -158,7 +148,7 @@ class Laplace(Method):
             name = self._register(table, part, torch.zeros(shape if voters is None else (voters.size, *shape)))
             if part in PARTS:
                 rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
-        points = CENTRED if values else _draws(self.n_samples, outputs)
+        points = CENTRED if values else _draws(self.wrapper.n_samples, outputs)
         self._draws, self._size = not values, len(points)
         own = Stacked(self.name, self._register(table, "points", points))
         none = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
@@ -202,7 +192,7 @@ class Laplace(Method):
         """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
         from ..core.inputs import batches_of
 
-        if not self._draws or self.prior_precision is not None:
+        if not self._draws or self.wrapper.prior_precision is not None:
             return
         table = table_of(wrapped)
         prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
@@ -230,7 +220,7 @@ class Laplace(Method):
 
         table = table_of(wrapped)
         places, names = self.places(table), self.layer_names(table)
-        looks = [Look(wrapped, place, self._path, names, self.noise) for place in places]
+        looks = [Look(wrapped, place, self._path, names, self.wrapper.noise) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
             for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
@@ -241,7 +231,7 @@ class Laplace(Method):
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
-            found = [look.posterior(self.prior_precision) for look in looks]
+            found = [look.posterior(self.wrapper.prior_precision) for look in looks]
             for part in (*PARTS, "prior"):
                 values = [value for posterior in found if (value := getattr(posterior, part)) is not None]
                 if values:

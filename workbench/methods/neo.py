@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import functools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +15,13 @@ from torch import Tensor, nn
 
 from ..core.method import Method, evaluating
 from ..core.ownership import engine_of, extra, extras, table_of
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Intervention, Plan
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tensors, tree_map
 from ..errors import NotFittedError
-from .densities import DENSITIES, Density, Energy, MaxLogit, pool
+from .densities import DENSITIES, Density, DensityName, Energy, MaxLogit, pool
 from .densities.padding import kept_steps
 
 if TYPE_CHECKING:
@@ -43,15 +47,6 @@ class Wrapper(_Wrapper):
     a classifier if it is wrapped with output="logits" or "probs", or if `fit` (`workbench.fit` as well) meets class numbers int64 [rows] as
     targets; not for its number of outputs, since several outputs may be several targets. `classes` decides it by hand.
 
-    Args:
-        layers: names of modules whose inputs are the features; by default up to five layers, evenly spread.
-        density: "signature" (a joint Gaussian, plus relative Mahalanobis distances for classifiers), "gaussian" (that one alone, with
-            shrinkage, Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et al. 2017), "classwise" (one Gaussian a
-            class before the last layer, Mukhoti et al. 2023), "knn" (distance to the 50th neighbour there, Sun et al. 2022), "energy" (Liu et
-            al. 2020) or "max_logit" (Hendrycks et al. 2022) of the class scores; or a `Density`.
-        classes: whether the (first) output [rows, classes] holds class scores, from which the predicted class is taken; None: as said above.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
-
     Example:
         >>> import torch
         >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -61,25 +56,33 @@ class Wrapper(_Wrapper):
         True
     """
 
-    def __init__(
-        self, layers: Any = None, density: str | Density = "signature", classes: bool | None = None, **common: Any
-    ) -> None:
-        super().__init__(**common)
-        if isinstance(layers, str):
-            layers = [layers]
-        if not isinstance(density, Density) and density not in DENSITIES:
-            raise ValueError(f"density must be one of {', '.join(DENSITIES)} or a Density, not {density!r}")
-        if classes is not None and not isinstance(classes, bool):
-            raise ValueError(f"classes must be True, False or None, not {classes!r}")
-        kind = DENSITIES[density] if isinstance(density, str) else type(density)
-        if classes is False and kind.needs_logits:
+    layers: str | Sequence[str] | None = setting(
+        default=None,
+        help="names of modules whose inputs are the features; by default up to five layers, evenly spread.",
+    )
+    density: DensityName | Density = setting(
+        default="signature",
+        classes=tuple(DENSITIES.values()),
+        help='"signature" (a joint Gaussian, plus relative Mahalanobis distances for classifiers), "gaussian" (that one alone, with shrinkage, '
+        'Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et al. 2017), "classwise" (one Gaussian a class before the '
+        'last layer, Mukhoti et al. 2023), "knn" (distance to the 50th neighbour there, Sun et al. 2022), "energy" (Liu et al. 2020) or '
+        '"max_logit" (Hendrycks et al. 2022) of the class scores; or a `Density`.',
+    )
+    classes: bool | None = setting(
+        default=None,
+        help="whether the (first) output [rows, classes] holds class scores, from which the predicted class is taken; None: as said above.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = DENSITIES[self.density] if isinstance(self.density, str) else type(self.density)
+        if self.classes is False and kind.needs_logits:
             raise ValueError(
                 f"density={kind.__name__} works on class scores, and classes=False says that there are none"
             )
-        self.layers, self.density, self.classes = None if layers is None else tuple(layers), density, classes
 
     def make(self) -> list[Method]:
-        return [Neo(self.layers, self.density, self.classes)]
+        return [Neo(self)]
 
 
 class Neo(Method):
@@ -87,30 +90,47 @@ class Neo(Method):
 
     name, kind, order, needs_fit, own_pass = "neo", "vacuitic", 40, True, True
 
-    def __init__(self, layers: tuple[str, ...] | None, density: str | Density, classes: bool | None = None) -> None:
-        self.layers, self.density, self.classes = layers, density, classes
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper)
+        self.layers: tuple[str, ...] | None = self.wrapper.layers
         self._sites: list[str] | None = None  # chosen at the first batch
         self._met: frozenset[str] = frozenset()  # the parameters that a call with a chosen layer involves
         self._rows_at = (0, 0)  # which tensor of the input has the rows, in which dimension
         self._time_first: dict[str, bool] = {}  # layers whose input is [t, rows, ...], as far as shapes have told
 
     def settings(self) -> dict[str, Any]:
-        name = self.density if isinstance(self.density, str) else _name_of(self.density)
-        return {"layers": None if self.layers is None else list(self.layers), "density": name}
+        density = self.wrapper.density
+        return {
+            "layers": None if self.layers is None else list(self.layers),
+            "density": density if isinstance(density, str) else _name_of(density),
+        }
+
+    def arguments(self, wrapped: Any) -> dict[str, Any]:
+        return {**super().arguments(wrapped), "density": self.model(wrapped)}
+
+    def notes(self) -> dict[str, Any]:
+        return {"sites": self._sites}
+
+    def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
+        """The signature travels with the weights that it was made with."""
+        density = self.model(wrapped)
+        sizes = {f"density.{key}": value.shape for key, value in density.state_dict().items()}
+        saved_sizes = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
+        if saved_sizes:
+            self._sites, self._met = notes.get("sites"), frozenset()
+        if saved_sizes != sizes if saved_sizes else density.fitted and moved():
+            density.forget()
 
     def attach(self, table: Table) -> None:
         paths = {path for path, _ in table.root.named_modules() if "@" not in path}
         for layer in self.layers or ():
             if layer not in paths:
-                import difflib
-
                 near = difflib.get_close_matches(layer, sorted(paths), 3)
                 raise ValueError(
                     f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}"
                 )
-        import copy
-
-        density = DENSITIES[self.density]() if isinstance(self.density, str) else copy.deepcopy(self.density)
+        chosen = self.wrapper.density
+        density = DENSITIES[chosen]() if isinstance(chosen, str) else copy.deepcopy(chosen)
         if isinstance(density, Energy | MaxLogit) and table.record.output == "probs":
             raise ValueError(
                 f'density={type(density).__name__} works on logits, and output="probs" says that the model gives probabilities; let the model '
@@ -118,7 +138,8 @@ class Neo(Method):
             )
         like = next((p for p in table.root.parameters()), None)
         extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
-        self.density = _name_of(density)
+        if (name := _name_of(density)) in DENSITIES:  # the density itself is a sub-module now
+            self.wrapper = replace(self.wrapper, density=name)
 
     def model(self, wrapped: Any) -> Density:
         """The density, a sub-module of the wrapped object."""
@@ -157,7 +178,7 @@ class Neo(Method):
                     args = scaling.inputs(args)
                 y, n, features = self._features(wrapped, args, kwargs)
                 collected.append(features)
-                logits.append(self._logits(wrapped, y, n) if self.classes is not False else None)
+                logits.append(self._logits(wrapped, y, n) if self.wrapper.classes is not False else None)
                 labels.append(_labels(target, logits[-1]))
                 rows += n
                 if rows >= MOST_ROWS:
@@ -166,13 +187,13 @@ class Neo(Method):
             raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
         scores = torch.cat(logits) if all(part is not None for part in logits) else None  # type: ignore[arg-type]
         known = torch.cat(labels) if all(part is not None for part in labels) else None  # type: ignore[arg-type]
-        asked = self.classes or density.needs_logits
+        asked = self.wrapper.classes or density.needs_logits
         if asked and scores is None:
             raise ValueError(
                 f"neo: density={type(density).__name__} is to use class scores, and the model has no output [rows, classes] with at least two "
                 "classes; choose another density, or classes=False"
             )
-        classifies = asked or (self.classes is None and (record.output != "values" or known is not None))
+        classifies = asked or (self.wrapper.classes is None and (record.output != "values" or known is not None))
         with torch.enable_grad():
             density.fit(
                 [torch.cat(parts) for parts in zip(*collected, strict=True)],

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..core.settings import Settings, setting
 
-class Noise(ABC):
+
+class Noise(Settings, ABC):
     """A way to disturb a tensor; the amount is fixed, or a learned unconstrained number."""
 
     @property
@@ -45,16 +47,9 @@ def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class Bernoulli(Noise):
-    """Values are zeroed with probability p, and the others divided by 1 - p (Srivastava et al. 2014, dropout).
+    """Values are zeroed with probability p, and the others divided by 1 - p (Srivastava et al. 2014, dropout)."""
 
-    Args:
-        p: in [0, 1).
-    """
-
-    def __init__(self, p: float = 0.1) -> None:
-        if not 0 <= p < 1:
-            raise ValueError(f"p must lie in [0, 1), not {p!r}")
-        self.p = float(p)
+    p: float = setting(default=0.1, least=0, below=1, wording="must lie in [0, 1)", help="in [0, 1).")
 
     def __repr__(self) -> str:
         return f"Bernoulli({self.p:g})"
@@ -85,16 +80,11 @@ class Bernoulli(Noise):
 
 
 class Normal(Noise):
-    """Values are multiplied by N(1, scale^2) (Kingma et al. 2015); to inputs N(0, scale^2) is added.
+    """Values are multiplied by N(1, scale^2) (Kingma et al. 2015); to inputs N(0, scale^2) is added."""
 
-    Args:
-        scale: standard deviation, not negative.
-    """
-
-    def __init__(self, scale: float = 0.1) -> None:
-        if not scale >= 0:
-            raise ValueError(f"scale must not be negative, not {scale!r}")
-        self.scale = float(scale)
+    scale: float = setting(
+        default=0.1, least=0, wording="must not be negative", help="standard deviation, not negative."
+    )
 
     def __repr__(self) -> str:
         return f"Normal({self.scale:g})"

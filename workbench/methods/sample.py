@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.method import Call, Method
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
@@ -19,25 +20,12 @@ from .noise import Bernoulli, Noise, Normal
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
-PLACES = ("activations", "weights", "inputs")
-
 
 class Wrapper(_Wrapper):
     """Epistemic risk from the spread of noisy passes (Gal & Ghahramani 2016, Monte Carlo dropout).
 
     In training mode `wrapped(x)` draws one noise a call; with `return_risk=True`, and always in evaluation mode, n_samples are drawn and
     averaged.
-
-    Args:
-        n_samples: passes, at least 1.
-        distribution: of the noise: `Bernoulli(p)` zeroes values with probability p; `Normal(scale)` multiplies them by N(1, scale^2), and adds
-            N(0, scale^2) to inputs.
-        where: "activations", what enters the layers with weights (linear, convolution, attention, recurrent, functional calls), the model's
-            input left out unless there is one layer only; "weights", the weights themselves (Wan et al. 2013, DropConnect); "inputs".
-        trainable: learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al.
-            2015); the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.
-        randomness: what the model's own random calls do from sample to sample: "different", "same", or "error" (refused).
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
         >>> import torch
@@ -47,36 +35,33 @@ class Wrapper(_Wrapper):
         torch.Size([4, 1])
     """
 
-    def __init__(
-        self,
-        n_samples: int = 5,
-        distribution: Any = None,
-        where: str = "activations",
-        trainable: bool = False,
-        randomness: str = "different",
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        if isinstance(n_samples, bool) or not isinstance(n_samples, int) or n_samples < 1:
-            raise ValueError(f"n_samples must be a whole number of at least 1, not {n_samples!r}")
-        distribution = Bernoulli(0.1) if distribution is None else distribution
-        chosen = distribution() if isinstance(distribution, type) and issubclass(distribution, Noise) else distribution
-        if not isinstance(chosen, Noise):
-            raise TypeError(f"distribution must be sample.Bernoulli(p) or sample.Normal(scale), not {distribution!r}")
-        if where not in PLACES:
-            raise ValueError(f"where must be one of {', '.join(PLACES)}, not {where!r}")
-        if randomness not in ("different", "same", "error"):
-            raise ValueError(f'randomness must be "different", "same" or "error", not {randomness!r}')
-        self._settings: dict[str, Any] = {
-            "n_samples": n_samples,
-            "distribution": chosen,
-            "where": where,
-            "trainable": trainable,
-            "randomness": randomness,
-        }
+    n_samples: int = setting(default=5, least=1, saved=True, help="passes, at least 1.")
+    distribution: type[Noise] | Noise = setting(
+        default=Bernoulli,
+        classes=(Bernoulli, Normal),
+        saved=True,
+        help="of the noise: `Bernoulli(p)` zeroes values with probability p; `Normal(scale)` multiplies them by N(1, scale^2), and adds "
+        "N(0, scale^2) to inputs.",
+    )
+    where: Literal["activations", "weights", "inputs"] = setting(
+        default="activations",
+        saved=True,
+        help='"activations", what enters the layers with weights (linear, convolution, attention, recurrent, functional calls), the model\'s '
+        'input left out unless there is one layer only; "weights", the weights themselves (Wan et al. 2013, DropConnect); "inputs".',
+    )
+    trainable: bool = setting(
+        default=False,
+        saved=True,
+        help="learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al. 2015); "
+        "the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.",
+    )
+    randomness: Literal["different", "same", "error"] = setting(
+        default="different",
+        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused).',
+    )
 
     def make(self) -> list[Method]:
-        return [Sample(**self._settings)]
+        return [Sample(self)]
 
 
 class Sample(Method):
@@ -84,49 +69,44 @@ class Sample(Method):
 
     name, kind, order = "sample", "epistemic", 20
 
-    def __init__(self, n_samples: int, distribution: Noise, where: str, trainable: bool, randomness: str) -> None:
-        self.n_samples, self.noise, self.where = n_samples, distribution, where
-        self.trainable, self.randomness = trainable, randomness
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper)
+        self.noise: Noise = self.wrapper.distribution
         self._weights: list[str] = []
         self._only_layer = False
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "n_samples": self.n_samples,
-            "distribution": repr(self.noise),
-            "where": self.where,
-            "trainable": self.trainable,
-        }
+        return {**super().settings(), "distribution": repr(self.noise)}
 
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
-        return Axis(self.name, self.n_samples, self.randomness, apart=True) if several else None
+        return Axis(self.name, self.wrapper.n_samples, self.wrapper.randomness, apart=True) if several else None
 
     def attach(self, table: Table) -> None:
         self._weights = [name for name in table.parameters() if table.value(name).dim() >= 2]
-        if self.where == "weights" and not self._weights:
+        if self.wrapper.where == "weights" and not self._weights:
             raise ValueError(
                 'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
             )
         self._only_layer = len(table.layers()) <= 1
-        if self.where == "weights":
+        if self.wrapper.where == "weights":
             for name in self._weights:
                 table.record.rules.setdefault(name, Shared(name))
-        if self.trainable:
+        if self.wrapper.trainable:
             start = self.noise.raw()
-            for name in self._weights if self.where != "inputs" else ["inputs"]:
+            for name in self._weights if self.wrapper.where != "inputs" else ["inputs"]:
                 like = table.value(name) if name != "inputs" else next(table.value(n) for n in table.parameters())
                 table.register(f"{name}@sample", torch.tensor(start, dtype=torch.float32, device=like.device))
 
     def raw(self, table: Table, name: str) -> Tensor | None:
         """The learned amount of noise of a weight, None if it is fixed."""
-        return table.get(f"{name}@sample") if self.trainable else None
+        return table.get(f"{name}@sample") if self.wrapper.trainable else None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
-        return _NoisyWeights(self, table) if self.where == "weights" else _Noisy(self, table)
+        return _NoisyWeights(self, table) if self.wrapper.where == "weights" else _Noisy(self, table)
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
-        if not self.trainable or not rows or self.where == "inputs":
+        if not self.wrapper.trainable or not rows or self.wrapper.where == "inputs":
             return None
         terms = [
             self.noise.divergence(table.get(f"{n}@sample")) * self._units(table.value(n)) / rows for n in self._weights
@@ -134,7 +114,7 @@ class Sample(Method):
         return torch.stack(terms).sum()
 
     def _units(self, weight: Tensor) -> int:
-        return weight.numel() if self.where == "weights" else weight.shape[1]
+        return weight.numel() if self.wrapper.where == "weights" else weight.shape[1]
 
 
 class _Noisy(Intervention):
@@ -143,11 +123,11 @@ class _Noisy(Intervention):
         self.generators: dict[torch.device, torch.Generator] = {}
         self.seed: int | None = None
         self.sites = 0
-        self.draws = method.where == "activations" and not method.noise.silent
-        if method.randomness != "different":
+        self.draws = method.wrapper.where == "activations" and not method.noise.silent
+        if method.wrapper.randomness != "different":
             # the model's own stream is repeated or watched, so the noise needs a stream of its own
             self.loop_only = (
-                f'randomness="{method.randomness}" keeps the noise apart from the model\'s own random calls'
+                f'randomness="{method.wrapper.randomness}" keeps the noise apart from the model\'s own random calls'
             )
             self.seed = int(torch.randint(2**62, ()).item())
 
@@ -162,7 +142,7 @@ class _Noisy(Intervention):
         return self.method.noise.apply(value, raw, self._generator(value.device), additive)
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.method.where != "inputs":
+        if self.method.wrapper.where != "inputs":
             return args, kwargs
         raw = self.method.raw(self.table, "inputs")
         return tree_map(lambda leaf: self._noisy(leaf, raw, additive=True) if is_float(leaf) else leaf, (args, kwargs))
@@ -170,13 +150,13 @@ class _Noisy(Intervention):
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
-        if self.method.where != "activations":
+        if self.method.wrapper.where != "activations":
             return None
         self.trail = ()
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             amount = None
-            if self.method.trainable:
+            if self.method.wrapper.trainable:
                 known = sorted(name for name in names if name in self.method._weights)
                 amount = self.method.raw(self.table, known[0]) if known else None
             self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..core.method import Call, Method, apart
 from ..core.ownership import extra, extras
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
     _FAMILIES,
@@ -40,12 +41,6 @@ class Wrapper(_Wrapper):
     Two distributions have several risk heads, and are trained by `wrapped.loss` or `fit`: NormalInverseGamma (evidential regression, Amini et
     al. 2020) says an epistemic risk as well, and Quantiles (Koenker & Bassett 1978) gives `wrapped.quantiles(x)`.
 
-    Args:
-        distribution: of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles;
-            LogitNormal for class logits.
-        n_layers: how many of the last layers each risk head has of its own; by default 3, or all if the model has fewer.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
-
     Example:
         >>> import torch
         >>> model = Wrapper(Normal, n_layers=1)(torch.nn.Linear(2, 1))
@@ -53,24 +48,22 @@ class Wrapper(_Wrapper):
         >>> loss = Normal.loss_function(torch.zeros(4, 1), y, risk)
     """
 
-    def __init__(self, distribution: Any = Normal, n_layers: int | None = None, **common: Any) -> None:
-        super().__init__(**common)
-        chosen = (
-            distribution()
-            if isinstance(distribution, type) and issubclass(distribution, Distribution)
-            else distribution
-        )
-        if not isinstance(chosen, Distribution):
-            raise TypeError(
-                f"distribution must be {', '.join(family.__name__ for family in _FAMILIES)} (a class or an instance), "
-                f"not {distribution!r}"
-            )
-        if n_layers is not None and (isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1):
-            raise ValueError(f"n_layers must be a whole number of at least 1, not {n_layers!r}")
-        self.distribution, self.n_layers = chosen, n_layers
+    distribution: type[Distribution] | Distribution = setting(
+        default=Normal,
+        classes=_FAMILIES,
+        saved=True,
+        help="of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles; LogitNormal "
+        "for class logits.",
+    )
+    n_layers: int | None = setting(
+        default=None,
+        least=1,
+        saved=True,
+        help="how many of the last layers each risk head has of its own; by default 3, or all if the model has fewer.",
+    )
 
     def make(self) -> list[Method]:
-        return [Sculpt(self.distribution, self.n_layers)]
+        return [Sculpt(self)]
 
 
 class Sculpt(Method):
@@ -78,19 +71,26 @@ class Sculpt(Method):
 
     name, kind, order = "sculpt", "aleatoric", 30
 
-    def __init__(self, distribution: Distribution, n_layers: int | None) -> None:
-        self.distribution, self.n_layers = distribution, n_layers
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper)
+        self.distribution: Any = self.wrapper.distribution
 
     def settings(self) -> dict[str, Any]:
         levels = {"levels": list(self.distribution.levels)} if isinstance(self.distribution, Quantiles) else {}
-        return {"distribution": type(self.distribution).__name__, "n_layers": self.n_layers, **levels}
+        return {**super().settings(), "distribution": type(self.distribution).__name__, **levels}
+
+    def arguments(self, wrapped: Any) -> dict[str, Any]:
+        return {**super().arguments(wrapped), "distribution": self.distribution}
+
+    def untie(self, table: Table) -> None:
+        self.wrapper = replace(self.wrapper, n_layers=len(table.layers()))
 
     def axis(self, call: Call) -> Axis | None:
         # all heads must see the same noise, or they would be heads of different trunks
         return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True) if call.return_risk else None
 
     def attach(self, table: Table) -> None:
-        slots = table.tail(self.n_layers, "n_layers", default=3)
+        slots = table.tail(self.wrapper.n_layers, "n_layers", default=3)
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("the last layers hold no floating-point parameters for a risk head")
         last = table.layers()[-1] if table.layers() else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 
 from ..core.method import Method
 from ..core.ownership import table_of
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from .weight_sets import Kept, method_of
 
@@ -17,12 +19,8 @@ class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of snapshots of one training (Huang et al. 2017).
 
     `workbench.fit` trains in as many cycles as there are voters, each with a learning rate that falls in half a cosine from the peak to zero,
-    and takes the weights at the end of each; one training gives all voters. In a training loop of your own, call `snapshot.take(wrapped)`
+    and takes the weights at the end of each; one training gives all voters. In a training loop of your own, call `snapshot.collect(wrapped)`
     at the end of each cycle; the latest n_voters are kept.
-
-    Args:
-        n_voters: number of cycles and voters, at least 2.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Example:
         >>> import torch
@@ -35,24 +33,20 @@ class Wrapper(_Wrapper):
         3
     """
 
-    def __init__(self, n_voters: int = 5, **common: Any) -> None:
-        super().__init__(**common)
-        if isinstance(n_voters, bool) or not isinstance(n_voters, int) or n_voters < 2:
-            raise ValueError(f"n_voters must be a whole number of at least 2, not {n_voters!r}")
-        self.n_voters = n_voters
+    n_voters: int = setting(default=5, least=2, saved=True, help="number of cycles and voters, at least 2.")
 
     def make(self) -> list[Method]:
-        return [Snapshot(self.n_voters)]
+        return [Snapshot(self)]
 
 
-def take(wrapped: Any) -> int:
+def collect(wrapped: Any) -> int:
     """Keep the present weights and buffers of a model wrapped by `snapshot.Wrapper` as a voter; the oldest gives way.
 
     Args:
         wrapped: the model, at the end of a cycle of its training.
 
     Returns:
-        How many were taken so far.
+        How many were collected so far.
 
     Raises:
         TypeError: if the model is not wrapped by snapshot.
@@ -60,10 +54,16 @@ def take(wrapped: Any) -> int:
     Example:
         >>> import torch
         >>> model = Wrapper(n_voters=2)(torch.nn.Linear(1, 1))
-        >>> take(model), take(model)
+        >>> collect(model), collect(model)
         (1, 2)
     """
-    return method_of(wrapped, "snapshot").take(wrapped)
+    return method_of(wrapped, "snapshot").gather(wrapped)
+
+
+def take(wrapped: Any) -> int:
+    """The old name of `collect`."""
+    warnings.warn("snapshot.take is now snapshot.collect", DeprecationWarning, stacklevel=2)
+    return collect(wrapped)
 
 
 class Snapshot(Kept):
@@ -71,36 +71,32 @@ class Snapshot(Kept):
 
     name, order = "snapshot", 10
 
-    def __init__(self, n_voters: int) -> None:
-        super().__init__(n_voters)
-        self.n_voters = n_voters
-
-    def settings(self) -> dict[str, Any]:
-        return {"n_voters": self.n_voters}
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper, wrapper.n_voters)
 
     @torch.no_grad()
-    def take(self, wrapped: Any) -> int:
-        """See `snapshot.take`."""
+    def gather(self, wrapped: Any) -> int:
+        """See `snapshot.collect`."""
         table = table_of(wrapped)
         for name in self.names(table, [*self._parameters, *self._buffers]):
             rows, value = table.get(f"{name}@snapshot"), table.get(name)
             rows.copy_(torch.cat([rows[1:], value[None]]))
         count = self.flag(table, "count").add_(1)
-        self.flag(table, "ready").copy_(count >= self.n_voters)
+        self.flag(table, "ready").copy_(count >= self.size)
         return int(count)
 
     def missing(self, count: int) -> str:
         return (
-            f"snapshot has taken {count} of {self.n_voters} voters: train with workbench.fit, or call snapshot.take(wrapped) at the end of each "
-            "cycle of your own training"
+            f"snapshot has collected {count} of {self.size} voters: train with workbench.fit, or call snapshot.collect(wrapped) at the end of "
+            "each cycle of your own training"
         )
 
     # ---- within `workbench.fit`
     def _ends(self, epochs: int) -> list[int]:
         """The last epochs of all cycles."""
-        if epochs < self.n_voters:
-            raise ValueError(f"snapshot: {epochs} epochs are too few for {self.n_voters} cycles; give at least as many")
-        return [round(cycle * epochs / self.n_voters) for cycle in range(1, self.n_voters + 1)]
+        if epochs < self.size:
+            raise ValueError(f"snapshot: {epochs} epochs are too few for {self.size} cycles; give at least as many")
+        return [round(cycle * epochs / self.size) for cycle in range(1, self.size + 1)]
 
     def pace(self, at: float, epochs: int) -> float:
         ends = [0, *self._ends(epochs)]
@@ -111,7 +107,7 @@ class Snapshot(Kept):
         if epoch == 1:
             self.forget(table_of(wrapped))
         if epoch in self._ends(epochs):
-            self.take(wrapped)
+            self.gather(wrapped)
 
 
-__all__ = ["Snapshot", "Wrapper", "take"]
+__all__ = ["Snapshot", "Wrapper", "collect"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.inputs import batches_of
 from ..core.method import Call, Method, evaluating
 from ..core.ownership import engine_of, extra, table_of
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan
 from ..engine.tree import tree_map
@@ -35,14 +38,6 @@ class Wrapper(_Wrapper):
 
     Memory: n_samples + rank + 2 times the parameters.
 
-    Args:
-        n_samples: models that are drawn and kept, at least 2.
-        rank: deviations that are kept, at least 2.
-        start: share of the training after which `workbench.fit` collects.
-        rate: learning rate from then on, as a share of the peak. Of 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best
-            likelihood on held-out training rows of concrete, energy, yacht and diabetes.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
-
     Example:
         >>> import torch
         >>> from workbench import fit
@@ -54,21 +49,25 @@ class Wrapper(_Wrapper):
         torch.Size([64, 1])
     """
 
-    def __init__(
-        self, n_samples: int = 20, rank: int = 20, start: float = 0.75, rate: float = 0.5, **common: Any
-    ) -> None:
-        super().__init__(**common)
-        for name, value in (("n_samples", n_samples), ("rank", rank)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-                raise ValueError(f"{name} must be a whole number of at least 2, not {value!r}")
-        if not 0 <= start < 1:
-            raise ValueError(f"start must be a share of the training, at least 0 and below 1, not {start!r}")
-        if not 0 < rate < math.inf:
-            raise ValueError(f"rate must be above 0, not {rate!r}")
-        self._method: dict[str, Any] = {"n_samples": n_samples, "rank": rank, "start": start, "rate": rate}
+    n_samples: int = setting(default=20, least=2, saved=True, help="models that are drawn and kept, at least 2.")
+    rank: int = setting(default=20, least=2, saved=True, help="deviations that are kept, at least 2.")
+    start: float = setting(
+        default=0.75,
+        least=0,
+        below=1,
+        wording="must be a share of the training, at least 0 and below 1",
+        help="share of the training after which `workbench.fit` collects.",
+    )
+    rate: float = setting(
+        default=0.5,
+        above=0,
+        wording="must be above 0",
+        help="learning rate from then on, as a share of the peak. Of 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best "
+        "likelihood on held-out training rows of concrete, energy, yacht and diabetes.",
+    )
 
     def make(self) -> list[Method]:
-        return [Swag(**self._method)]
+        return [Swag(self)]
 
 
 def collect(wrapped: Any) -> int:
@@ -101,17 +100,17 @@ class Swag(Kept):
 
     name, order, needs_fit = "swag", 15, True
 
-    def __init__(self, n_samples: int, rank: int, start: float, rate: float) -> None:
-        super().__init__(n_samples)
-        self.n_samples, self.rank, self.start, self.rate = n_samples, rank, start, rate
-
-    def settings(self) -> dict[str, Any]:
-        return {"n_samples": self.n_samples, "rank": self.rank}
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper, wrapper.n_samples)
 
     def beside(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         if not buffer:
             zeros = torch.zeros_like(_real(value))
-            for part, start in (("mean", zeros), ("variance", zeros), ("deviations", torch.stack([zeros] * self.rank))):
+            for part, start in (
+                ("mean", zeros),
+                ("variance", zeros),
+                ("deviations", torch.stack([zeros] * self.wrapper.rank)),
+            ):
                 table.register(f"{name}@swag_{part}", start.clone(), buffer=True)
 
     def missing(self, count: int) -> str:
@@ -136,7 +135,7 @@ class Swag(Kept):
             mean.add_(before / (n + 1))
             # the variance is kept, not the mean of squares, of whose difference to the square of the mean float32 would leave nothing
             variance.mul_(n / (n + 1)).add_(before * (new - mean) / (n + 1))
-            deviations[n % self.rank].copy_(new - mean)
+            deviations[n % self.wrapper.rank].copy_(new - mean)
         count.add_(1)
         self.flag(table, "ready").zero_()
         return n + 1
@@ -149,12 +148,14 @@ class Swag(Kept):
     @torch.no_grad()
     def draw(self, table: Table) -> None:
         """Give the model the mean, and every branch weights of its own."""
-        used = min(int(self.flag(table, "count")), self.rank)
+        used = min(int(self.flag(table, "count")), self.wrapper.rank)
         generator = torch.Generator().manual_seed(0)
-        low = torch.randn(self.n_samples, used, generator=generator, dtype=torch.float64) / math.sqrt(2 * (used - 1))
+        low = torch.randn(self.wrapper.n_samples, used, generator=generator, dtype=torch.float64) / math.sqrt(
+            2 * (used - 1)
+        )
         for name in self.names(table, self._parameters):
             mean, variance, deviations = self.moments(table, name)
-            noise = torch.randn(self.n_samples, *mean.shape, generator=generator, dtype=torch.float64).to(mean)
+            noise = torch.randn(self.wrapper.n_samples, *mean.shape, generator=generator, dtype=torch.float64).to(mean)
             spread = torch.tensordot(low.to(mean), deviations[:used], 1)
             drawn = mean + (variance / 2).sqrt() * noise + spread
             own, rows = table.get(name), table.get(f"{name}@swag")
@@ -165,8 +166,6 @@ class Swag(Kept):
         """Draw the models from what was collected, and compute their statistics of batch norm from the training inputs."""
         table = table_of(wrapped)
         if int(self.flag(table, "count")) < 2:
-            import warnings
-
             warnings.warn(self.missing(int(self.flag(table, "count"))), WorkbenchWarning, stacklevel=4)
             return
         self.draw(table)
@@ -181,55 +180,61 @@ class Swag(Kept):
 
     def _renormalise(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
         """Running statistics as the mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
-        from ..core.inputs import batches_of
+        momenta = self._momenta(table, norms)
+        saved = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
+        sums = [{name: torch.zeros_like(saved[name]) for name in momenta} for _ in range(1 + self.size)]
+        rows = 0
+        with evaluating(wrapped), _training(norms):
+            for batch, count in _batches(inputs, wrapped):
+                rows += count
+                for place, total in enumerate(sums, -1):
+                    for name in momenta:
+                        table.get(name).zero_()
+                    self._run(wrapped, table, batch, place)
+                    for (
+                        name,
+                        momentum,
+                    ) in momenta.items():  # from zero, the batch's statistics times the momentum are left
+                        total[name] += count * table.get(name) / momentum
+            for name, value in saved.items():
+                table.get(name).copy_(value)
+            for place, total in enumerate(sums, -1) if rows else ():
+                for name in momenta:
+                    target = table.get(name) if place < 0 else table.get(f"{name}@swag")[place]
+                    target.copy_(total[name] / rows)
 
+    def _momenta(self, table: Table, norms: list[Any]) -> dict[str, float]:
+        """The momentum of every registered running statistic, those of other heads included."""
         momenta: dict[str, float] = {}
         for name, slot in table.record.slots.items():
             path, attribute = slot.owners[0]
             module: Any = table.module(path)
             if slot.buffer and attribute.startswith("running_") and any(module is norm for norm in norms):
-                momenta[name] = 1.0 if module.momentum is None else module.momentum
-        own = {name: momenta[slot] for slot in momenta for name in self.names(table, [slot])}
-        kept = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
-        sums = [{name: torch.zeros_like(kept[name]) for name in own} for _ in range(1 + self.size)]
+                momentum = 1.0 if module.momentum is None else module.momentum
+                momenta.update(dict.fromkeys(self.names(table, [name]), momentum))
+        return momenta
+
+    def _run(self, wrapped: Any, table: Table, batch: Any, place: int) -> None:
+        """One pass of all heads under the weights of a branch, under the mean at place -1."""
         heads = [
             axis for m in table.record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first
         ]
-        rows = 0
-        like = next(wrapped.parameters())
-        with evaluating(wrapped), _training(norms):
-            for args, kwargs, _ in batches_of(inputs, wrapped):
-                given = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
-                if (scaling := extra(wrapped, "scaling")) is not None:
-                    given = scaling.inputs(given[0]), given[1]
-                count = next((len(t) for t in (*given[0], *given[1].values()) if isinstance(t, Tensor) and t.dim()), 1)
-                rows += count
-                for place, total in enumerate(sums, -1):
-                    for name in own:
-                        table.get(name).zero_()
-                    swap = () if place < 0 else (Swap(self, table, buffers=False),)
-                    fixed = {} if place < 0 else {self.name: place}
-                    plan = Plan(tuple(heads), table.record.rules, Bank(table.get), swap, fixed=fixed)
-                    copies = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, given)
-                    engine_of(wrapped).run(plan, *copies)
-                    for name, momentum in own.items():  # from zero, the batch's statistics times the momentum are left
-                        total[name] += count * table.get(name) / momentum
-            for name, value in kept.items():
-                table.get(name).copy_(value)
-            for place, total in enumerate(sums, -1) if rows else ():
-                for name in own:
-                    target = table.get(name) if place < 0 else table.get(f"{name}@swag")[place]
-                    target.copy_(total[name] / rows)
+        swap = () if place < 0 else (Swap(self, table, buffers=False),)
+        fixed = {} if place < 0 else {self.name: place}
+        plan = Plan(tuple(heads), table.record.rules, Bank(table.get), swap, fixed=fixed)
+        copies = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, batch)
+        engine_of(wrapped).run(plan, *copies)
 
     # ---- within `workbench.fit`
     def pace(self, at: float, epochs: int) -> float:
         self._late(epochs)
-        share, warm = at / epochs, 0.05 * self.start
+        start, rate = self.wrapper.start, self.wrapper.rate
+        share, warm = at / epochs, 0.05 * start
         if share < warm:
             return max(share / warm, 0.1)
-        if share >= self.start:
-            return self.rate
-        return self.rate + (1 - self.rate) * 0.5 * (1 + math.cos(math.pi * (share - warm) / (self.start - warm)))
+        if share >= start:
+            return rate
+        return rate + (1 - rate) * 0.5 * (1 + math.cos(math.pi * (share - warm) / (start - warm)))
 
     def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
         if epoch == 1:
@@ -239,12 +244,23 @@ class Swag(Kept):
 
     def _late(self, epochs: int) -> int:
         """How many epochs are collected."""
-        late = epochs - math.floor(self.start * epochs)
+        late = epochs - math.floor(self.wrapper.start * epochs)
         if late < 2:
             raise ValueError(
-                f"swag: of {epochs} epochs {late} lie behind start={self.start}, and it needs the weights of at least 2; give more epochs"
+                f"swag: of {epochs} epochs {late} lie behind start={self.wrapper.start}, and it needs the weights of at least 2; give more "
+                "epochs"
             )
         return late
+
+
+def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
+    """The inputs of each batch (args, kwargs), on the model's device and in its units, and its number of rows."""
+    like = next(wrapped.parameters())
+    for args, kwargs, _ in batches_of(inputs, wrapped):
+        batch = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
+        if (scaling := extra(wrapped, "scaling")) is not None:
+            batch = scaling.inputs(batch[0]), batch[1]
+        yield batch, next((len(t) for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor) and t.dim()), 1)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.method import Call, Method
+from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
@@ -18,22 +19,11 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
     from ..engine.plan import Rule
 
+NAME = "vote"
+
 
 class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of voters (Lakshminarayanan et al. 2017, deep ensembles).
-
-    Args:
-        n_voters: number of voters, at least 1.
-        alpha: spread of what makes voters differ where a layer has no initialisation of its own: with share="rank1" the standard deviation of
-            the factors around one; else a tenth of the parameter's size times alpha.
-        use_bias: whether each voter has biases of its own.
-        independent: in training mode `wrapped(x)` lets each row be answered by one voter, so that voters train on shares of their own at the
-            cost of one pass; False answers with the mean of all.
-        finetune: start every voter at the given weights instead of at a fresh initialisation.
-        share: None, every voter has all parameters of its own; "rank1", one shared weight W and rank-one factors s and r for each voter,
-            W * s r^T (Wen et al. 2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk. With "rank1", linear and
-            convolutional layers compute ((x * r) W^T) * s, without the product, wherever that is less work.
-        common: output, strategy, verbose, example, purity, chunk; see `workbench.Wrapper`.
 
     Frozen parameters (requires_grad=False) stay shared, unless all are frozen.
 
@@ -45,86 +35,81 @@ class Wrapper(_Wrapper):
         (torch.Size([4, 1]), torch.Size([4, 1]))
     """
 
-    def __init__(
-        self,
-        n_voters: int = 3,
-        alpha: float = 1,
-        use_bias: bool = True,
-        independent: bool = True,
-        finetune: bool = False,
-        share: str | int | None = None,
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        if isinstance(n_voters, bool) or not isinstance(n_voters, int) or n_voters < 1:
-            raise ValueError(f"n_voters must be a whole number of at least 1, not {n_voters!r}")
-        if alpha < 0:
-            raise ValueError(f"alpha must not be negative, not {alpha!r}")
-        if share not in (None, "rank1") and (isinstance(share, bool) or not isinstance(share, int) or share < 1):
-            raise ValueError(f'share must be None, "rank1" or the number of last layers that vote, not {share!r}')
-        self._method: dict[str, Any] = {
-            "n_voters": n_voters,
-            "alpha": float(alpha),
-            "use_bias": use_bias,
-            "independent": independent,
-            "finetune": finetune,
-            "share": share,
-        }
+    n_voters: int = setting(default=3, least=1, saved=True, help="number of voters, at least 1.")
+    alpha: float = setting(
+        default=1.0,
+        least=0,
+        wording="must not be negative",
+        help='spread of what makes voters differ where a layer has no initialisation of its own: with share="rank1" the standard deviation of '
+        "the factors around one; else a tenth of the parameter's size times alpha.",
+    )
+    use_bias: bool = setting(default=True, saved=True, help="whether each voter has biases of its own.")
+    independent: bool = setting(
+        default=True,
+        help="in training mode `wrapped(x)` lets each row be answered by one voter, so that voters train on shares of their own at the cost of "
+        "one pass; False answers with the mean of all.",
+    )
+    finetune: bool = setting(
+        default=False, help="start every voter at the given weights instead of at a fresh initialisation."
+    )
+    share: Literal["rank1"] | int | None = setting(
+        default=None,
+        least=1,
+        saved=True,
+        help='None, every voter has all parameters of its own; "rank1", one shared weight W and rank-one factors s and r for each voter, '
+        'W * s r^T (Wen et al. 2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk. With "rank1", linear and '
+        "convolutional layers compute ((x * r) W^T) * s, without the product, wherever that is less work.",
+    )
 
     def make(self) -> list[Method]:
-        return [Vote(**self._method)]
+        return [Vote(self)]
 
 
 class Vote(Method):
     """The method on one model; see `Wrapper`."""
 
-    name, kind, order, members = "vote", "epistemic", 10, True
+    name, kind, order, members = NAME, "epistemic", 10, True
+    member_marks = (NAME, f"{NAME}_out")
 
-    def __init__(
-        self, n_voters: int, alpha: float, use_bias: bool, independent: bool, finetune: bool, share: str | int | None
-    ) -> None:
-        self.n_voters, self.alpha, self.use_bias = n_voters, alpha, use_bias
-        self.independent, self.finetune, self.share = independent, finetune, share
+    def __init__(self, wrapper: Wrapper) -> None:
+        super().__init__(wrapper)
         self._slots: list[str] = []
 
-    def settings(self) -> dict[str, Any]:
-        return {"n_voters": self.n_voters, "share": self.share, "use_bias": self.use_bias}
-
     def axis(self, call: Call) -> Axis | None:
-        return Axis(self.name, self.n_voters)
+        return Axis(self.name, self.wrapper.n_voters)
 
     def deals(self, training: bool, asked: bool = False) -> int:
-        return self.n_voters if asked or (training and self.independent) else 0
+        return self.wrapper.n_voters if asked or (training and self.wrapper.independent) else 0
 
     def attach(self, table: Table) -> None:
-        if isinstance(self.share, int):
-            slots = table.tail(self.share, "share")
+        if isinstance(self.wrapper.share, int):
+            slots = table.tail(self.wrapper.share, "share")
         else:
             slots = [*table.parameters(), *(name for name, slot in table.record.slots.items() if slot.buffer)]
         floating = set(table.parameters())
         parameters = [name for name in slots if name in floating]
         if any(table.value(name).requires_grad for name in parameters):
             parameters = [name for name in parameters if table.value(name).requires_grad]
-        if not self.use_bias:
+        if not self.wrapper.use_bias:
             parameters = [name for name in parameters if name.rpartition(".")[2].rpartition("_")[2] != "bias"]
-        self._look(table, parameters)
+        self._check(table, parameters)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
         self._slots = parameters + buffers
-        draws = Draws(table, self.n_voters, fresh=not self.finetune)
+        draws = Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune)
         rules = {
             name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
         }
         table.record.rules.update(rules)
         for name in self._slots:
-            if name in rules and not (isinstance(self.share, str) and self._factored(table, name)):
+            if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
                 table.release(name)
 
-    def _look(self, table: Table, parameters: list[str]) -> None:
+    def _check(self, table: Table, parameters: list[str]) -> None:
         """What cannot be taken over, or not whole."""
         for name in parameters:
             path, _ = table.record.slots[name].owners[0]
-            if self.share == "rank1" and getattr(table.module(path), "sparse", False):
+            if self.wrapper.share == "rank1" and getattr(table.module(path), "sparse", False):
                 raise ValueError(
                     f"{name} belongs to a {type(table.module(path)).__name__} with sparse=True, whose gradients cannot pass rank-one factors; "
                     "set sparse=False, or use share=None"
@@ -138,7 +123,7 @@ class Vote(Method):
                 )
 
     def extend(self, table: Table, slots: list[str]) -> None:
-        draws = Draws(table, self.n_voters, fresh=not self.finetune)
+        draws = Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune)
         for name in slots:
             rule = table.record.rules[name]
             if name in self._slots and isinstance(rule, Split):
@@ -150,7 +135,7 @@ class Vote(Method):
         path, attribute = table.record.slots[name].owners[0]
         module = table.module(path)
         return attribute not in module._non_persistent_buffers_set and (
-            self.share is None
+            self.wrapper.share is None
             or path in owners
             or attribute.startswith("running_")
             or attribute == "num_batches_tracked"
@@ -168,7 +153,7 @@ class Vote(Method):
             return rule
         current = table.get(rule.name)
         buffer = table.record.slots[slot].buffer
-        if self.share == "rank1" and self._factored(table, slot):
+        if self.wrapper.share == "rank1" and self._factored(table, slot):
             left = table.register(
                 f"{rule.name}@vote_out",
                 self._factor(current, current.shape[:1] if current.dim() > 1 else current.shape),
@@ -178,9 +163,9 @@ class Vote(Method):
                 right = table.register(f"{rule.name}@vote_in", self._factor(current, current.shape[1:2]))
             return RankOne(self.name, rule.name, left, right)
         stacked = (
-            torch.stack([current.detach().clone()] * self.n_voters)
+            torch.stack([current.detach().clone()] * self.wrapper.n_voters)
             if buffer
-            else draws.stacked(slot, current, self.alpha)
+            else draws.stacked(slot, current, self.wrapper.alpha)
         )
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)
         if rule.name != slot:
@@ -188,8 +173,8 @@ class Vote(Method):
         return Stacked(self.name, name)
 
     def _factor(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        ones = torch.ones(self.n_voters, *shape, dtype=like.dtype, device=like.device)
-        return ones if self.finetune else ones + self.alpha * torch.randn_like(ones)
+        ones = torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device)
+        return ones if self.wrapper.finetune else ones + self.wrapper.alpha * torch.randn_like(ones)
 
 
 __all__ = ["Vote", "Wrapper"]

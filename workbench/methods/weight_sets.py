@@ -23,12 +23,14 @@ class Kept(Method):
     The model's own weights are trained as ever, and answer in training mode and as long as nothing is kept.
 
     Args:
+        wrapper: its settings.
         size: number of branches.
     """
 
     kind, members, collects = "epistemic", True, True
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, wrapper: Any, size: int) -> None:
+        super().__init__(wrapper)
         self.size = size
         self._parameters: list[str] = []
         self._buffers: list[str] = []

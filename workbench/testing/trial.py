@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import pickle
@@ -37,10 +36,7 @@ class Trial:
     def wrapper(self, strategy: str = "auto") -> Wrapper:
         """The wrapper, with another strategy if one is asked for."""
         wrapper = self.make()
-        if strategy != "auto":
-            wrapper = copy.copy(wrapper)
-            wrapper.strategy = strategy
-        return wrapper
+        return wrapper if strategy == "auto" else wrapper.with_options(strategy=strategy)
 
     def wrap(self, model: Any, strategy: str = "auto", seed: int = 1) -> Any:
         """The wrapped model; with another seed it has other start values."""

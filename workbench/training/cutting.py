@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.crossfit import VOTERS
 from workbench.core.ownership import EXTRAS
 from workbench.engine.plan import Rule, Split, Stacked
+from workbench.methods.vote import NAME as VOTERS
 from workbench.training.rows import Rows, Source
 
 
@@ -52,7 +52,7 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
     Raises:
         ValueError: there is nothing that votes, the number of voters does not fit, or voters share what is trained.
     """
-    vote = next((method for method in wrapped._workbench.methods if method.name == "vote"), None)
+    vote = next((method.wrapper for method in wrapped._workbench.methods if method.name == VOTERS), None)
     if vote is None:
         raise ValueError(
             f"folds: nothing votes in this model; wrap it with vote.Wrapper(n_voters={2 * folds * settings})"

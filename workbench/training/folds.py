@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import members
-from workbench.core.crossfit import VOTERS, Committee, seat
+from workbench.core.crossfit import Committee, seat
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.predict import pair_of
 from workbench.core.runtime import untie
@@ -22,6 +22,7 @@ from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
+from workbench.methods.vote import NAME as VOTERS
 from workbench.risk import Risk
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.cutting import Layout, Part

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from workbench.methods.densities.base import Density
 from workbench.methods.densities.classes import Classwise, Neighbours
 from workbench.methods.densities.flow import Flow
@@ -12,6 +14,7 @@ from workbench.methods.densities.scores import Energy, MaxLogit
 from workbench.methods.densities.signature import Signature
 
 # by what `neo.Wrapper(density=...)` calls them
+DensityName = Literal["signature", "gaussian", "flow", "classwise", "knn", "energy", "max_logit"]
 DENSITIES: dict[str, type[Density]] = {
     "signature": Signature,
     "gaussian": Gaussian,
@@ -26,6 +29,7 @@ __all__ = [
     "DENSITIES",
     "Classwise",
     "Density",
+    "DensityName",
     "Energy",
     "Flow",
     "Gaussian",

@@ -29,6 +29,7 @@ class Form:
 
         self.cls, self._task = part.cls, task
         self._settings = {setting.name: setting for setting in settings_of(part.cls, task)}
+        self._defaults = {setting.name: setting.default for setting in settings_of(part.cls)}
         self._kept = {name: value for name, value in part.values.items() if name not in self._settings}
         self.controls: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}
@@ -48,69 +49,69 @@ class Form:
         """Make the control of a setting; whether it can show the value."""
         import ipywidgets as w
 
-        look = {
+        style = {
             "description": setting.name,
             "tooltip": f"{setting.name}: {setting.help}",
             "style": _WIDE,
             "layout": _LAYOUT,
         }
-        if setting.choices == (True, False):
-            self.controls[setting.name] = w.Checkbox(bool(value), indent=True, **look)
+        if setting.menu == (True, False):
+            self.controls[setting.name] = w.Checkbox(bool(value), indent=True, **style)
         elif setting.text:
             text = "" if value is None else ", ".join(value) if isinstance(value, list | tuple) else value
             if not isinstance(text, str):
                 return False
-            self.controls[setting.name] = w.Text(text, placeholder="the default", continuous_update=False, **look)
-        elif setting.choices:
-            return self._make_choice(setting, value, look)
+            self.controls[setting.name] = w.Text(text, placeholder="the default", continuous_update=False, **style)
+        elif setting.menu:
+            return self._make_choice(setting, value, style)
         elif setting.number is not None and isinstance(value, int | float):
-            self.controls[setting.name] = self._box(setting, value, look)
+            self.controls[setting.name] = self._box(setting, value, style)
         else:
             return False
         return True
 
-    def _make_choice(self, setting: Setting, value: Any, look: dict[str, Any]) -> bool:
+    def _make_choice(self, setting: Setting, value: Any, style: dict[str, Any]) -> bool:
         import ipywidgets as w
 
-        options = [(_label(choice), _DEFAULT if choice is None else choice) for choice in setting.choices]
+        options = [(_label(choice), _DEFAULT if choice is None else choice) for choice in setting.menu]
         number = None
         inside = self._inner(setting, value)
         if inside is not None:
             value, self._inside[setting.name] = inside.cls, inside
         if setting.number is not None:
             options.append((_NUMBER, _NUMBER))
-            if value not in setting.choices:
+            if value not in setting.menu:
                 number, value = value, _NUMBER
         value = _DEFAULT if value is None else value
         if value not in [choice for _, choice in options]:
             return False
-        self.controls[setting.name] = choice = w.Dropdown(options=options, value=value, **look)
+        self.controls[setting.name] = choice = w.Dropdown(options=options, value=value, **style)
         if setting.number is not None:
             start = number if number is not None else max(setting.least or 1, 1)
-            box = self._box(setting, start, {**look, "description": " "})
+            box = self._box(setting, start, {**style, "description": " "})
             self._numbers[setting.name] = box
         choice.observe(lambda change: self._chosen(setting, change["new"]), "value")
         return True
 
-    def _box(self, setting: Setting, value: Any, look: dict[str, Any]) -> Any:
+    def _box(self, setting: Setting, value: Any, style: dict[str, Any]) -> Any:
         import ipywidgets as w
 
         if setting.number is int:
-            return w.BoundedIntText(value, min=setting.least or 0, max=10**6, **look)
-        return w.FloatText(value, **look)
+            return w.BoundedIntText(value, min=setting.least or 0, max=10**6, **style)
+        return w.FloatText(value, **style)
 
     def _inner(self, setting: Setting, value: Any) -> Form | None:
         """The form of a class among the choices, if the value is it or can be shown by it."""
         cls = value if isinstance(value, type) else value.cls if isinstance(value, Part) else type(value)
-        if cls not in setting.choices or value is None or isinstance(value, bool | str | int | float):
+        if cls not in setting.menu or value is None or isinstance(value, bool | str | int | float):
             return None
         if isinstance(value, type):
             return Form(Part(cls), self._task)
         if isinstance(value, Part):
             return Form(value, self._task)
-        given = {inner.name: getattr(value, inner.name, inner.default) for inner in settings_of(cls)}
+        values = {inner.name: getattr(value, inner.name, inner.default) for inner in settings_of(cls)}
         part = Part(
-            cls, {inner.name: given[inner.name] for inner in settings_of(cls) if given[inner.name] != inner.default}
+            cls, {inner.name: values[inner.name] for inner in settings_of(cls) if values[inner.name] != inner.default}
         )
         return Form(part, self._task) if repr(part.build()) == repr(value) else None
 
@@ -136,16 +137,10 @@ class Form:
         for name, setting in self._settings.items():
             if name in self._kept:
                 continue
-            value = self._value(setting)
-            plain = type(value) is type(setting.default) or not isinstance(value, bool)
-            # None may stand for a class with its defaults
-            if (
-                isinstance(value, Part)
-                and not value.values
-                and repr(self.cls(**{name: value.build()})) == repr(self.cls())
-            ):
+            value, default = self._value(setting), self._defaults[name]
+            if isinstance(value, Part) and not value.values and value.cls is default:
                 continue
-            if not (plain and value == _default(self.cls, name)):
+            if type(value) is not type(default) or value != default:
                 values[name] = value
         return Part(self.cls, values)
 
@@ -161,12 +156,6 @@ class Form:
             words = [word.strip() for word in value.split(",") if word.strip()]
             return (words or None) if setting.several else (", ".join(words) or None)
         return value
-
-
-def _default(cls: type, name: str) -> Any:
-    import inspect
-
-    return inspect.signature(cls).parameters[name].default
 
 
 def _label(choice: Any) -> str:

@@ -1,158 +1,58 @@
-"""The wrappers that there are and their settings, read from the package, their signatures and their docstrings.
+"""Candidates of a comparison, and the source code that builds them.
 
-No widgets in here: `Part` is one wrapper with its settings, `Candidate` one or several parts under a name. Both can be
-built, and written down as source code.
+No widgets in here: `Part` is one wrapper with its settings, `Candidate` one or several parts under a name. Both can be built, and written down.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-import importlib
-import inspect
-import pkgutil
-import re
 import sys
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench import methods as _package
-from workbench.core.wrapper import Wrapper, compose
-
-COMMON = tuple(inspect.signature(Wrapper.__init__).parameters)[1:]
-PLAIN = "plain"
+from workbench.core.registry import PLAIN, name_of, wrapper_class, wrapper_names
+from workbench.core.settings import Setting
+from workbench.core.settings import settings_of as all_settings_of
+from workbench.core.texts import wrapper_of
+from workbench.core.wrapper import COMMON, Wrapper, compose, parts_of
+from workbench.methods import BUILT_IN
 
 
 class Unwritable(ValueError):
     """Something that can't be written down as source code."""
 
 
-@functools.cache
 def wrapper_classes() -> dict[str, type[Wrapper]]:
-    """Every wrapper of the package, by the name of its module.
+    """Every wrapper that has a name.
 
     Example:
         >>> "vote" in wrapper_classes()
         True
     """
-    found = {}
-    for info in pkgutil.iter_modules(_package.__path__):
-        made = getattr(importlib.import_module(f"{_package.__name__}.{info.name}"), "Wrapper", None)
-        if isinstance(made, type) and issubclass(made, Wrapper) and made is not Wrapper:
-            found[info.name] = made
-    return found
-
-
-def name_of(cls: type[Wrapper]) -> str:
-    """What a wrapper is called: by its module in this package, else by its class."""
-    return next((name for name, known in wrapper_classes().items() if known is cls), cls.__name__)
+    return {name: wrapper_class(name) for name in wrapper_names()}
 
 
 def summary(cls: type) -> str:
     """The first sentence of a docstring."""
-    return (inspect.getdoc(cls) or cls.__name__).split("\n\n")[0].replace("\n", " ")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One argument of a wrapper (or of a class among its choices), and what may be entered for it.
-
-    Args:
-        name: of the argument.
-        default: its default.
-        help: what the docstring says of it.
-        number: int or float where numbers may be entered.
-        least: the smallest whole number that is accepted.
-        choices: fixed values, None and classes among them.
-        text: whether names may be entered, separated by commas.
-        several: whether more than one.
-    """
-
-    name: str
-    default: Any
-    help: str = ""
-    number: type | None = None
-    least: int | None = None
-    choices: tuple[Any, ...] = ()
-    text: bool = False
-    several: bool = False
+    return (cls.__doc__ or cls.__name__).strip().split("\n\n")[0].replace("\n", " ")
 
 
 def settings_of(cls: type, task: str | None = None) -> tuple[Setting, ...]:
-    """The settings of a class, from its signature and the Args of its docstring.
+    """The settings of a wrapper, or of a class among the choices of one, that can be entered by hand; the options of all wrappers left out.
 
     Args:
-        cls: a wrapper, or a class among the choices of one.
+        cls: the class.
         task: "regression" or "classification" leaves out output distributions that are of no use there.
-
-    Returns:
-        One for each argument that can be entered by hand, in their order; the common ones of all wrappers left out.
 
     Example:
         >>> from workbench import vote
         >>> [setting.name for setting in settings_of(vote.Wrapper)][:2]
         ['n_voters', 'alpha']
     """
-    described = _described(cls)
-    hints = typing.get_type_hints(getattr(cls, "__init__"))  # noqa: B009  # of the class itself, not of an instance
-    found = []
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or name in COMMON:
-            continue
-        setting = _setting(cls, name, parameter.default, hints.get(name, Any), described.get(name, ""), task)
-        if setting is not None:
-            found.append(setting)
-    return tuple(found)
-
-
-def _setting(cls: type, name: str, default: Any, hint: Any, text: str, task: str | None) -> Setting | None:
-    kinds = set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
-    hint = Any if Any in kinds else hint  # Python 3.10 makes Optional[Any] of it where the default is None
-    nothing = (None,) if type(None) in kinds or (hint is Any and default is None) else ()
-    if bool in kinds:
-        return Setting(name, default, text, choices=(*nothing, True, False))
-    quoted = tuple(word for word in dict.fromkeys(re.findall(r'"(\w+)"', text)) if _accepts(cls, name, word))
-    if name not in ("layer", "layers"):
-        known = vars(sys.modules[cls.__module__])
-        words = dict.fromkeys(re.findall(r"\b[A-Z]\w+", text)) if hint is Any else ()
-        classes = tuple(
-            known[word]
-            for word in words
-            if isinstance(known.get(word), type) and _accepts(cls, name, known[word]) and _fits(known[word], task)
-        )
-        if classes:
-            return Setting(name, classes[0] if default not in classes else default, text, choices=classes)
-    number = int if int in kinds else float if float in kinds else None
-    if number or quoted:
-        least = next((n for n in (0, 1, 2) if _accepts(cls, name, n)), None) if number is int else None
-        return Setting(name, default, text, number, least, (*nothing, *quoted))
-    if hint is Any or str in kinds:
-        return Setting(name, default, text, text=True, several=hint is Any)
-    return None
-
-
-def _fits(cls: type, task: str | None) -> bool:
-    """Whether an output distribution is of use for a task: those of class labels say probabilities."""
-    return task is None or not hasattr(cls, "loss_function") or hasattr(cls, "probs") == (task == "classification")
-
-
-def _accepts(cls: type, name: str, value: Any) -> bool:
-    try:
-        cls(**{name: value})
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _described(cls: type) -> dict[str, str]:
-    """What the Args section of a docstring says, by name."""
-    section = re.search(r"^Args:\n((?: .*\n?|\n)+)", inspect.getdoc(cls) or "", re.M)
-    parts = re.split(r"^ {4}(\w[\w, ]*): ", section[1], flags=re.M)[1:] if section else []
-    pairs = zip(parts[::2], parts[1::2], strict=True)
-    return {name: re.sub(r"\s+", " ", text).strip() for names, text in pairs for name in names.split(", ")}
+    common = COMMON if issubclass(cls, Wrapper) else {}
+    settings = (setting.for_task(task) for setting in all_settings_of(cls) if setting.name not in common)
+    return tuple(s for s in settings if s.menu or s.number is not None or s.text or s.several)
 
 
 @dataclass
@@ -166,7 +66,7 @@ class Part:
     Example:
         >>> from workbench import vote
         >>> Part(vote.Wrapper, {"n_voters": 5}).build()
-        vote.Wrapper(vote(n_voters=5, use_bias=True))
+        vote.Wrapper(n_voters=5)
     """
 
     cls: type
@@ -193,28 +93,28 @@ class Part:
 
 
 def part_of(wrapper: Wrapper) -> Part:
-    """The part that a wrapper was made of."""
-    args, kwargs = wrapper._given
-    bound = inspect.signature(type(wrapper)).bind(*args, **kwargs)
-    values: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            values |= value
-        else:
-            values[name] = value
-    return Part(type(wrapper), values)
+    """The part that a wrapper was made of.
+
+    Raises:
+        TypeError: if its settings are not known.
+    """
+    if "__dataclass_params__" not in vars(type(wrapper)):
+        raise TypeError(
+            f"wrappers: {type(wrapper).__name__} has an __init__ of its own, which does not say its settings; declare them as fields, "
+            "such as n_samples: int = workbench.setting(default=5, least=1, help=...)"
+        )
+    return Part(type(wrapper), wrapper.changed())
 
 
 def fitting(part: Part, task: str) -> Part:
     """The part with what its class must be told about a task: an output distribution that suits it."""
-    told = {
+    defaults = {setting.name: setting.default for setting in all_settings_of(part.cls)}
+    suited = {
         setting.name: setting.default
         for setting in settings_of(part.cls, task)
-        if setting.name not in part.values
-        and isinstance(setting.default, type)
-        and not _fits(inspect.signature(part.cls).parameters[setting.name].default, task)
+        if setting.name not in part.values and setting.default is not defaults[setting.name]
     }
-    return Part(part.cls, {**told, **part.values})
+    return Part(part.cls, {**suited, **part.values})
 
 
 @dataclass
@@ -249,35 +149,39 @@ def candidates(wrappers: Any) -> list[Candidate]:
     if not isinstance(wrappers, dict | list | tuple):
         raise TypeError(f"wrappers: found {type(wrappers).__name__}; give a list or a dict name -> wrapper")
     named = wrappers.items() if isinstance(wrappers, dict) else ((None, wrapper) for wrapper in wrappers)
-    made: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, wrapper in named:
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise TypeError(f"wrappers: a name must be a text, found {name!r}")
         parts = _parts(wrapper)
-        names = {candidate.name for candidate in made}
-        label = (name or "+".join(name_of(part.cls) for part in parts) or PLAIN).strip()
-        made.append(Candidate(label if name else numbered(label, names), parts))
-    return made
+        taken = {candidate.name for candidate in candidates}
+        label = (name or _label(wrapper, parts)).strip()
+        candidates.append(Candidate(label if name else numbered(label, taken), parts))
+    return candidates
+
+
+def _label(wrapper: Any, parts: list[Part]) -> str:
+    """The names of the parts; of a text with arguments the text."""
+    if isinstance(wrapper, str) and any(part.values for part in parts):
+        return ast.unparse(ast.parse(wrapper.strip(), mode="eval"))
+    return "+".join(name_of(part.cls) for part in parts) or PLAIN
 
 
 def _parts(wrapper: Any) -> list[Part]:
     if isinstance(wrapper, str):
-        words = [word.strip() for word in wrapper.split("+")]
-        known = wrapper_classes()
-        if words in ([PLAIN], ["baseline"]):
+        if wrapper.strip() == "baseline":
             return []
-        for word in words:
-            if word not in known:
-                raise ValueError(f"wrappers: there is no wrapper {word!r}; there are {PLAIN}, {', '.join(known)}")
-        return [Part(known[word]) for word in words]
+        try:
+            wrapper = wrapper_of(wrapper)
+        except ValueError as error:
+            raise ValueError(f"wrappers: {error}") from error
     if isinstance(wrapper, type) and issubclass(wrapper, Wrapper):
         wrapper = wrapper()
     if not isinstance(wrapper, Wrapper):
         raise TypeError(
             f"wrappers: found {wrapper!r:.60}; give wrappers such as vote.Wrapper(5), or names such as 'vote'"
         )
-    inside = getattr(wrapper, "wrappers", None)
-    return [part_of(wrapper)] if inside is None else [part_of(part) for part in inside]
+    return [part_of(part) for part in parts_of(wrapper)]
 
 
 def numbered(name: str, taken: Sequence[str] | set[str]) -> str:
@@ -292,22 +196,17 @@ def reference(thing: Any, imports: set[str]) -> str:
         Unwritable: it can't, such as one defined in a notebook.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    short = next((n for n in wrapper_classes() if getattr(_package, n, None) is not None and _has(n, thing)), None)
-    if short is not None:
-        imports.add(f"from workbench import {short}")
-        return f"{short}.{thing.__name__}"
-    found: Any = sys.modules.get(module or "")
+    for short in BUILT_IN:
+        if getattr(sys.modules.get(f"workbench.methods.{short}"), name, None) is thing:
+            imports.add(f"from workbench import {short}")
+            return f"{short}.{name}"
+    known: Any = sys.modules.get(module or "")
     for step in name.split("."):
-        found = getattr(found, step, None)
-    if module in (None, "__main__", "builtins") or found is not thing:
+        known = getattr(known, step, None)
+    if module in (None, "__main__", "builtins") or known is not thing:
         raise Unwritable(f"{name or repr(thing)} is not defined in a module that can be imported")
     imports.add(f"from {module} import {name.split('.')[0]}")
     return name
-
-
-def _has(module: str, thing: Any) -> bool:
-    """Whether a wrapper's module offers this class under its own name."""
-    return getattr(getattr(_package, module), getattr(thing, "__name__", ""), None) is thing
 
 
 def _written(value: Any, imports: set[str]) -> str:
