@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import workbench
 from workbench import Wrapper, sculpt, vote
 from workbench.core.method import Call, Method, spread
+from workbench.core.registry import unregister
 from workbench.engine import combine
 from workbench.engine.plan import Axis, Intervention, Shared, Stacked
 from workbench.testing import Case, Outcome, Report, check_wrapper
@@ -302,6 +303,7 @@ def guide() -> Any:
     sys.modules[module.__name__] = module
     exec(compile(blocks[0], str(GUIDE), "exec"), vars(module))
     yield module
+    unregister("bayes")
     del sys.modules[module.__name__]
 
 

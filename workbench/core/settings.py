@@ -127,6 +127,10 @@ def _fits(cls: type, task: str | None) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, Settings):
+        return type(value) is type(other) and all(
+            _same(option, vars(other)[name]) for name, option in vars(value).items()
+        )
     try:
         return type(value) is type(other) and bool(value == other)
     except (RuntimeError, TypeError, ValueError):  # of tensors with several elements

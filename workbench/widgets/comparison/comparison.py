@@ -47,8 +47,8 @@ class Comparison:
             each seed. It gives one value, or one score for each class, for each row.
         data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n] or [n, 1], or
             class numbers [n]; a fifth of the rows of a pair become test rows.
-        wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of names such as "vote" and "vote+sculpt"; None: a
-            choice that suits the task. All wrappers of the package can be added by hand.
+        wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of texts such as "vote" and "vote(n_voters=5) +
+            sculpt"; None: a choice that suits the task. All registered wrappers can be added by hand.
         epochs: passes over the training rows.
         lr: peak learning rate.
         weight_decay: decoupled from the gradient.
