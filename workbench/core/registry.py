@@ -61,9 +61,10 @@ def _register(cls: W, name: str) -> W:
         raise TypeError(f"register takes a subclass of workbench.Wrapper, not {cls!r:.80}")
     if not name.isidentifier() or name == PLAIN:
         raise ValueError(f"name must be an identifier other than {PLAIN!r}, not {name!r}")
-    known = _REGISTERED.get(name)
-    again = known is not None and (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__)
-    if name in _places() or (known is not None and not again):  # a cell of a notebook may run again
+    known = _REGISTERED.get(name, cls)
+    if (
+        name in _places() or known.__qualname__ != cls.__qualname__
+    ):  # the same again: a cell of a notebook may run twice
         raise ValueError(f"there is a wrapper {name!r} already; register {cls.__qualname__} under another name=")
     _REGISTERED[name] = cls
     return cls
