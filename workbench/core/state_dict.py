@@ -48,8 +48,8 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
             learns = any(table.get(name).requires_grad for name in names)
             value = nn.Parameter(value, requires_grad=learns)
         new[slot.name] = value
-    held = {id(_held(model, record.slots[name])): name for name in new}
-    for container, key, name in places(model, held):  # one walk for all
+    replaced = {id(_held(model, record.slots[name])): name for name in new}
+    for container, key, name in places(model, replaced):  # one walk for all
         container[key] = new[name]
     return model
 
@@ -148,9 +148,9 @@ class Loading:
         if saved or marked:
             self._widen()
             complete(self.state, self.wrapped, self.prefix)
-            own = self._current()
-            lacking = [key for key in own if EXTRAS not in key and self.prefix + key not in self.state]
-            self._extras(notes, {key: self.state.get(self.prefix + key) for key in own}, bool(lacking))
+            current = self._current()
+            lacking = [key for key in current if EXTRAS not in key and self.prefix + key not in self.state]
+            self._extras(notes, {key: self.state.get(self.prefix + key) for key in current}, bool(lacking))
         else:
             self._plain()
         self.keys = {*self._own(self.state), *self.unexpected}
@@ -213,19 +213,19 @@ class Loading:
     # ---- a state of the plain model
     def _plain(self) -> None:
         """Let the plain class read its state, with its hooks and versions; every voter gets what it read, and what wrapping adds stays."""
-        given: Any = OrderedDict()
+        plain: Any = OrderedDict()
         for key in self._own(self.state):
             if MARK not in key:
-                given[key[len(self.prefix) :]] = self.state.pop(key)
+                plain[key[len(self.prefix) :]] = self.state.pop(key)
         if not self.prefix and hasattr(self.state, "_metadata"):
-            given._metadata = copy.deepcopy(self.state._metadata)  # an assigning load leaves its mark in it
+            plain._metadata = copy.deepcopy(self.state._metadata)  # an assigning load leaves its mark in it
         trial = extract(self.build(), self.table, {}, own=False)
-        self.hint = _hint(given, trial) or self.hint
-        complete(given, trial)
+        self.hint = _hint(plain, trial) or self.hint
+        complete(plain, trial)
         missing, unexpected, errors = [], [], []
         try:
             # assigned, not copied: the tensors here may be those of the wrapped object
-            missing, unexpected = nn.Module.load_state_dict(trial, given, strict=False, assign=True)
+            missing, unexpected = nn.Module.load_state_dict(trial, plain, strict=False, assign=True)
         except RuntimeError as error:
             errors.append(str(error).partition("\n\t")[2] or str(error))
         self.missing.extend(self.prefix + key for key in missing)
@@ -276,9 +276,9 @@ class Loading:
             extras(self.wrapped)._modules["scaling"] = Scaling(**scaling).to(device)
         elif not partial and extra(self.wrapped, "scaling") is not None:
             extras(self.wrapped)._modules.pop("scaling")
-        found = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
-        if len(found) == len(Committee.NAMES):
-            seat(self.wrapped, Committee(**found))
+        committee = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
+        if len(committee) == len(Committee.NAMES):
+            seat(self.wrapped, Committee(**committee))
         elif not partial:
             seat(self.wrapped, None)
         for method in self.table.record.methods:
@@ -322,14 +322,14 @@ def complete(state: dict[str, Any], module: nn.Module, prefix: str = "") -> None
 
 def _hint(given: dict[str, Any], model: nn.Module) -> str:
     """What to do about a state none of whose names fits."""
-    own = set(nn.Module.state_dict(model))
-    if not given or own & given.keys():
+    names = set(nn.Module.state_dict(model))
+    if not given or names & given.keys():
         return ""
     inner = [key for key, value in given.items() if isinstance(value, dict)]
     if inner:
         return f"The state is that of a training, with parts of its own: load the one of the weights, such as state[{inner[0]!r}]."
     for key in given:
-        prefix = next((key[: -len(name)] for name in own if key.endswith(f".{name}")), "")
+        prefix = next((key[: -len(name)] for name in names if key.endswith(f".{name}")), "")
         if prefix and all(other.startswith(prefix) for other in given):
             return f"All its names begin with {prefix!r}: load {{name.removeprefix({prefix!r}): value for name, value in state.items()}}."
     return ""

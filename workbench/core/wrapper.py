@@ -335,13 +335,17 @@ def _part(model: nn.Module, at: str | None) -> nn.Module:
                 f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole once, with "
                 "compose(...), or wrap the plain model (workbench.unwrap)"
             )
-        found = part._modules.get(step) if not is_scripted(part) else None
-        if found is None:
+        inner = part._modules.get(step) if not is_scripted(part) else None
+        if inner is None:
             names = [name for name, _ in model.named_modules()]
-            held = getattr(part, step, None) if isinstance(step, str) and step else None
-            hint = f"; {step!r} is a method, give method={step!r}" if inspect.ismethod(held) else _near(str(at), names)
+            attribute = getattr(part, step, None) if isinstance(step, str) and step else None
+            hint = (
+                f"; {step!r} is a method, give method={step!r}"
+                if inspect.ismethod(attribute)
+                else _near(str(at), names)
+            )
             raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
-        part = eager(found)
+        part = eager(inner)
     return part
 
 
@@ -356,11 +360,11 @@ def _check_method(model: nn.Module, method: str) -> None:
         return
     if method in model._modules:
         raise ValueError(f"method: {method!r} is a sub-module of {name}; give at={method!r}")
-    held = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
-    torchs = held is not None and held is inspect.getattr_static(nn.Module, method, None)
-    if isinstance(held, property | staticmethod | classmethod) or not callable(held) or torchs:
-        own = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
-        known = [n for n in own if inspect.isfunction(inspect.getattr_static(type(model), n))]
+    attribute = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
+    torchs = attribute is not None and attribute is inspect.getattr_static(nn.Module, method, None)
+    if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or torchs:
+        names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
+        known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
         raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
 
 
@@ -398,12 +402,14 @@ def _decorated(cls: type[nn.Module], wrapper: Wrapper, method: str, at: str | No
             wrapper._put(part, method)
             return instance
 
-    own = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")}
-    past: dict[str, Any] = {name: _Past(cls, name) for name, value in own.items() if hasattr(value, "__get__")}
+    namespace = {
+        name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")
+    }
+    past: dict[str, Any] = {name: _Past(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
     # the user's class may ask for arguments here that only its own subclasses know
     past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
-    own.pop("__init_subclass__", None)
-    return Built(cls.__name__, (type("Past", (), past), cls), own)
+    namespace.pop("__init_subclass__", None)
+    return Built(cls.__name__, (type("Past", (), past), cls), namespace)
 
 
 __all__ = ["Wrapper", "compose", "unwrap"]

@@ -73,9 +73,9 @@ def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function behind the text of a model, and its arguments; raises as `model_of` does."""
     from .models import READY
 
-    if (found := REFERENCE.fullmatch(text.strip())) is not None:
-        node = parsed(found["call"], "model")
-        function = load(f"{found['place']}:{_model_name(node, text)}")
+    if (matched := REFERENCE.fullmatch(text.strip())) is not None:
+        node = parsed(matched["call"], "model")
+        function = load(f"{matched['place']}:{_model_name(node, text)}")
     else:
         node = parsed(text, "model")
         name = _model_name(node, text)
@@ -122,8 +122,8 @@ def one_spelling(text: str) -> str:
         >>> one_spelling("mlp( width = 20 )"), one_spelling("net.py:build")
         ('mlp(width=20)', 'net.py:build')
     """
-    if (found := REFERENCE.fullmatch(text.strip())) is not None:
-        return f"{found['place']}:{ast.unparse(parsed(found['call'], 'model'))}"
+    if (matched := REFERENCE.fullmatch(text.strip())) is not None:
+        return f"{matched['place']}:{ast.unparse(parsed(matched['call'], 'model'))}"
     return ast.unparse(parsed(text, "text"))
 
 
@@ -147,11 +147,11 @@ def reference(function: Callable[..., Any] | str, what: str) -> str:
 
 def file_of(text: str) -> Path | None:
     """The file of the user's own code that a text refers to; None for what has a name in this package."""
-    if (found := REFERENCE.fullmatch(text.strip())) is None:
+    if (matched := REFERENCE.fullmatch(text.strip())) is None:
         return None
-    if found["place"].endswith(".py"):
-        return Path(found["place"])
-    spec = importlib.util.find_spec(found["place"])
+    if matched["place"].endswith(".py"):
+        return Path(matched["place"])
+    spec = importlib.util.find_spec(matched["place"])
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     return Path(spec.origin)
@@ -159,20 +159,20 @@ def file_of(text: str) -> Path | None:
 
 def sources(path: Path) -> dict[str, str]:
     """A file and the files beside it that it imports, directly or not: name -> text."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     waiting = [path.resolve()]
     while waiting:
         file = waiting.pop()
-        if file.name in found:
+        if file.name in texts:
             continue
-        found[file.name] = file.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(found[file.name], file.name)):
+        texts[file.name] = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(texts[file.name], file.name)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            beside = [file.with_name(f"{name.partition('.')[0]}.py") for name in names]
-            waiting += [other for other in beside if other.is_file()]
-    return found
+            siblings = [file.with_name(f"{name.partition('.')[0]}.py") for name in names]
+            waiting += [other for other in siblings if other.is_file()]
+    return texts
 
 
 def digest(*files: Path) -> str:

@@ -150,9 +150,9 @@ class Laplace(Method):
                 rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
         points = CENTRED if values else _draws(self.wrapper.n_samples, outputs)
         self._draws, self._size = not values, len(points)
-        own = Stacked(self.name, self._register(table, "points", points))
+        moved = Stacked(self.name, self._register(table, "points", points))
         none = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
-        rules[own.name] = _mirrored(rules.get(self._slots[0], Shared(self._slots[0])), own, none)
+        rules[moved.name] = _mirrored(rules.get(self._slots[0], Shared(self._slots[0])), moved, none)
 
     def part(self, name: str) -> str:
         """The name of a registered tensor: "basis", "variance" and "mixing" of `Posterior`, and "points"."""
@@ -161,8 +161,8 @@ class Laplace(Method):
     def _register(self, table: Table, part: str, value: Tensor) -> str:
         name = self.part(part)
         layer: Any = table.module(self._path)
-        held = layer._buffers.get(name.rpartition(".")[2])
-        if held is None or held.shape != value.shape:
+        present = layer._buffers.get(name.rpartition(".")[2])
+        if present is None or present.shape != value.shape:
             table.register(name, value.to(layer.weight.device, layer.weight.dtype, copy=True), buffer=True)
         return name
 
@@ -231,9 +231,9 @@ class Laplace(Method):
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
-            found = [look.posterior(self.wrapper.prior_precision) for look in looks]
+            posteriors = [look.posterior(self.wrapper.prior_precision) for look in looks]
             for part in (*PARTS, "prior"):
-                values = [value for posterior in found if (value := getattr(posterior, part)) is not None]
+                values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]
                 if values:
                     table.get(self.part(part)).copy_(torch.stack(values) if places[0] else values[0])
 
@@ -364,7 +364,7 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
     method, table, scaling = _classifying(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
     if scaling is not None:
         args = scaling.inputs(args)
-    found = []
+    probs = []
     for place in method.places(table):
         probe, bank = Probe(method.layer_names(table)), Bank(table.get)
         plan = Plan((), table.record.rules, bank, (probe,), keep_state=False, fixed=place)
@@ -372,8 +372,8 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
             taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
         basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
         v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
-        found.append((taps["outputs"] / (1 + math.pi * v / 8).sqrt()).softmax(-1))
-    return torch.stack(found).mean(0)
+        probs.append((taps["outputs"] / (1 + math.pi * v / 8).sqrt()).softmax(-1))
+    return torch.stack(probs).mean(0)
 
 
 __all__ = ["Laplace", "Wrapper", "mean_field", "tune"]

@@ -213,31 +213,31 @@ class Neo(Method):
 
     def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int, list[Tensor]]:
         """The model's output, its number of rows, and one vector a row for every layer that was chosen."""
-        given = tensors((args, kwargs))
-        rows = self._expected_rows(given)
+        leaves = tensors((args, kwargs))
+        rows = self._expected_rows(leaves)
         output, tap = self._pass(wrapped, args, kwargs, rows)
         outputs = [t for t in tensors(output) if t.dim()]
-        found = outputs[0].shape[0] if outputs else None
-        if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in given if t.dim()}:
-            found = len(outputs)  # a part for each row
-        if found is None:
+        n_rows = outputs[0].shape[0] if outputs else None
+        if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in leaves if t.dim()}:
+            n_rows = len(outputs)  # a part for each row
+        if n_rows is None:
             raise ValueError("neo gives one risk a row, but the model's output has no rows (a single number)")
-        if found != rows:  # pooled as it came, so that no map need be kept: once more with the right number of rows
-            places = [(i, dim) for i, t in enumerate(given) for dim, size in enumerate(t.shape) if size == found]
+        if n_rows != rows:  # pooled as it came, so that no map need be kept: once more with the right number of rows
+            places = [(i, dim) for i, t in enumerate(leaves) for dim, size in enumerate(t.shape) if size == n_rows]
             self._rows_at = next(iter(places), self._rows_at)
-            output, tap = self._pass(wrapped, args, kwargs, found)
+            output, tap = self._pass(wrapped, args, kwargs, n_rows)
         if not self.model(wrapped).needs_features:
-            return output, found, []
+            return output, n_rows, []
         if self._sites is None:
             self._sites = self._choose([name for name in tap.taps if name not in tap.same], tap.same)
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
-                f"neo: {missing[0]} gave no feature of {found} rows in this call, as it did in the first; choose layers= that always run"
+                f"neo: {missing[0]} gave no feature of {n_rows} rows in this call, as it did in the first; choose layers= that always run"
             )
         if not self._met:
             self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
-        return output, found, [tap.taps[name] for name in self._sites]
+        return output, n_rows, [tap.taps[name] for name in self._sites]
 
     def _expected_rows(self, given: list[Tensor]) -> int | None:
         i, dim = self._rows_at

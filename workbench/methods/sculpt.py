@@ -107,8 +107,8 @@ class Sculpt(Method):
             ]
             for other in new if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ():
                 table.get(other).requires_grad_(False)
-            own = table.record.rules.get(name, Shared(name))
-            table.record.rules[name] = Split(self.name, (own, *(Shared(other) for other in new)))
+            rule = table.record.rules.get(name, Shared(name))
+            table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in new)))
         if learned := _learned(self.distribution):
             extras(table.root)._modules["noise"] = nn.ParameterDict(learned)
 
@@ -118,8 +118,8 @@ class Sculpt(Method):
             self.distribution = replace(self.distribution, **noise)  # of a copy of the model
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        y, beside = apart(parts["y"], dim)
-        return {"y": y, **self.distribution.variances(self._risk(beside))}
+        y, heads = apart(parts["y"], dim)
+        return {"y": y, **self.distribution.variances(self._risk(heads))}
 
     def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
         return prediction + self._risk(beside) if isinstance(self.distribution, Quantiles) else None

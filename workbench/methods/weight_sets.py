@@ -85,8 +85,8 @@ class Kept(Method):
 
     def names(self, table: Table, slots: list[str]) -> list[str]:
         """The registered tensors of some slots, those of other heads included."""
-        found = [name for slot in slots for name in table.record.rules.get(slot, Shared(slot)).registered()]
-        return list(dict.fromkeys(found))
+        registered = [name for slot in slots for name in table.record.rules.get(slot, Shared(slot)).registered()]
+        return list(dict.fromkeys(registered))
 
     def _flag(self, name: str) -> str:
         return f"{self._parameters[0]}@{self.name}_{name}"
@@ -130,8 +130,8 @@ class Swap(Intervention):
 
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
         kept = {slot: installed[f"{slot}@{self.method.name}"] for slot in self.slots}
-        own = {slot: value for slot, value in installed.items() if f"@{self.method.name}" not in slot}
-        return {**own, **{slot: torch.where(self.ready, value, own[slot]) for slot, value in kept.items()}}
+        current = {slot: value for slot, value in installed.items() if f"@{self.method.name}" not in slot}
+        return {**current, **{slot: torch.where(self.ready, value, current[slot]) for slot, value in kept.items()}}
 
 
 def method_of(wrapped: Any, name: str) -> Any:
@@ -142,10 +142,10 @@ def method_of(wrapped: Any, name: str) -> Any:
     """
     from ..core.wrapped import is_wrapped
 
-    found = next((m for m in wrapped._workbench.methods if m.name == name), None) if is_wrapped(wrapped) else None
-    if found is None:
+    method = next((m for m in wrapped._workbench.methods if m.name == name), None) if is_wrapped(wrapped) else None
+    if method is None:
         raise TypeError(f"this takes a model wrapped by {name}.Wrapper, not {type(wrapped).__name__} without it")
-    return found
+    return method
 
 
 __all__ = ["Kept", "Swap", "method_of"]
