@@ -129,7 +129,7 @@ def test_before_all_are_taken_there_is_no_risk() -> None:
     wrapped = snapshot.Wrapper(3)(net()).eval()
     taken(wrapped, 1)
     torch.testing.assert_close(wrapped(X), wrapped.unwrap()(X))
-    with pytest.raises(NotFittedError, match="taken 1 of 3 voters"):
+    with pytest.raises(NotFittedError, match="collected 1 of 3 voters"):
         wrapped(X, return_risk=True)
 
 
@@ -143,3 +143,9 @@ def test_bad_input_is_told() -> None:
     for other in (vote.Wrapper(2), laplace.Wrapper()):
         with pytest.raises(ValueError, match="both say which weights"):
             compose(snapshot.Wrapper(2), other)(net())
+
+
+def test_the_old_name_of_collect_says_the_new_one() -> None:
+    wrapped = snapshot.Wrapper(n_voters=2)(net())
+    with pytest.warns(DeprecationWarning, match=r"snapshot\.collect"):
+        assert snapshot.take(wrapped) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +46,9 @@ class NormalInverseGamma(ManyHeads):
         tensor(1.6571)
     """
 
-    regularization: float = 0.01
+    regularization: float = field(
+        default=0.01, metadata={"help": "weight, at least 0, of the evidence on wrong predictions"}
+    )
 
     needs: ClassVar[str] = "nu, alpha and beta"
 

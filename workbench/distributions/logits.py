@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -38,9 +38,11 @@ class LogitNormal(Distribution):
         tensor(0.3300)
     """
 
-    n_samples: int | None = None
+    n_samples: int | None = field(
+        default=None, metadata={"help": "draws for the Monte Carlo form; None for a mean-field form"}
+    )
     generator: torch.Generator | None = None
-    pairwise: bool = False
+    pairwise: bool = field(default=False, metadata={"help": "whether the mean-field form is the pairwise one"})
 
     location_scale: ClassVar[bool] = False
 

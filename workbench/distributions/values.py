@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -71,7 +71,7 @@ class Normal(_LocationScale):
         tensor([[0.6024]])
     """
 
-    beta: float = 0.0
+    beta: float = field(default=0.0, metadata={"help": "exponent of the variance in the loss, from 0 to 1"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
@@ -168,7 +168,7 @@ class StudentT(_LocationScale):
         tensor([[0.5000]])
     """
 
-    df: float | Tensor = 5.0
+    df: float | Tensor = field(default=5.0, metadata={"help": "degrees of freedom, above 2"})
 
     def __post_init__(self) -> None:
         if not _holds((df := torch.as_tensor(self.df)) > 2):
