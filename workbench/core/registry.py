@@ -39,7 +39,7 @@ def register(cls: W | None = None, /, *, name: str = "") -> W | Callable[[W], W]
 
     Raises:
         TypeError: if it is no wrapper.
-        ValueError: if the name is no identifier, or another wrapper's.
+        ValueError: if the name is no identifier, or another wrapper's; a class of the same name takes the place of the one before.
 
     Example:
         >>> import workbench

@@ -60,7 +60,7 @@ class Setting:
             ValueError: if it is none of those that are taken.
             TypeError: if it should be an instance of a class and is not.
         """
-        if self.anything or any(value is choice or (_same(value, choice)) for choice in self.choices):
+        if self.anything or any(_same(value, choice) for choice in self.choices):
             return value
         if self.base is not None:
             if isinstance(value, type) and issubclass(value, self.base):
@@ -132,7 +132,7 @@ def _same(value: Any, other: Any) -> bool:
             _same(option, vars(other)[name]) for name, option in vars(value).items()
         )
     try:
-        return type(value) is type(other) and bool(value == other)
+        return value is other or (type(value) is type(other) and bool(value == other))
     except (RuntimeError, TypeError, ValueError):  # of tensors with several elements
         return False
 
@@ -175,8 +175,8 @@ class Settings:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        plain = all("__dataclass_params__" in vars(base) for base in cls.__mro__[1:] if base in _described_bases(cls))
-        if plain and "__init__" not in vars(cls):
+        bases = [base for base in cls.__mro__[1:] if issubclass(base, Settings) and base is not Settings]
+        if "__init__" not in vars(cls) and all("__dataclass_params__" in vars(base) for base in bases):
             dataclass(frozen=True, repr=False, eq=False)(cls)
             cls.__doc__ = _documented(cls)
 
@@ -195,10 +195,6 @@ class Settings:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
-
-
-def _described_bases(cls: type) -> list[type]:
-    return [base for base in cls.__mro__[1:] if issubclass(base, Settings) and base is not Settings]
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
