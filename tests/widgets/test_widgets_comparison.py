@@ -429,3 +429,10 @@ def test_wrappers_given_by_name_keep_their_names_and_settings():
     assert list(comparison.models) == ["plain", "five", "both"]
     assert len(comparison.models["five"].voters()) == 5
     assert comparison.models["both"].methods == ("sample", "sculpt")
+
+
+def test_wrappers_are_given_as_texts_with_arguments():
+    texts = ["vote(n_voters=5)", "vote(n_voters=2) + sculpt(StudentT(df=4))"]
+    comparison = Comparison(small, rows(), texts, epochs=1).start(block=True)
+    assert list(comparison.models) == ["plain", *texts]
+    assert [len(comparison.models[text].voters()) for text in texts] == [5, 2]
