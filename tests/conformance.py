@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from helpers import zoo
-from helpers.conformance_reference import Place, Reference, assert_answers
+from helpers.conformance_reference import Reference, assert_answers
 from helpers.conformance_table import EXPECTED_REFUSALS, NOISE, REFUSED_BY, ROWS, RUN_BY, VOTERS, WRAPPERS, Wrapping
 from helpers.zoo import Case, leaves
 from torch import Tensor, nn
@@ -88,12 +88,14 @@ def listed(case: Case, check: str) -> Iterator[None]:
 def check_parts(case: Case, wrapping: Wrapping) -> None:
     """`voters()` and `unwrap()` give plain models with the branches' tensors."""
     wrapped = wrapping.wrap(build(case)).eval()
-    branches = [b for b in Reference(case, wrapping, wrapped).answers() if b.place.sample == b.place.head == 0]
+    branches = [
+        b for b in Reference(case, wrapping, wrapped).answers() if not b.place["sample"] and not b.place["sculpt"]
+    ]
     voters, plain = Wrapped.voters(wrapped), Wrapped.unwrap(wrapped)
     assert len(voters) == wrapping.voters
     for model, branch in zip([*voters, plain], [*branches, branches[0]], strict=True):
         assert not is_wrapped(model)
-        assert_tree(call(model, inputs(case)), branch.output, exactly(branch.output), f"voter {branch.place.voter}")
+        assert_tree(call(model, inputs(case)), branch.output, exactly(branch.output), f"voter {branch.place}")
 
 
 def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
@@ -160,7 +162,7 @@ def check_dealing(case: Case, wrapping: Wrapping) -> None:
         assert leaf.isfinite().all()
     if case.tags & {"batch_mixing", "batch_mixing_train", "stochastic_train", "buffers", "mutates_attribute"}:
         return  # what a voter answers depends on the rows that it was dealt
-    answers = [b for b in reference.answers(training=True) if b.place.head == 0]
+    answers = [b for b in reference.answers(training=True) if not b.place["sculpt"]]
     for path, leaf in zoo.float_leaves(y):
         stack = torch.stack([dict(leaves(b.output))[path] for b in answers])
         same = torch.isclose(stack, leaf, rtol=1e-9, atol=1e-9).flatten(2).all(2)
@@ -180,7 +182,7 @@ def check_plain_state(case: Case, wrapping: Wrapping) -> None:
     now = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
     for name, tensor in {**parameters(plain), **buffers(plain)}.items():
         for voter in range(wrapping.voters):
-            key, row = reference.home(name, Place(voter, 0, 0))
+            key, row = reference.home(name, {wrapping.members: voter})
             value = now[key]
             assert torch.equal(value if row is None else value[row], tensor), name
     if wrapping.name != "vote_rank1":  # its factors stay

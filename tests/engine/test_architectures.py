@@ -114,7 +114,7 @@ def copies_of(name: str, wrapper: str) -> tuple[Any, list[Any], Tensor]:
     """The wrapped architecture in evaluation mode, the plain copies of its branches, and token ids."""
     case, wrapping = ARCHITECTURES[name], WRAPPERS[wrapper]
     wrapped = wrapping.wrap(build(case)).eval()
-    models = [branch.model for branch in Copies(case, wrapping, wrapped).answers() if not branch.place.head]
+    models = [branch.model for branch in Copies(case, wrapping, wrapped).answers() if not branch.place["sculpt"]]
     return wrapped, models, inputs(case)[1]["input_ids"]
 
 

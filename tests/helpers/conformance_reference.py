@@ -1,14 +1,15 @@
-"""What a wrapped model must answer, from plain models alone.
+"""What a wrapped model must answer, computed by plain models alone.
 
-A reference never runs the wrapped object: it builds the plain model anew for each branch, copies the branch's tensors into
-it by their names in the `state_dict` (`fc.weight@vote` has one row for each voter, `fc.weight@sculpt` belongs to the risk
-head, ...), calls it, and does the arithmetic of risks itself.
+Independent of the code under test: for each branch a plain model is built anew, given the branch's tensors, which are found in the
+`state_dict` by the names of their keys (`workbench.testing.reference.NamedTensors`), and called; how many branches there are stands in the
+table of wrappers, noise on weights and inputs is drawn here, and so are the predictions and risks computed from the answers. No rule,
+plan or intervention of the wrapped object is asked. Only the wrapper's start values are its own: they are read from its state.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,34 @@ from torch import Tensor
 
 from helpers.conformance_table import DATA_NOISE, PRIOR_PRECISION, ROWS, Wrapping
 from helpers.zoo import Case, leaves
+from workbench.engine.plan import Intervention
 from workbench.engine.tree import is_float, tree_map
 from workbench.testing import reference
 from workbench.testing.models import Tree, assert_tree, buffers, build, inputs, parameters, seeded
-from workbench.testing.reference import Branch
+from workbench.testing.reference import Branch, Place
 
 
-class Place(NamedTuple):
-    """A branch: the voter, the sample and the head (0 predicts, the others are risk heads)."""
+class NoisyWeights(Intervention):
+    """Gaussian noise on weights, in proportion to them."""
 
-    voter: int
-    sample: int
-    head: int
+    def __init__(self, amount: float, weights: set[str]) -> None:
+        self.amount, self.weights = amount, weights
+
+    def tensors(self, installed: dict[str, Tensor], index: Place) -> dict[str, Tensor]:
+        return {
+            name: value * (1 + self.amount * torch.randn_like(value)) if name in self.weights else value
+            for name, value in installed.items()
+        }
+
+
+class NoisyInputs(Intervention):
+    """Gaussian noise on inputs."""
+
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+
+    def inputs(self, args: Any, kwargs: Any) -> Any:
+        return tree_map(lambda x: x + self.amount * torch.randn_like(x) if is_float(x) else x, (args, kwargs))
 
 
 class Reference(reference.Reference):
@@ -42,61 +59,26 @@ class Reference(reference.Reference):
 
     def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(case, wrapped, dtype)
+        self.by_rule = {}
         self.wrapping = wrapping
         self.heads = wrapping.heads or int("aleatoric" in wrapping.kinds)
 
-    def home(self, name: str, place: Any) -> tuple[str, int | None]:
-        """Key and row in the state_dict where a branch keeps a tensor of the plain model."""
-        heads = {key.removesuffix("@vote") for key in self.state}
-        head = f"{name}@sculpt{place.head - 1 or ''}"
-        base = head if place.head and head in heads else name
-        own = self.wrapping.name if self.wrapping.kept else "vote"
-        if self.wrapping.kept and not any(flag for key, flag in self.state.items() if key.endswith(f"@{own}_ready")):
-            return base, None
-        return (f"{base}@{own}", place.voter) if f"{base}@{own}" in self.state else (base, None)
-
-    def value(self, name: str, place: Any) -> Tensor:
-        """The tensor that a branch uses, as a differentiable function of `state`."""
-        key, row = self.home(name, place)
-        tensor = self.state[key] if row is None else self.state[key][row]
-        if (left := self.state.get(f"{key}@vote_out")) is not None:
-            shape = (-1, *[1] * (tensor.dim() - 1))
-            tensor = tensor * left[place.voter].reshape(shape)
-            if (right := self.state.get(f"{key}@vote_in")) is not None:
-                tensor = tensor * right[place.voter].reshape(1, -1, *shape[2:])
-        return tensor
+    def places(self) -> list[Place]:
+        """All branches: the voter, the sample and the head (0 predicts, the others are risk heads)."""
+        axes = {self.wrapping.members: self.wrapping.voters, "sample": self.wrapping.samples, "sculpt": 1 + self.heads}
+        return [dict(zip(axes, place, strict=True)) for place in itertools.product(*map(range, axes.values()))]
 
     def answers(self, training: bool = False, noise: float = 0.0, seed: int = 0) -> list[Branch]:
         """All branches, with the noise of sample on weights or inputs where there is some."""
-        heads = 1 + self.heads
-        branches = []
-        with seeded(seed):
-            for place in map(
-                Place._make, itertools.product(range(self.wrapping.voters), range(self.wrapping.samples), range(heads))
-            ):
-                model = build(self.case, self.dtype, training)
-                tensors = {**parameters(model), **buffers(model)}
-                values = {name: self.value(name, place) for name in tensors}
-                if noise and self.wrapping.where == "weights":
-                    values.update(
-                        {
-                            name: value * (1 + noise * torch.randn_like(value))
-                            for name, value in values.items()
-                            if name in parameters(model) and value.dim() >= 2
-                        }
-                    )
-                given = inputs(self.case, self.dtype)
-                if noise and self.wrapping.where == "inputs":
-                    given = tree_map(lambda x: x + noise * torch.randn_like(x) if is_float(x) else x, given)
-                with torch.no_grad():
-                    for name, tensor in tensors.items():
-                        tensor.copy_(values[name])
-                for name, parameter in parameters(model).items():
-                    parameter.requires_grad_(self.home(name, place)[0] in self.learns)
-                args, kwargs = given
-                branches.append(Branch(place, model, given, values, model(*args, **kwargs)))
         self.training = training
-        return branches
+        interventions: list[Intervention] = []
+        if noise and self.wrapping.where == "weights":
+            weights = {name for name, parameter in parameters(build(self.case)).items() if parameter.dim() >= 2}
+            interventions = [NoisyWeights(noise, weights)]
+        elif noise and self.wrapping.where == "inputs":
+            interventions = [NoisyInputs(noise)]
+        with seeded(seed):
+            return [self.branch(place, interventions, training) for place in self.places()]
 
     def linearised(self, path: str) -> Tensor:
         """Variance of a leaf of the output under laplace: from its gradients by the last layer's weights, one number after another.
@@ -133,7 +115,7 @@ class Reference(reference.Reference):
         risks: dict[str, Tree] = {kind: {} for kind in self.wrapping.variances}
         outputs = [(b.place, dict(leaves(b.output))) for b in branches]
         for path, first in outputs[0][1].items():
-            answers = [output[path] for place, output in outputs if place.head == 0]
+            answers = [output[path] for place, output in outputs if not place["sculpt"]]
             if not is_float(first):
                 prediction[path] = answers
                 continue
@@ -142,7 +124,7 @@ class Reference(reference.Reference):
             prediction[path] = mean if len(answers) > 1 else stack[0]
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
             raw = [
-                torch.stack([o[path] for p, o in outputs if p.head == head + 1]) for head in range(self.heads)
+                torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)
             ]  # by head, all voters and samples of each
             for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
                 variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)

@@ -50,6 +50,11 @@ class Wrapping:
         return SAMPLES if self.where else 1
 
     @property
+    def members(self) -> str:
+        """The axis of the voters."""
+        return self.name if self.kept else "vote"
+
+    @property
     def variances(self) -> tuple[str, ...]:
         """The risks that are standard deviations."""
         kinds = tuple(kind for kind in self.kinds if kind != "vacuitic")

@@ -24,7 +24,7 @@ def check_branches(
 ) -> None:
     """In evaluation mode, each branch is a plain model with the tensors that the rules give it."""
     wrapped = _wrapped(trial, dtype, training=False)
-    reference, plan = Reference(trial.case, wrapped, dtype), plan_for(wrapped, training=False)
+    reference, plan = trial.reference(wrapped, dtype), plan_for(wrapped, training=False)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         branched = run_engine(wrapped, plan, inputs(trial.case, dtype), strategy)
         branches = referred(reference, wrapped, training=False)
@@ -62,7 +62,7 @@ def check_training(
     """In training mode, gradients, buffers, attributes and inputs end as those of plain models that were called once."""
     case = trial.case
     wrapped = _wrapped(trial, dtype, training=True)
-    reference, given = Reference(case, wrapped, dtype), inputs(case, dtype)
+    reference, given = trial.reference(wrapped, dtype), inputs(case, dtype)
     exact = "stochastic_train" not in case.tags and (strategy == "loop" or not trial.random)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         branched = run_engine(wrapped, plan_for(wrapped, training=True), given, strategy)
@@ -121,7 +121,7 @@ def check_float64(trial: Trial) -> None:
     """A model that is cast to float64 after wrapping computes in it."""
     wrapped = trial.wrap(build(trial.case, torch.float32)).double()
     with torch.no_grad():
-        reference = Reference(trial.case, wrapped.eval())
+        reference = trial.reference(wrapped.eval())
         branched = run_engine(wrapped, plan_for(wrapped, False), inputs(trial.case), "loop")
         assert_branches(branched, referred(reference, wrapped, training=False), 1e-9)
         y, risks = ask(trial.fitted(wrapped), inputs(trial.case))

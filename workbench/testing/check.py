@@ -19,6 +19,7 @@ from ..errors import WorkbenchWarning
 from ..methods import neo, sample, sculpt, vote
 from .checks import CHECKS, COMPOSED_ON, check_composition
 from .models import seeded
+from .reference import BranchTensors
 from .report import Outcome, Report
 from .trial import Trial
 from .zoo import CASES, Case
@@ -36,17 +37,24 @@ def check_wrapper(
     models: Iterable[str | Case] | None = None,
     verbose: bool = False,
     on_fail: str = "raise",
+    tensors: BranchTensors | None = None,
 ) -> Report:
     """Check that a wrapper does to awkward models what plain models with its tensors do, or refuses them with words.
 
-    The expected numbers never come from the wrapped model: every branch is rebuilt from a plain model, its tensors set by hand from the
-    registered ones by the wrapper's rules, and run by itself in a loop.
+    The expected numbers never come from a run of the wrapped model: for every branch a plain model is built anew, given the branch's
+    tensors, and run by itself. Those tensors are found in the `state_dict` by the names of their keys: `fc.weight@mine` has one row for each
+    branch along the axis `mine`, or none is needed, because all branches share `fc.weight` and an intervention does the rest. A wrapper
+    that names its keys in another way is taken at the word of its own rules, unless you say the tensors. How many branches there are,
+    and what noise they see, is always the wrapper's word.
 
     Args:
         wrapper: a wrapper, a class of wrappers, or a function that gives one.
         models: names of the zoo, or cases of your own (`workbench.testing.Case`); None takes the whole zoo.
         verbose: print a line for each model.
         on_fail: "raise" raises if a check failed, "report" only reports it.
+        tensors: `tensors(state, place)` gives the tensors of a branch by their names in the plain model, computed from the state of the
+            wrapped one (those that it leaves out are found as above); `place` is the branch's position by axis. So a check does not
+            rest on the rules that it is to check.
 
     Returns:
         A table of model by check: passed, refused (one of our errors, or the wrapper's own) or FAILED.
@@ -72,7 +80,7 @@ def check_wrapper(
     from tqdm.auto import tqdm
 
     for case in tqdm(chosen, desc="models", delay=2, leave=False):
-        trial = Trial(case, make)
+        trial = Trial(case, make, tensors)
         with _quiet():
             for name, check in checks_of(trial).items():
                 report.outcomes[case.name, name] = outcome(check, trial)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 from ..core.method import Call
 from ..core.ownership import engine_of
 from ..core.predict import plan_of
-from ..engine.plan import Bank, Plan
+from ..engine.plan import Bank, Intervention, Plan, Shared
 from ..engine.run import Branched
 from ..engine.tree import is_float, tensors
 from .models import Tree, assert_structure, buffers, build, close, inputs, parameters, seeded
 from .zoo import Case, leaves
 
 Place = Mapping[str, int]  # axis -> position
+BranchTensors = Callable[[Mapping[str, Tensor], Place], Mapping[str, Tensor]]
 
 
 @dataclass
@@ -41,60 +43,136 @@ class Branch:
     output: Any
 
 
-class Reference:
-    """Plain models with the tensors of a wrapped one; it never runs the wrapped object.
+class NamedTensors:
+    """The tensors of each branch, found in the state of a wrapped model by the names of its keys alone.
+
+    | key                                | what it holds                                                                      |
+    |------------------------------------|------------------------------------------------------------------------------------|
+    | `fc.weight`                        | the tensor of all branches that have none of their own                             |
+    | `fc.weight@vote`                   | one row for each branch along the axis `vote`; so for `swag`, `snapshot`, any axis |
+    | `fc.weight@vote_out`, `..@vote_in` | one row of rank-one factors for each branch, by which `fc.weight` is multiplied    |
+    | `fc.weight@sculpt`, `..@sculpt1`   | that of the first and second head beside the model's own; with voters, `..@vote`   |
+    | `...@swag_ready`                   | whether the rows along `swag` count yet                                            |
 
     Args:
-        case: how to build them.
-        wrapped: its tensors are copied now, so that it can be called and changed afterwards.
-        dtype: precision of models and inputs.
+        state: tensors by key.
+        axes: the names of the axes along which branches can differ.
     """
 
-    def __init__(self, case: Case, wrapped: Any, dtype: torch.dtype = torch.float64) -> None:
-        self.case, self.dtype = case, dtype
-        held = {**dict(nn.Module.named_parameters(wrapped)), **dict(nn.Module.named_buffers(wrapped))}
-        held = {name: tensor for name, tensor in held.items() if "@workbench" not in name}
-        self.state = {name: tensor.detach().clone().requires_grad_(is_float(tensor)) for name, tensor in held.items()}
-        self.learns = {name for name, parameter in nn.Module.named_parameters(wrapped) if parameter.requires_grad}
-        self.rules = dict(wrapped._workbench.rules)
+    def __init__(self, state: Mapping[str, Tensor], axes: Iterable[str]) -> None:
+        self.state, self.axes = state, [axis for axis in axes if axis != "sculpt"]
 
     def home(self, name: str, place: Place) -> tuple[str, int | None]:
-        """Name and row of the registered tensor where a branch keeps a tensor of the plain model."""
-        return self.rules[name].home(place) if name in self.rules else (name, None)
+        """Key, and row if it has one for each branch, of the tensor that a branch uses as `name`."""
+        if place.get("sculpt"):
+            head = f"{name}@sculpt{place['sculpt'] - 1 or ''}"
+            if any(key in self.state for key in (head, *(f"{head}@{axis}" for axis in self.axes))):
+                name = head
+        for axis in self.axes:
+            flags = [flag for key, flag in self.state.items() if key.endswith(f"@{axis}_ready")]
+            if f"{name}@{axis}" in self.state and (not flags or any(flags)):
+                return f"{name}@{axis}", place.get(axis, 0)
+        return name, None
 
     def value(self, name: str, place: Place) -> Tensor:
-        """The tensor that a branch uses, as a differentiable function of `state`."""
-        return self.rules[name].pick(Bank(self.state.__getitem__), place) if name in self.rules else self.state[name]
+        """The tensor that a branch uses as `name`, as a differentiable function of the state."""
+        key, row = self.home(name, place)
+        tensor = self.state[key] if row is None else self.state[key][row]
+        for axis in self.axes:
+            for side, dim in (("out", 0), ("in", 1)):
+                if (factors := self.state.get(f"{key}@{axis}_{side}")) is not None:
+                    shape = [-1 if at == dim else 1 for at in range(tensor.dim())]
+                    tensor = tensor * factors[place.get(axis, 0)].reshape(shape)
+        return tensor
+
+    def keys(self, name: str) -> set[str]:
+        """All keys that some branch reads for `name`."""
+        heads = sum(re.fullmatch(rf"{re.escape(name)}@sculpt\d*(@\w+)?", key) is not None for key in self.state)
+        keys = {self.home(name, {"sculpt": head})[0] for head in range(1 + heads)}
+        factors = {f"{key}@{axis}_{side}" for key in keys for axis in self.axes for side in ("out", "in")}
+        return keys | (factors & self.state.keys())
+
+
+class Reference:
+    """A loop over plain models that were built anew and given the tensors of one branch each; no wrapped object runs in it.
+
+    Independent of the code under test are the models, the order and separation of the branches, and their tensors: copied when the
+    reference is made, and found by the names of their keys (`NamedTensors`), or as `tensors` says. Not independent are the number of the
+    branches and what happens beside replaced tensors (noise): these are told by the wrapper's own plan. So are the tensors of a method
+    that names its keys in another way, unless `tensors` says them (`by_rule` lists them): then the check is that the engine runs the
+    branches as they are declared, not that they are declared rightly.
+
+    Args:
+        case: how to build the models.
+        wrapped: its tensors are copied now, so that it can be called and changed afterwards.
+        dtype: precision of models and inputs.
+        tensors: see `check_wrapper`.
+    """
+
+    def __init__(
+        self, case: Case, wrapped: Any, dtype: torch.dtype = torch.float64, tensors: BranchTensors | None = None
+    ) -> None:
+        self.case, self.dtype, self.tensors = case, dtype, tensors
+        learns = {name for name, parameter in nn.Module.named_parameters(wrapped) if parameter.requires_grad}
+        self.state = {
+            name: tensor.detach().clone().requires_grad_(name in learns)
+            for name, tensor in [*nn.Module.named_parameters(wrapped), *nn.Module.named_buffers(wrapped)]
+            if "@workbench" not in name
+        }
+        self.named = NamedTensors(self.state, [method.name for method in wrapped._workbench.methods])
+        record = wrapped._workbench
+        declared = {**{name: Shared(name) for name in record.slots}, **record.rules}
+        # a marked slot is no tensor of the plain model: an intervention is handed it
+        self.by_rule = {
+            name: rule
+            for name, rule in declared.items()
+            if "@" in name or set(rule.registered()) != self.named.keys(name)
+        }
+
+    def home(self, name: str, place: Place) -> tuple[str, int | None]:
+        """Key and row of the registered tensor where a branch keeps a tensor of the plain model."""
+        return self.by_rule[name].home(place) if name in self.by_rule else self.named.home(name, place)
+
+    def values(self, names: Iterable[str], place: Place) -> dict[str, Tensor]:
+        """The tensors that a branch uses by their names in the plain model, as differentiable functions of `state`."""
+        said = {} if self.tensors is None else self.tensors(self.state, place)
+        bank = Bank(self.state.__getitem__)
+        return {
+            name: said[name]
+            if name in said
+            else self.by_rule[name].pick(bank, place)
+            if name in self.by_rule
+            else self.named.value(name, place)
+            for name in dict.fromkeys([*names, *self.by_rule])
+        }
 
     def run(self, plan: Plan, training: bool = False) -> list[Branch]:
         """All branches of a plan, with what its interventions do to tensors, inputs and activations."""
         branches: list[Branch] = []
         starts: dict[tuple[int, ...], Tensor] = {}
         for place in plan.indices:
-            apart = tuple(place[axis.name] for axis in plan.axes if axis.randomness == "different")
-            torch.set_rng_state(starts.setdefault(apart, torch.get_rng_state()))
-            branches.append(self.branch(place, plan, training))
+            stream = tuple(place[axis.name] for axis in plan.axes if axis.randomness == "different")
+            torch.set_rng_state(starts.setdefault(stream, torch.get_rng_state()))
+            branches.append(self.branch(place, plan.interventions, training))
         return branches
 
-    def branch(self, place: Place, plan: Plan, training: bool) -> Branch:
+    def branch(self, place: Place, interventions: Iterable[Intervention], training: bool) -> Branch:
         """One pass of a plain model with a branch's tensors."""
         model, given = build(self.case, self.dtype, training), inputs(self.case, self.dtype)
         args, kwargs = given
-        held = {**parameters(model), **buffers(model)}
-        values = {
-            name: self.value(name, place) for name in {**held, **self.rules}
-        }  # interventions have rules of their own
-        for intervention in plan.interventions:
+        registered = {**parameters(model), **buffers(model)}
+        values = self.values(registered, place)
+        for intervention in interventions:
             values = intervention.tensors(values, place)
             args, kwargs = intervention.inputs(args, kwargs)
         with torch.no_grad():
-            for name, tensor in held.items():
-                tensor.copy_(values[name])
+            for name, tensor in registered.items():
+                tensor.copy_(values[name].reshape(tensor.shape))
         for name, parameter in parameters(model).items():
             if is_float(parameter):
-                parameter.requires_grad_(values[name].requires_grad and self.home(name, place)[0] in self.learns)
+                parameter.requires_grad_(values[name].requires_grad)
         with ExitStack() as stack:
-            for intervention in plan.interventions:
+            for intervention in interventions:
                 named = [(parameter, name) for name, parameter in parameters(model).items()]
                 context = intervention.active(named, list(buffers(model).values()), tensors((args, kwargs)))
                 if context is not None:
@@ -166,4 +244,4 @@ def assert_branches(branched: Branched, branches: list[Branch], tolerance: float
                 close(row, answer[path], f"{what} of branch {dict(branch.place)}", tolerance)
 
 
-__all__ = ["Branch", "Place", "Reference", "assert_branches", "plan_for", "run_engine"]
+__all__ = ["Branch", "BranchTensors", "NamedTensors", "Place", "Reference", "assert_branches", "plan_for", "run_engine"]

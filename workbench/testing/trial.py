@@ -17,7 +17,7 @@ from ..core.wrapper import Wrapper
 from ..engine.tree import is_float
 from ..risk import Risk
 from .models import build, call, inputs, parts, seeded, total
-from .reference import Branch, Reference, plan_for
+from .reference import Branch, BranchTensors, Reference, plan_for
 from .zoo import Case, float_leaves, leaves
 
 
@@ -28,10 +28,16 @@ class Trial:
     Args:
         case: the model.
         make: gives the wrapper, a new one at each call or the same.
+        tensors: see `check_wrapper`.
     """
 
     case: Case
     make: Callable[[], Wrapper]
+    tensors: BranchTensors | None = None
+
+    def reference(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Reference:
+        """Plain models with the tensors that a wrapped one has now."""
+        return Reference(self.case, wrapped, dtype, self.tensors)
 
     def wrapper(self, strategy: str = "auto") -> Wrapper:
         """The wrapper, with another strategy if one is asked for."""
@@ -72,7 +78,7 @@ class Trial:
     def random(self) -> bool:
         """Whether the branches draw random numbers in evaluation mode."""
         wrapped = self.wrap(build(self.case)).eval()
-        reference = Reference(self.case, wrapped)
+        reference = self.reference(wrapped)
         with torch.no_grad():
             first, second = ([b.output for b in referred(reference, wrapped, False, seed)] for seed in (0, 1))
         pairs = zip(float_leaves(first), float_leaves(second), strict=True)
