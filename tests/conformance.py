@@ -43,15 +43,7 @@ from workbench.testing.models import (
     state,
     total,
 )
-from workbench.testing.trial import Trial, ask
-
-
-def trial_of(case: Case, wrapping: Wrapping, noise: float = NOISE) -> Trial:
-    return Trial(case, lambda: wrapping.make("auto", noise))
-
-
-def fit(wrapped: Any, wrapping: Wrapping, case: Case) -> Any:
-    return trial_of(case, wrapping).fitted(wrapped)
+from workbench.testing.trial import ask
 
 
 def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
@@ -59,7 +51,7 @@ def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
     wrapped = wrapping.wrap(build(case), strategy)
     reference = Reference(case, wrapping, wrapped)
     branches = reference.answers()
-    fit(wrapped, wrapping, case)
+    wrapping.trial(case).fitted(wrapped)
     with torch.no_grad():
         y, risks = ask(wrapped, inputs(case))
     assert_answers(reference, branches, y, risks)
@@ -222,7 +214,7 @@ def check_signature(case: Case, wrapping: Wrapping) -> None:
         trained = [name for name, p in wrapped.named_parameters() if p.grad is not None]
         assert all("extras@workbench" in name for name in trained), trained
         assert all(torch.equal(t, before[n]) for n, t in wrapped.state_dict().items() if n in before)
-    fit(wrapped, wrapping, case)
+    wrapping.trial(case).fitted(wrapped)
     far = tree_map(lambda x: 100 * x if is_float(x) else x, inputs(case))
     with torch.no_grad():
         near_risk, far_risk = (ask(wrapped, given)[1]["vacuitic"] for given in (inputs(case), far))
@@ -266,7 +258,7 @@ def check_refusal(case: Case, wrapping: Wrapping) -> None:
         try:
             with torch.set_grad_enabled(gradients):
                 wrapped = wrapping.wrap(model, noise=NOISE)
-                ask(fit(wrapped, wrapping, case), inputs(case))
+                ask(wrapping.trial(case).fitted(wrapped), inputs(case))
         except error as raised:
             found = str(raised)
         assert found is not None, f"not refused, {'with' if gradients else 'without'} gradients"
@@ -283,7 +275,7 @@ def check_builtin(case: Case, wrapping: Wrapping) -> None:
         if applies(name, wrapping):
             with listed(case, name):
                 check(case, wrapping)
-    trial = trial_of(case, wrapping)
+    trial = wrapping.trial(case)
     for name, owed in checks_of(trial).items():
         if wrapping.name not in RUN_BY.get(name, WRAPPERS):
             continue

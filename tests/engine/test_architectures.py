@@ -9,16 +9,16 @@ import pytest
 import torch
 import transformers
 from helpers.architectures import ARCHITECTURES
+from helpers.conformance_reference import size
 from helpers.conformance_table import WRAPPERS, Refusal
 from helpers.plain_copies import (
-    Copies,
     check_dealing,
     check_evaluation,
     check_noise,
     check_signature,
     check_training,
     dtype_of,
-    size,
+    reference_of,
 )
 from helpers.zoo import Case, leaves
 from torch import Tensor
@@ -114,7 +114,7 @@ def copies_of(name: str, wrapper: str) -> tuple[Any, list[Any], Tensor]:
     """The wrapped architecture in evaluation mode, the plain copies of its branches, and token ids."""
     case, wrapping = ARCHITECTURES[name], WRAPPERS[wrapper]
     wrapped = wrapping.wrap(build(case)).eval()
-    models = [branch.model for branch in Copies(case, wrapping, wrapped).answers() if not branch.place["sculpt"]]
+    models = [branch.model for branch in reference_of(case, wrapping, wrapped).answers() if not branch.place["sculpt"]]
     return wrapped, models, inputs(case)[1]["input_ids"]
 
 

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from helpers.zoo import Case
 from workbench import compose, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.engine.run import OutputShapeError
 from workbench.testing.checks import COMPOSED_ON
 from workbench.testing.models import seeded
+from workbench.testing.trial import Trial
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
 PRIOR_PRECISION, DATA_NOISE = 2.0, 0.5  # of laplace
@@ -44,6 +46,10 @@ class Wrapping:
         """The wrapped model; with another seed the voters and heads have other start values."""
         with seeded(seed):
             return self.make(strategy, noise)(model)
+
+    def trial(self, case: Case, noise: float = NOISE) -> Trial:
+        """What `workbench.testing` checks: this wrapper on one model."""
+        return Trial(case, lambda: self.make("auto", noise))
 
     @property
     def samples(self) -> int:

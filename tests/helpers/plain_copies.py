@@ -5,20 +5,19 @@ For models that are taken as they are: `conformance` checks more, but on models 
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from helpers.conformance_reference import Reference
+from helpers.conformance_reference import Reference, assert_answers, size
 from helpers.conformance_table import NOISE, Wrapping
 from helpers.zoo import Case, leaves
-from workbench import WorkbenchWarning, Wrapped
+from workbench import WorkbenchWarning
 from workbench.engine.tree import is_float
-from workbench.testing.models import build, call, close, inputs, majority, seeded
-from workbench.testing.reference import Branch
+from workbench.testing.models import build, call, close, inputs, seeded
+from workbench.testing.trial import ask
 
 TOLERANCES = {"float32": 1e-4, "float32_inside": 1e-5}  # by tag: all in float32; float64 with parts in float32
 
@@ -31,74 +30,20 @@ def tolerance_of(case: Case) -> float:
     return max((TOLERANCES.get(tag, 0.0) for tag in case.tags), default=0.0) or 1e-9
 
 
-def ask(wrapped: Any, given: Any, wrapping: Wrapping) -> tuple[Any, dict[str, Any]]:
-    """The prediction of a wrapped model and its risks by name."""
-    args, kwargs = given
-    with seeded():
-        y, risk = wrapped(*args, **kwargs, return_risk=True)
-    return y, {wrapping.single: risk} if wrapping.single else {name: risk[name] for name in risk.names()}
-
-
-def fit(wrapped: Any, case: Case, wrapping: Wrapping) -> None:
-    """Learn neo's signature, if there is one, and go to evaluation mode."""
-    wrapped.eval()
-    if "vacuitic" in wrapping.kinds:
-        args, kwargs = inputs(case, dtype_of(case), rows=40, seed=3)
-        batch: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments if kwargs else args
-        Wrapped.fit(wrapped, [({**batch, **batch.pop("kwargs", {})} if kwargs else batch, None)])
-
-
-class Copies(Reference):
-    """Plain copies of a model in the precision of its case; the factor of a single number has no shape."""
-
-    def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any) -> None:
-        super().__init__(case, wrapping, wrapped, dtype_of(case))
-
-    def value(self, name: str, place: Any) -> Tensor:
-        found = super().value(name, place)
-        key, row = self.home(name, place)
-        return found.reshape(self.state[key].shape if row is None else self.state[key].shape[1:])
-
-
-def assert_answers(case: Case, reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any]) -> None:
-    """Assert prediction and risks leaf by leaf; a risk has the floating leaves of the prediction."""
-    prediction, expected = reference.reduced(branches)
-    found, tolerance = dict(leaves(y)), tolerance_of(case)
-    assert type(y) is type(branches[0].output)
-    assert list(found) == [path for path, _ in leaves(branches[0].output)]
-    for path, leaf in found.items():
-        if is_float(leaf):
-            assert leaf.shape == prediction[path].shape
-            close(leaf, prediction[path], path, tolerance)
-        elif isinstance(leaf, Tensor):
-            majority(leaf, prediction[path], path)
-        else:
-            assert all(leaf == answer for answer in prediction[path]), path
-    assert set(risks) - {"vacuitic"} == set(reference.wrapping.variances)
-    for name, risk in risks.items():
-        if name == "vacuitic":
-            assert risk.isfinite().all()
-            continue
-        tree = {path: leaf for path, leaf in leaves(risk) if leaf is not None}
-        assert set(tree) == {path for path, leaf in found.items() if is_float(leaf)}
-        for path, leaf in tree.items():
-            unit = 1 + size(prediction[path])  # answers are rounded in proportion to their size
-            close(leaf / unit, expected[name][path] / unit, f"{name} {path}", tolerance)
-
-
-def size(tensor: Tensor) -> float:
-    """The largest absolute value, 0 of nothing."""
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+def reference_of(case: Case, wrapping: Wrapping, wrapped: Any) -> Reference:
+    """Plain copies of a model in the precision of its case."""
+    return Reference(case, wrapping, wrapped, dtype_of(case))
 
 
 def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
     """Prediction and risks in evaluation mode; then the prediction alone, since a model may keep something from its first call."""
     wrapped = wrapping.wrap(build(case, dtype_of(case)), strategy)
-    reference = Copies(case, wrapping, wrapped)
+    reference = reference_of(case, wrapping, wrapped)
     branches = reference.answers()
-    fit(wrapped, case, wrapping)
+    wrapping.trial(case).fitted(wrapped, dtype_of(case))
     with torch.no_grad():
-        assert_answers(case, reference, branches, *ask(wrapped, inputs(case, dtype_of(case)), wrapping))
+        answer = ask(wrapped, inputs(case, dtype_of(case)))
+        assert_answers(reference, branches, *answer, tolerance_of(case))
         y = call(wrapped, inputs(case, dtype_of(case)))
     prediction, _ = reference.reduced(branches)
     for path, leaf in leaves(y):
@@ -109,10 +54,10 @@ def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
 def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
     """Prediction, risks, all gradients and all buffers of one training step."""
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True), strategy)
-    reference = Copies(case, wrapping, wrapped)
+    reference = reference_of(case, wrapping, wrapped)
     branches = reference.answers(training=True)
-    y, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
-    assert_answers(case, reference, branches, y, risks)
+    y, risks = ask(wrapped, inputs(case, dtype_of(case)))
+    assert_answers(reference, branches, y, risks, tolerance_of(case))
     # samples without noise agree, and where all agree a standard deviation has no gradient that could be compared
     learned = [name for name in wrapping.variances if not wrapping.where or name == "aleatoric"]
     prediction, spread = reference.reduced(branches)
@@ -139,7 +84,7 @@ def check_signature(case: Case, wrapping: Wrapping) -> None:
     """A gradient step on neo's signature leaves the model and its statistics alone."""
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
     before = {name: tensor.clone() for name, tensor in wrapped.state_dict().items() if "@workbench" not in name}
-    _, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
+    _, risks = ask(wrapped, inputs(case, dtype_of(case)))
     assert risks["vacuitic"].isfinite().all()
     risks["vacuitic"].mean().backward()
     trained = [name for name, parameter in wrapped.named_parameters() if parameter.grad is not None]
@@ -153,7 +98,7 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
     """With noise, samples are finite and differ, and variances still add."""
     wrapped = wrapping.wrap(build(case, dtype_of(case)), "loop", NOISE).eval()
     with torch.no_grad():
-        _, risks = ask(wrapped, inputs(case, dtype_of(case)), wrapping)
+        _, risks = ask(wrapped, inputs(case, dtype_of(case)))
     trees = {name: {path: leaf for path, leaf in leaves(risk) if is_float(leaf)} for name, risk in risks.items()}
     assert all(leaf.isfinite().all() for tree in trees.values() for leaf in tree.values())
     assert any((leaf > 0).any() for leaf in trees["epistemic"].values())
@@ -167,7 +112,7 @@ def check_dealing(case: Case, wrapping: Wrapping) -> None:
     plain, (args, kwargs) = build(case, dtype_of(case)), inputs(case, dtype_of(case))
     apart = _rows_apart(plain, args, kwargs)
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
-    branches = Copies(case, wrapping, wrapped).answers(training=True)
+    branches = reference_of(case, wrapping, wrapped).answers(training=True)
     with warnings.catch_warnings(record=True) as caught, seeded():
         warnings.simplefilter("always")
         y = wrapped(*args, **kwargs)

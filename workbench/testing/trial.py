@@ -52,6 +52,8 @@ class Trial:
     def fitted(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Any:
         """The wrapped model in evaluation mode, with all learned that is learned in closed form."""
         wrapped.eval()
+        if not any(method.needs_fit for method in wrapped._workbench.methods):
+            return wrapped
         args, kwargs = inputs(self.case, dtype, rows=40, seed=3)
         batch: Any = args
         if kwargs:  # a batch is either positional or by name; what is positional has a name, too
