@@ -1,7 +1,7 @@
-"""What a wrapped model must answer beside the rest of PyTorch, as a differentiable function of its state_dict.
+"""What a wrapped model must answer when it is used together with the rest of PyTorch, as a differentiable function of its `state_dict`.
 
-No wrapped object runs here: plain models are called one by one, each with the tensors of one branch, taken by their names
-(`last.weight@vote` has one row for each voter, `last.weight@sculpt` belongs to the risk head).
+Independent of the code under test: plain models are called one by one, each with the tensors of one branch, found by the names of their
+keys (`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from workbench import Risk, Wrapper, compose, neo, sample, sculpt, vote
+from workbench.testing.reference import NamedTensors
 
 VOTERS, SAMPLES, ROWS, AMOUNT = 3, 2, 6, 0.2
 
@@ -111,19 +112,6 @@ def seeded(function: Callable[..., Any], *args: Any, seed: int = 5, **kwargs: An
 # ---- the reference --------------------------------------------------------------------------------------------------
 
 
-def tensor_of(state: dict[str, Tensor], name: str, voter: int, head: int) -> tuple[str, Tensor]:
-    """The key in the state, and the value, of what a branch uses under a name of the plain model."""
-    keys = {key.removesuffix("@vote") for key in state}
-    key = f"{name}@sculpt" if head and f"{name}@sculpt" in keys else name
-    if f"{key}@vote" in state:
-        return f"{key}@vote", state[f"{key}@vote"][voter]
-    value = state[key]
-    if f"{key}@vote_out" in state:
-        left, right = state[f"{key}@vote_out"][voter], state.get(f"{key}@vote_in")
-        value = value * left if right is None else value * torch.outer(left, right[voter])
-    return key, value
-
-
 @dataclasses.dataclass
 class Answer:
     """What all branches together say.
@@ -154,7 +142,8 @@ def expected(
     kind = KINDS.get(name, Kind(neo.Wrapper))
     samples = kind.samples if (risk or not training) and not loss else 1
     heads = 2 if kind.head and (risk or loss) else 1
-    moved: dict[tuple[str, int], list[Tensor]] = {}
+    named = NamedTensors(state, ["vote"])
+    moved: dict[tuple[str, int | None], list[Tensor]] = {}
     outputs = []
     for voter in range(kind.voters):
         for _ in range(samples):
@@ -162,9 +151,11 @@ def expected(
             for head in range(heads):
                 torch.set_rng_state(start)  # both heads see the same noise
                 model = seeded(make).train(training)  # building it draws numbers, too
-                keys, tensors = {}, {}
-                for tensor_name, _ in [*model.named_parameters(), *model.named_buffers()]:
-                    keys[tensor_name], tensors[tensor_name] = tensor_of(state, tensor_name, voter, head)
+                place = {"vote": voter, "sculpt": head}
+                tensors = {
+                    tensor_name: named.value(tensor_name, place)
+                    for tensor_name, _ in [*model.named_parameters(), *model.named_buffers()]
+                }
                 for tensor_name, parameter in model.named_parameters():
                     if kind.noise == "weights" and parameter.dim() > 1:
                         noise = 1 + AMOUNT * torch.randn_like(parameter)
@@ -174,8 +165,7 @@ def expected(
                     _disturb(model)
                 outputs.append(functional_call(model, {**tensors, **buffers}, (x.clone(),)))
                 for tensor_name, value in buffers.items():
-                    own = voter if keys[tensor_name].endswith("@vote") else -1
-                    moved.setdefault((keys[tensor_name], own), []).append(value)
+                    moved.setdefault(named.home(tensor_name, place), []).append(value)
     stacked = torch.stack(outputs).reshape(kind.voters, samples, heads, *outputs[0].shape)
     y, raw = stacked[:, :, 0].flatten(0, 1), stacked[:, :, 1:].flatten(0, 2)
     variances = {"epistemic": y.var(0, correction=0)} if kind.voters * kind.samples > 1 else {}
@@ -184,9 +174,9 @@ def expected(
     if len(variances) > 1:
         variances["total"] = variances["epistemic"] + variances["aleatoric"]
     after = {key: state[key].detach().clone() for key, _ in moved}
-    for (key, own), values in moved.items():
+    for (key, row), values in moved.items():
         mean = torch.stack(values).double().mean(0).to(values[0])
-        after[key] = mean if own < 0 else after[key].index_copy(0, torch.tensor([own]), mean[None])
+        after[key] = mean if row is None else after[key].index_copy(0, torch.tensor([row]), mean[None])
     risks = {key: root(variance) for key, variance in variances.items()} if risk else {}
     return Answer(y.mean(0) if len(y) > 1 else y[0], risks, after, stacked)
 

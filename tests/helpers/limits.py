@@ -1,4 +1,8 @@
-"""What a wrapped model must answer, from deep copies of the plain one that are called one by one."""
+"""What a wrapped model must answer, from deep copies of the plain one that are called one by one.
+
+Independent of the code under test: the copies get the tensors of one branch each by the names of their keys
+(`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench import Wrapper, compose, sample, sculpt, vote
+from workbench.testing.reference import NamedTensors
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 5, 0.3
 
@@ -61,7 +66,7 @@ def branches(kind: str, plain: nn.Module, wrapped: nn.Module, noise: float) -> I
 
     The random stream goes on from branch to branch, and both heads of sculpt see the same.
     """
-    state = {name: tensor.detach().clone() for name, tensor in wrapped.state_dict().items()}
+    named = NamedTensors({name: tensor.detach().clone() for name, tensor in wrapped.state_dict().items()}, ["vote"])
     for voter in range(VOTERS if "vote" in kind else 1):
         for _ in range(SAMPLES if "sample" in kind else 1):
             start = torch.get_rng_state()
@@ -70,10 +75,7 @@ def branches(kind: str, plain: nn.Module, wrapped: nn.Module, noise: float) -> I
                 model = copy.deepcopy(plain)
                 with torch.no_grad():
                     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                        base = f"{name}@sculpt"
-                        base = base if head and (base in state or f"{base}@vote" in state) else name
-                        own = state.get(f"{base}@vote")
-                        tensor.copy_(state[base] if own is None else own[voter])
+                        tensor.copy_(named.value(name, {"vote": voter, "sculpt": head}))
                     if kind == "sample_weights":
                         for weight in (p for p in model.parameters() if p.dim() > 1):
                             weight.mul_(1 + noise * torch.randn_like(weight))

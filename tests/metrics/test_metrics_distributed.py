@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_distributed import in_two_processes
+from helpers.two_processes import in_two_processes
 from test_metrics_classes import CASES, fed
 
 from workbench import metrics

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import in_two_processes
+from helpers.two_processes import in_two_processes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

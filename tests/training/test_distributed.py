@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from helpers.interplay import (
     KINDS,
     Kind,
@@ -24,10 +22,10 @@ from helpers.interplay import (
     state_of,
     wrap,
 )
+from helpers.two_processes import WORLD, in_two_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-WORLD = 2
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
 
 
@@ -40,22 +38,6 @@ class Training(nn.Module):
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return self.wrapped.loss(nn.functional.mse_loss, x, target)
-
-
-def in_two_processes(job: Any, folder: Path, *args: Any) -> None:
-    """Run `job(rank, *args)` in each process of a group that meets in a file; an assertion that fails there fails here."""
-    torch.multiprocessing.spawn(_process, (str(folder / "meeting"), job, args), WORLD)
-
-
-def _process(rank: int, meeting: str, job: Any, args: tuple) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
-    try:
-        job(rank, *args)
-        gc.collect()  # what holds the group goes before it, or the process may abort when it ends
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def shards(seed: int = 1) -> list[tuple[Tensor, Tensor]]:

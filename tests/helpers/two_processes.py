@@ -1,0 +1,29 @@
+"""Run a test in two processes that talk to each other (gloo, on the CPU)."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+WORLD = 2
+
+
+def in_two_processes(job: Any, folder: Path, *args: Any) -> None:
+    """Run `job(rank, *args)` in each process of a group that meets in a file; an assertion that fails there fails here."""
+    torch.multiprocessing.spawn(_process, (str(folder / "meeting"), job, args), WORLD)
+
+
+def _process(rank: int, meeting: str, job: Any, args: tuple) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+    try:
+        job(rank, *args)
+        gc.collect()  # what holds the group goes before it, or the process may abort when it ends
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
