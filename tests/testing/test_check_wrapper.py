@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.conformance_table import WRAPPERS
+from helpers.zoo import CASES
 from torch import Tensor, nn
 
 import workbench
@@ -190,6 +193,57 @@ def test_branches_are_held_against_plain_models(bug: str, monkeypatch: pytest.Mo
     found = {check for _, check, _ in report.failures}
     assert ("vmap" in found) == bug.startswith("a rule")  # whose branches come stacked already
     assert ("branches" in found) == bug.startswith("a reduction")
+
+
+def test_a_rule_that_picks_the_row_of_another_branch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a branch is given is known by the names of the keys, not by the rule that is under test."""
+    monkeypatch.setattr(Stacked, "pick", lambda self, bank, index: bank.row(self.name, 1 - index.get(self.axis, 0)))
+    report = check_wrapper(vote.Wrapper(2), models=["mlp"], on_fail="report")
+    assert {"branches", "training"} <= {check for _, check, _ in report.failures}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_tensors_of_built_in_wrappers_are_found_by_name(name: str) -> None:
+    wrapping, case = WRAPPERS[name], CASES["cnn_bn" if name != "laplace" else "mlp"]
+    reference = wrapping.trial(case).reference(wrapping.wrap(case.build()))
+    by_rule = {slot: rule for slot, rule in reference.by_rule.items() if "@" not in slot}
+    # the rows of swag and snapshot are swapped in by an intervention, so that the rule of the plain slot has nothing to say
+    assert all(wrapping.kept and rule == Shared(slot) for slot, rule in by_rule.items())
+
+
+class Scaled(Jittered):
+    """Two branches whose weights are registered as one tensor that the naming convention does not know."""
+
+    def attach(self, table: Any) -> None:
+        for name in [name for name in table.parameters() if table.value(name).requires_grad]:
+            value = table.value(name)
+            table.register(f"{name}@both_scaled", torch.stack([value, self.factor * value]), like=value)
+            table.record.rules[name] = Stacked(self.name, f"{name}@both_scaled")
+
+    factor = 2.0
+    slots = ()
+
+    def intervention(self, table: Any, call: Call) -> None:
+        return None
+
+
+class ScaledWrongly(Scaled):
+    factor = 3.0
+
+
+def test_tensors_of_branches_can_be_said() -> None:
+    def tensors(state: Mapping[str, Tensor], place: Mapping[str, int]) -> dict[str, Tensor]:
+        first = {key.partition("@")[0]: value[0] for key, value in state.items()}
+        return {name: value * 2 if place.get("jittered") else value for name, value in first.items()}
+
+    checks = [check_wrapper(Members(method), ["mlp"], on_fail="report") for method in (Scaled, ScaledWrongly)]
+    assert not any("branches" in str(report.failures) for report in checks)  # the wrapper is taken at its word
+    right, wrong = (
+        {check for _, check, _ in check_wrapper(Members(method), ["mlp"], on_fail="report", tensors=tensors).failures}
+        for method in (Scaled, ScaledWrongly)
+    )
+    assert "branches" not in right
+    assert "branches" in wrong
 
 
 # ---- arguments and the report
