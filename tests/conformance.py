@@ -1,11 +1,16 @@
 """What the built-in wrappers owe to every model: what every wrapper does (`workbench.testing`), and what is theirs.
 
-The second part knows by which names and by which arithmetic each built-in wrapper works, and holds its answers against plain
-models whose tensors are set by hand.
+The second part compares predictions, risks, gradients and buffers with a loop over plain models; what is independent in that reference
+stands at the top of `helpers/conformance_reference.py`.
+
+- A new wrapper is one row of `WRAPPERS` in `helpers/conformance_table.py`: how it is made, which risks it measures, how many voters and
+  heads it has, where it puts noise. A risk that is no variance over voters, samples or heads needs its formula in `Reference.reduced`.
+- A new model is one function with `@case(...)` in `workbench/testing/zoo/`, whose tags `tests/testing/test_zoo.py` checks.
+- What is refused on purpose is one row of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
 Example:
-    >>> from conformance_table import WRAPPERS
-    >>> from zoo import CASES
+    >>> from helpers.conformance_table import WRAPPERS
+    >>> from helpers.zoo import CASES
     >>> check_builtin(CASES["mlp"], WRAPPERS["vote"])
 """
 

@@ -107,7 +107,7 @@ REFUSED: list[tuple[tuple[str, ...], list[str], type[Exception], str]] = [
 
 # laplace is of an nn.Linear at the end only
 @pytest.mark.parametrize(
-    ("name", "wrapper"), pairs(filter(cases_of, INFOS), (name for name in WRAPPERS if name != "laplace"), 2)
+    ("name", "wrapper"), pairs(filter(cases_of, INFOS), (name for name in WRAPPERS if name != "laplace"), 6)
 )
 def test_wrapper_does_to_module_what_plain_copies_do_or_refuses_it(name: str, wrapper: str) -> None:
     wrapping = WRAPPERS[wrapper]
