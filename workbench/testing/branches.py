@@ -62,10 +62,10 @@ def check_training(
     """In training mode, gradients, buffers, attributes and inputs end as those of plain models that were called once."""
     case = trial.case
     wrapped = _wrapped(trial, dtype, training=True)
-    reference, given = trial.reference(wrapped, dtype), inputs(case, dtype)
+    reference, arguments = trial.reference(wrapped, dtype), inputs(case, dtype)
     exact = "stochastic_train" not in case.tags and (strategy == "loop" or not trial.random)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        branched = run_engine(wrapped, plan_for(wrapped, training=True), given, strategy)
+        branched = run_engine(wrapped, plan_for(wrapped, training=True), arguments, strategy)
         branches = referred(reference, wrapped, training=True)
     tolerance = EXACT if dtype is torch.float64 else LOW
     full = referred(reference, wrapped, training=True) if autocast else []
@@ -87,7 +87,7 @@ def check_training(
     after = dict(nn.Module.named_buffers(wrapped))
     for name, value in reference.moved(branches).items():
         close(after[name], value, f"buffer {name}", tolerance)
-    for leaf, other in zip(flatten(given)[0], flatten(branches[0].given)[0], strict=True):
+    for leaf, other in zip(flatten(arguments)[0], flatten(branches[0].given)[0], strict=True):
         if isinstance(leaf, Tensor):
             close(leaf, other, "an input that the model writes into", tolerance)
     if isinstance(branches[0].model, nn.Module):
@@ -96,11 +96,15 @@ def check_training(
 
 def _gradients(reference: Reference, branches: list[Branch], wrapped: Any) -> dict[str, Tensor]:
     """The gradient of the sum of all answers, by name; interventions read their tensors from the wrapped model itself."""
-    found = reference.gradients(branches, total(*(branch.output for branch in branches)))
-    own = {name: parameter.grad for name, parameter in nn.Module.named_parameters(wrapped)}
+    of_plain_models = reference.gradients(branches, total(*(branch.output for branch in branches)))
+    of_interventions = {name: parameter.grad for name, parameter in nn.Module.named_parameters(wrapped)}
     wrapped.zero_grad()
-    parts = {name: [g for g in (grad, own.get(name)) if g is not None] for name, grad in found.items()}
-    return {name: torch.stack(g).sum(0) if g else torch.zeros_like(reference.state[name]) for name, g in parts.items()}
+    by_name = {
+        name: [g for g in (grad, of_interventions.get(name)) if g is not None] for name, grad in of_plain_models.items()
+    }
+    return {
+        name: torch.stack(g).sum(0) if g else torch.zeros_like(reference.state[name]) for name, g in by_name.items()
+    }
 
 
 def assert_attributes(wrapped: Any, called: nn.Module, tolerance: float = EXACT) -> None:
@@ -108,13 +112,13 @@ def assert_attributes(wrapped: Any, called: nn.Module, tolerance: float = EXACT)
     for name, value in vars(called).items():
         if name.startswith("_") or (isinstance(value, list) and any(isinstance(item, nn.Module) for item in value)):
             continue
-        held = getattr(wrapped, name)
+        kept = getattr(wrapped, name)
         if isinstance(value, Tensor):
-            close(held, value, name, tolerance)
+            close(kept, value, name, tolerance)
         elif isinstance(value, dict):
-            assert list(held) == list(value), f"{name} holds {list(held)}, not {list(value)}"
+            assert list(kept) == list(value), f"{name} holds {list(kept)}, not {list(value)}"
         elif isinstance(value, bool | int | float | str | list):
-            assert held == value, f"{name} is {held!r}, not {value!r}"
+            assert kept == value, f"{name} is {kept!r}, not {value!r}"
 
 
 def check_float64(trial: Trial) -> None:

@@ -101,9 +101,9 @@ def maker(wrapper: Any) -> Callable[[], Wrapper]:
     make = (lambda: copy.copy(wrapper)) if isinstance(wrapper, Wrapper) else wrapper
     if isinstance(wrapper, types.ModuleType) or not callable(make):
         raise TypeError(f"check_wrapper takes a Wrapper, such as vote.Wrapper(5), or a class of them, not {wrapper!r}")
-    made = make()
-    if not isinstance(made, Wrapper):
-        raise TypeError(f"{wrapper!r} gives {made!r}, which is no workbench.Wrapper")
+    candidate = make()
+    if not isinstance(candidate, Wrapper):
+        raise TypeError(f"{wrapper!r} gives {candidate!r}, which is no workbench.Wrapper")
     return make
 
 
@@ -122,13 +122,13 @@ def _cases(models: Iterable[str | Case] | None) -> list[Case]:
 
 def checks_of(trial: Trial) -> dict[str, Callable[[Trial], None]]:
     """The checks that say something about a model under a wrapper."""
-    found, case = dict(CHECKS), trial.case
+    checks, case = dict(CHECKS), trial.case
     if case.name in COMPOSED_ON or CASES.get(case.name) is not case:
         present = {method.name for method in trial.make().make()}
         for name, other in OTHERS.items():
             if name not in present:
-                found[f"with {name}"] = partial(check_composition, other=other())
-    return found
+                checks[f"with {name}"] = partial(check_composition, other=other())
+    return checks
 
 
 def outcome(check: Callable[[Trial], None], trial: Trial) -> Outcome:
@@ -150,9 +150,9 @@ def is_refusal(error: Exception, wrapper: Wrapper) -> bool:
     if trace is None or not isinstance(error, TypeError | ValueError | RuntimeError) or not str(error):
         return False
     home = trace.tb_frame.f_globals.get("__name__", "")
-    ours = home.startswith("workbench.") and not home.startswith("workbench.testing")
+    in_package = home.startswith("workbench.") and not home.startswith("workbench.testing")
     raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised and (ours or home == type(wrapper).__module__)
+    return raised and (in_package or home == type(wrapper).__module__)
 
 
 @contextlib.contextmanager

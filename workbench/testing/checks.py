@@ -51,7 +51,7 @@ def check_untouched(trial: Trial) -> None:
     """Wrapping and calling leave the given model as it was: parameters, buffers, attributes, mode, random state."""
     case = trial.case
     model, plain = build(case, training=True), build(case)
-    before, held = copy.deepcopy(dict(state(model))), _held(model)
+    before, identities = copy.deepcopy(dict(state(model))), _identities(model)
     with seeded(7):
         states = rng_states()
         wrapped = trial.wrapper()(model)
@@ -76,23 +76,23 @@ def check_untouched(trial: Trial) -> None:
     assert list(after) == list(before), "the given model has other tensors"
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), f"{name} of the given model changed"
-    assert _held(model) == held, "attributes of the given model changed"
+    assert _identities(model) == identities, "attributes of the given model changed"
     for module in modules(model):
         module.eval()
     output = call(plain, inputs(case))
     assert_tree(call(model, inputs(case)), output, exactly(output), "the given model")
 
 
-def _held(model: Any) -> dict[str, Any]:
+def _identities(model: Any) -> dict[str, Any]:
     """Identities of what the modules hold, hooks and gradients included."""
-    found: dict[str, Any] = {}
+    identities: dict[str, Any] = {}
     for root in modules(model):
         for path, module in root.named_modules():
             for name, value in vars(module).items():
-                found[f"{path}.{name}"] = sorted(map(str, value)) if isinstance(value, dict) else id(value)
+                identities[f"{path}.{name}"] = sorted(map(str, value)) if isinstance(value, dict) else id(value)
             for name, parameter in module._parameters.items():
-                found[f"{path}.{name}.learns"] = parameter is not None and parameter.requires_grad
-    return found
+                identities[f"{path}.{name}.learns"] = parameter is not None and parameter.requires_grad
+    return identities
 
 
 def check_prediction(trial: Trial) -> None:
@@ -102,12 +102,12 @@ def check_prediction(trial: Trial) -> None:
     output = wrapped._workbench.output
     before = {name: buffer.clone() for name, buffer in nn.Module.named_buffers(wrapped)}
     for training in (False, True):
-        theirs, given = inputs(case), inputs(case)
-        like = call(build(case, training=training), theirs)
+        plain_arguments, arguments = inputs(case), inputs(case)
+        like = call(build(case, training=training), plain_arguments)
         wrapped.train(training)
         with torch.no_grad():
-            y, risks = ask(wrapped, given)
-        for leaf, other in zip(flatten(given)[0], flatten(theirs)[0], strict=True):
+            y, risks = ask(wrapped, arguments)
+        for leaf, other in zip(flatten(arguments)[0], flatten(plain_arguments)[0], strict=True):
             if isinstance(leaf, Tensor) and "mutates_input" not in case.tags:
                 assert torch.equal(leaf, other), "the call writes into its inputs"
         assert_structure(y, like, "prediction")
@@ -176,7 +176,9 @@ def check_loss(trial: Trial) -> None:
     unused = {name for name, p in parameters(plain).items() if p.grad is None}
     args, _ = inputs(case)
     with seeded():
-        loss = Wrapped.loss(wrapped, lambda found, target: (total(found) - total(target)) ** 2, *_arguments(args, y))
+        loss = Wrapped.loss(
+            wrapped, lambda prediction, target: (total(prediction) - total(target)) ** 2, *_arguments(args, y)
+        )
     assert loss.dim() == 0 and loss.isfinite(), f"the loss is {loss}"  # noqa: PT018
     loss.backward()
     y, risks = ask(wrapped, inputs(case))
@@ -227,9 +229,9 @@ def _assert_equal(trial: Trial, other: Any) -> None:
     """Assert that a copy predicts what the model that it was made of does, and shares no tensor with it."""
     wrapped, (y, risks) = trial.pristine, trial.answer
     assert type(other) is type(wrapped), f"{type(other)} instead of {type(wrapped)}"
-    own = {tensor.data_ptr() for tensor in [*nn.Module.parameters(wrapped), *nn.Module.buffers(wrapped)]}
-    held = [*nn.Module.named_parameters(other), *nn.Module.named_buffers(other)]
-    shared = [name for name, tensor in held if tensor.numel() and tensor.data_ptr() in own]
+    pointers = {tensor.data_ptr() for tensor in [*nn.Module.parameters(wrapped), *nn.Module.buffers(wrapped)]}
+    tensors = [*nn.Module.named_parameters(other), *nn.Module.named_buffers(other)]
+    shared = [name for name, tensor in tensors if tensor.numel() and tensor.data_ptr() in pointers]
     assert not shared, f"the copy shares {', '.join(shared[:3])}"
     with torch.no_grad():
         z, others = ask(other, inputs(trial.case))
@@ -251,9 +253,9 @@ def check_plain_state(trial: Trial) -> None:
             assert torch.equal(now[name], parameter), f"{name} is not the one that was loaded"
     model = Wrapped.unwrap(wrapped)
     assert not is_wrapped(model), "unwrap gives a wrapped model"
-    found, expected = model.state_dict(), state(plain)
+    unwrapped_state, expected = model.state_dict(), state(plain)
     names = {name.removeprefix("_orig_mod.") for name in expected}
-    assert set(found) == names, f"unwrapped, the state has {sorted(set(found) ^ names)[:3]}"
+    assert set(unwrapped_state) == names, f"unwrapped, the state has {sorted(set(unwrapped_state) ^ names)[:3]}"
     with torch.no_grad():
         assert_structure(call(model, inputs(trial.case)), call(plain, inputs(trial.case)), "unwrapped")
 

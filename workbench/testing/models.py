@@ -22,7 +22,7 @@ Tree = dict[str, Any]  # path of a leaf -> leaf
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
     """Seed the generators of torch, numpy and Python, and put the states of all back afterwards."""
-    theirs, python = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -30,16 +30,16 @@ def seeded(seed: int = 0) -> Iterator[None]:
         try:
             yield
         finally:
-            np.random.set_state(theirs)  # noqa: NPY002
-            random.setstate(python)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
 
 
 def rng_states() -> dict[str, Any]:
     """The states of all global generators."""
-    theirs: Any = np.random.get_state()  # noqa: NPY002
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (theirs[1].tobytes(), theirs[2:]),
+        "numpy": (numpy_state[1].tobytes(), numpy_state[2:]),
         "Python": random.getstate(),
     }
 
@@ -49,8 +49,8 @@ def parts(model: Any) -> dict[str, nn.Module]:
     """The modules of a case by the prefix that their tensors have in a wrapped one."""
     if isinstance(model, nn.Module):
         return {"": getattr(model, "_orig_mod", model) if isinstance(model, torch._dynamo.OptimizedModule) else model}
-    held = inspect.getclosurevars(model).nonlocals
-    return {f"{name}.": module for name, module in held.items() if isinstance(module, nn.Module)}
+    variables = inspect.getclosurevars(model).nonlocals
+    return {f"{name}.": module for name, module in variables.items() if isinstance(module, nn.Module)}
 
 
 def parameters(model: Any) -> dict[str, nn.Parameter]:
@@ -90,24 +90,24 @@ def inputs(case: Case, dtype: torch.dtype = torch.float64, rows: int = ROWS, see
     )
 
 
-def call(model: Any, given: Any, seed: int = 0) -> Any:
+def call(model: Any, arguments: Any, seed: int = 0) -> Any:
     """The answer of a plain or a wrapped model, without gradients."""
-    args, kwargs = given
+    args, kwargs = arguments
     with seeded(seed), torch.no_grad():
         return model(*args, **kwargs)
 
 
 def total(*trees: Any) -> Tensor:
     """The sum of all leaves of floating or complex numbers."""
-    found = [leaf for tree in trees for _, leaf in leaves(tree) if is_float(leaf)]
-    return torch.stack([(leaf.real + leaf.imag if leaf.is_complex() else leaf).sum() for leaf in found]).sum()
+    numbers = [leaf for tree in trees for _, leaf in leaves(tree) if is_float(leaf)]
+    return torch.stack([(leaf.real + leaf.imag if leaf.is_complex() else leaf).sum() for leaf in numbers]).sum()
 
 
 # ---- comparisons
-def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
+def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
     """Assert that two tensors are equal up to a tolerance, relative and absolute."""
     torch.testing.assert_close(
-        found, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}", check_dtype=False
+        actual, expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}", check_dtype=False
     )
 
 
@@ -146,8 +146,8 @@ def assert_tree(output: Any, like: Any, expected: Tree, what: str, tolerance: fl
 def assert_structure(output: Any, like: Any, what: str) -> None:
     """Assert that a tree has the containers of another and as many leaves."""
     assert type(output) is type(like), f"{what}: {type(output).__name__} instead of {type(like).__name__}"
-    found, expected = ([path for path, _ in leaves(tree)] for tree in (output, like))
-    assert found == expected, f"{what}: leaves {found} instead of {expected}"
+    paths, expected = ([path for path, _ in leaves(tree)] for tree in (output, like))
+    assert paths == expected, f"{what}: leaves {paths} instead of {expected}"
 
 
 def exactly(output: Any) -> Tree:

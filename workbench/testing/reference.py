@@ -158,8 +158,8 @@ class Reference:
 
     def branch(self, place: Place, interventions: Iterable[Intervention], training: bool) -> Branch:
         """One pass of a plain model with a branch's tensors."""
-        model, given = build(self.case, self.dtype, training), inputs(self.case, self.dtype)
-        args, kwargs = given
+        model, arguments = build(self.case, self.dtype, training), inputs(self.case, self.dtype)
+        args, kwargs = arguments
         registered = {**parameters(model), **buffers(model)}
         values = self.values(registered, place)
         for intervention in interventions:
@@ -178,7 +178,7 @@ class Reference:
                 if context is not None:
                     stack.enter_context(context)
             eager = getattr(model, "_orig_mod", model)  # compiled code runs past what watches the calls
-            return Branch(place, model, given, values, eager(*args, **kwargs))
+            return Branch(place, model, arguments, values, eager(*args, **kwargs))
 
     def gradients(self, branches: list[Branch], objective: Tensor) -> dict[str, Tensor | None]:
         """The gradient of an objective on the branches' outputs, by name of the registered tensor."""
@@ -194,12 +194,12 @@ class Reference:
 
     def moved(self, branches: list[Branch]) -> dict[str, Tensor]:
         """The buffers after the run, by name: own rows each, shared ones the mean over the branches that share them."""
-        found: dict[tuple[str, int | None], list[Tensor]] = {}
+        moved: dict[tuple[str, int | None], list[Tensor]] = {}
         for branch in branches:
             for name, value in buffers(branch.model).items():
-                found.setdefault(self.home(name, branch.place), []).append(value)
-        expected = {name: self.state[name].detach().clone() for name, _ in found}
-        for (name, row), values in found.items():
+                moved.setdefault(self.home(name, branch.place), []).append(value)
+        expected = {name: self.state[name].detach().clone() for name, _ in moved}
+        for (name, row), values in moved.items():
             mean = torch.stack(values).sum(0) / len(values) if is_float(values[0]) else values[0]
             if row is None:
                 expected[name] = mean.detach()
@@ -214,10 +214,10 @@ def plan_for(wrapped: Any, training: bool, seed: int = 0) -> Plan:
         return plan_of(wrapped, Call(training, True))
 
 
-def run_engine(wrapped: Any, plan: Plan, given: Any, strategy: str, seed: int = 0) -> Branched:
+def run_engine(wrapped: Any, plan: Plan, arguments: Any, strategy: str, seed: int = 0) -> Branched:
     """The branches of a plan as the engine runs them, before anything is averaged."""
     with seeded(seed):
-        args, kwargs = given
+        args, kwargs = arguments
         branched, _ = engine_of(wrapped).run(plan, args, kwargs, strategy)
     return branched
 

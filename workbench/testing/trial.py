@@ -92,9 +92,9 @@ class Trial:
         return plan_for(self.wrap(build(self.case)).eval(), False).size
 
 
-def ask(wrapped: Any, given: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+def ask(wrapped: Any, arguments: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     """The prediction of a wrapped model and its risks by name."""
-    args, kwargs = given
+    args, kwargs = arguments
     with seeded(seed):
         y, risk = wrapped(*args, **kwargs, return_risk=True)
     if isinstance(risk, Risk):
