@@ -20,7 +20,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 6))
+@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 12))
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(case: str, wrapper: str) -> None:
     check_builtin(CASES[case], WRAPPERS[wrapper])
 

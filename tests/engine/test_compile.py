@@ -66,6 +66,12 @@ def ways(name: str, training: bool) -> list[dict[str, Any]]:
 LONG = {"vote_sculpt", "sample_sculpt", "sample_activations", "neo"}  # to compile
 
 
+def in_short(names: list[str], plain: set[str]) -> Any:
+    """Parametrize by wrapper: compiling takes seconds, so that some of them stand for all between changes and the others are slow."""
+    marked = [pytest.param(name, marks=[] if name in plain else pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("name", marked)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in [*KINDS, "neo"]])
 def test_a_wrapped_model_is_one_graph_with_the_numbers_of_plain_models(name: str, training: bool) -> None:
@@ -123,7 +129,7 @@ def test_compiled_samples_differ_from_each_other_and_from_call_to_call(name: str
     assert not torch.equal(answers[0][0], answers[1][0])
 
 
-@pytest.mark.parametrize("name", ["vote", "vote_rank1", "vote_last2", "vote_sculpt"])
+@in_short(["vote", "vote_rank1", "vote_last2", "vote_sculpt"], {"vote_sculpt"})
 def test_rows_are_dealt_in_one_graph(name: str) -> None:
     wrapped = wrap(name, nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()).train()
     wrapped(data(seed=9)[0])
@@ -140,7 +146,7 @@ def test_rows_are_dealt_in_one_graph(name: str) -> None:
     assert graphs.count == 1
 
 
-@pytest.mark.parametrize("name", ["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"])
+@in_short(["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"], {"sample_weights", "vote_sculpt"})
 def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
     wrapped = wrap(name).train()
     graphs = Graphs()
@@ -169,7 +175,7 @@ def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
 # ---- without a look, after changes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vote", "sculpt", "sample_activations", "sample_sculpt"])
+@in_short(["vote", "sculpt", "sample_activations", "sample_sculpt"], {"vote", "sample_sculpt"})
 def test_the_first_call_may_be_a_compiled_one(name: str) -> None:
     wrapped = wrap(name).eval()
     state = state_of(wrapped)
@@ -188,7 +194,7 @@ def test_what_fullgraph_needs_is_said() -> None:
         torch.compile(wrap("vote").eval(), backend="eager", fullgraph=True)(data()[0])
 
 
-@pytest.mark.parametrize("name", ["vote", "vote_rank1", "sculpt", "sample_weights"])
+@in_short(["vote", "vote_rank1", "sculpt", "sample_weights"], {"vote_rank1", "sample_weights"})
 def test_changed_tensors_layers_and_modes_are_seen(name: str) -> None:
     wrapped = wrap(name).eval()
     x = data()[0]
@@ -232,7 +238,7 @@ def test_a_batch_of_another_size_is_right_and_compiled_at_most_once_more() -> No
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile", "a layer"])
-@pytest.mark.parametrize("name", ["vote", "vote_rank1", "sculpt", "sample_activations"])
+@in_short(["vote", "vote_rank1", "sculpt", "sample_activations"], {"vote_rank1", "sample_activations"})
 def test_a_compiled_model_can_be_wrapped(name: str, how: str) -> None:
     model: Any = Net()
     if how == "torch.compile":

@@ -238,7 +238,7 @@ def peek(progress: Progress) -> None:
     ("wrapper", "options"),
     [
         (compose(), {}),
-        (vote.Wrapper(2), {}),
+        pytest.param(vote.Wrapper(2), {}, marks=pytest.mark.slow),  # is in the composition
         (vote.Wrapper(2, strategy="replay"), {}),
         (sample.Wrapper(2), {}),
         (compose(vote.Wrapper(2), sculpt.Wrapper(), neo.Wrapper()), {}),

@@ -217,7 +217,14 @@ def test_it_repeats_and_leaves_the_global_random_state_alone() -> None:
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-@pytest.mark.parametrize("family", [sculpt.NormalInverseGamma(), sculpt.Quantiles((0.16, 0.5, 0.84)), sculpt.Laplace()])
+@pytest.mark.parametrize(
+    "family",
+    [
+        sculpt.NormalInverseGamma(),
+        pytest.param(sculpt.Quantiles((0.16, 0.5, 0.84)), marks=pytest.mark.slow),
+        pytest.param(sculpt.Laplace(), marks=pytest.mark.slow),
+    ],
+)
 def test_other_risk_heads(family: Any) -> None:
     x, y = plane()
     model = compose(vote.Wrapper(3), sculpt.Wrapper(family, n_layers=1))(net())
