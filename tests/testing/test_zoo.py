@@ -253,7 +253,8 @@ def test_tags_of_a_model_are_true_and_complete(name: str) -> None:
         except Exception as error:
             failures[check] = error
     if failures:
-        raise ExceptionGroup(f"{name} fails {', '.join(failures)}", list(failures.values()))
+        lines = [f"{check}: {type(error).__name__}: {error}" for check, error in failures.items()]
+        raise AssertionError("\n".join([f"{name} fails:", *lines])) from next(iter(failures.values()))
 
 
 def test_every_tag_is_explained_and_used() -> None:
