@@ -55,7 +55,7 @@ def answers(model: Any, x: Tensor, strategy: str, share: int | None) -> tuple[Te
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         y = wrapped(x)
         alone = [voter(x) for voter in voters]
-    (decision,) = (made for kind, made in engine_of(wrapped).decisions.items() if kind.autocast)
+    (decision,) = (made for kind, made in engine_of(wrapped).ladder.decisions.items() if kind.autocast)
     return y, alone, decision
 
 

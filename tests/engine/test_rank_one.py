@@ -112,7 +112,7 @@ def rand(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers take factors whatever their size."""
     monkeypatch.setattr(body, "SMALL", 0)
-    monkeypatch.setattr(factored.Factored, "_pays", lambda *_: True)
+    monkeypatch.setattr(factored.FactoredWeight, "_pays", lambda *_: True)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_what_uses_its_weight_later_is_right_then(always: None) -> None:
     wrapped = wrap(copy.deepcopy(model)).eval()
     for Later.by_itself in (False, True, False):
         assert_as_plain(model, wrapped, rand(6, 5))
-    assert engine_of(wrapped).whole == {"b.weight"}
+    assert engine_of(wrapped).clones.dense_slots == {"b.weight"}
 
 
 def test_what_writes_into_its_inputs_does_so_once(always: None) -> None:
@@ -272,8 +272,8 @@ def test_low_precision_is_as_near_to_the_truth_as_products_are(low: str, always:
     x = x.bfloat16() if low == "bfloat16" else x.float()
     answers = []
     for whole in ([], wrapped._workbench.rules):
-        engine_of(wrapped).whole.update(whole)
-        engine_of(wrapped).forget()
+        engine_of(wrapped).clones.dense_slots.update(whole)
+        engine_of(wrapped).clones.forget()
         with torch.autocast("cpu", torch.bfloat16, enabled=low == "autocast"):
             answers.append(branches(wrapped, x))
     assert answers[0].dtype is answers[1].dtype
@@ -323,8 +323,8 @@ def test_with_other_wrappers_factors_are_as_good_as_their_products(name: str, st
             for training in (False, True):
                 wrapped.train(training)
                 if whole:
-                    engine_of(wrapped).whole.update(wrapped._workbench.rules)
-                    engine_of(wrapped).forget()
+                    engine_of(wrapped).clones.dense_slots.update(wrapped._workbench.rules)
+                    engine_of(wrapped).clones.forget()
                 torch.manual_seed(4)
                 y, risk = wrapped(rand(6, 2, 7), return_risk=True)
                 risks = [risk] if isinstance(risk, Tensor) else [risk[kind] for kind in risk]
@@ -334,9 +334,12 @@ def test_with_other_wrappers_factors_are_as_good_as_their_products(name: str, st
                     gradients(torch.stack([y, *(r.reshape(-1, 1).expand_as(y) for r in risks)]), wrapped),
                 ]
             held = [
-                type(t) for c in engine_of(wrapped).clones() for m in c.tree.values() for t in m._parameters.values()
+                type(t)
+                for c in engine_of(wrapped).clones.existing()
+                for m in c.tree.values()
+                for t in m._parameters.values()
             ]
-            assert (factored.Factored in held) is (not whole and name != "noise on weights")
+            assert (factored.FactoredWeight in held) is (not whole and name != "noise on weights")
             return found
 
     torch.testing.assert_close(answers(whole=False), answers(whole=True), rtol=1e-8, atol=1e-8)
@@ -347,7 +350,7 @@ def test_copies_and_pickles_take_no_factors_along(always: None) -> None:
     found = branches(wrapped, rand(6, 5))
     for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped.voters()[0])), wrapped.unwrap()):
         assert not any("forward" in vars(module) for module in other.modules())
-        assert not any(isinstance(parameter, factored.Factored) for parameter in other.parameters())
+        assert not any(isinstance(parameter, factored.FactoredWeight) for parameter in other.parameters())
     torch.testing.assert_close(branches(copy.deepcopy(wrapped), rand(6, 5)), found)
 
 
@@ -405,7 +408,7 @@ def test_rungs_for_voters_that_read_the_same_weights() -> None:
     def rung(model: nn.Module, x: Tensor, n: int = 4) -> str:
         wrapped: Any = vote.Wrapper(n, share="rank1")(model).eval()
         wrapped(x)
-        (decision,) = engine_of(wrapped).decisions.values()
+        (decision,) = engine_of(wrapped).ladder.decisions.values()
         return decision.rung
 
     few, many = rand(1, 256, dtype=torch.float32), rand(1024, 256, dtype=torch.float32)

@@ -17,7 +17,7 @@ from helpers import pretend_device
 from helpers.device_models import MODELS, WRAPPERS, criterion_of, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, close, in_order, states_close
 from workbench import compose, neo, sculpt, vote
-from workbench.engine.executors.rescue import Unfused
+from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
 
@@ -140,7 +140,7 @@ def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all()
     x = torch.ones(50, 20, device=DEVICE)
 
     def kept(function: Any, outer: Tensor, inner: Tensor) -> Tensor:
-        with Unfused():
+        with DropoutByFormula():
             return function(x + outer, 0.25, True) + inner
 
     zeros = torch.zeros(3, device=DEVICE), torch.zeros(2, device=DEVICE)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.effects.branch_values import duplicate
-from ..engine.effects.objects import is_object
+from ..engine.effects.inputs import is_object
 from ..engine.plan import Bank, Plan
 from ..engine.tree import flatten, is_float, tensors
 from ..errors import WorkbenchWarning
@@ -68,7 +68,7 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
 def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether one voter, in evaluation mode, answers some rows alone as it does among all."""
     leaves, rebuild = flatten((args, kwargs))
-    sources = engine_of(wrapped).sources(leaves)
+    sources = engine_of(wrapped).clones.sources(leaves)
     before = sources.all()
 
     def answers(inputs: list[Any]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ..engine.ladder import Decision, Kind
+from ..engine.ladder import RUNGS, CallKind, RungDecision
 from .ownership import engine_of
 
 COLUMNS = ("call", "branches", "runs on", "cost", "why")
@@ -50,12 +50,12 @@ def explained(wrapped: Any) -> Explanation:
     if record.released:
         head.append(f"taken over: {', '.join(record.released[:4])}{' ...' if len(record.released) > 4 else ''}")
     engine = engine_of(wrapped)
-    if engine.impure:
-        names = sorted(f"{path}.{name}" if path else name for path, name in engine.impure)
+    if engine.clones.impure:
+        names = sorted(f"{path}.{name}" if path else name for path, name in engine.clones.impure)
         head.append(f"forward changes {', '.join(names[:6])}: {_PURITY[record.purity]}")
     moving = sum(p.numel() for p in added)
     share = moving / max(moving + sum(p.numel() for p in base), 1)
-    decisions = engine.decisions.items()
+    decisions = engine.ladder.decisions.items()
     if not decisions:
         head.append("not called yet: how it runs is decided at the first call of each kind")
     return Explanation(head, [_row(kind, decision, share) for kind, decision in decisions])
@@ -78,7 +78,7 @@ def _count(parameters: list[Any]) -> str:
     return f"{sum(p.numel() for p in parameters):,} ({size:.3g} {unit})"
 
 
-def _row(kind: Kind, decision: Decision, share: float) -> tuple[str, ...]:
+def _row(kind: CallKind, decision: RungDecision, share: float) -> tuple[str, ...]:
     call = f"{'training' if kind.training else 'evaluation'}, {'with' if kind.gradients else 'without'} gradients, {kind.device}"
     if kind.autocast:
         call += ", autocast"
@@ -91,7 +91,7 @@ def _row(kind: Kind, decision: Decision, share: float) -> tuple[str, ...]:
     elif decision.shared and decision.rung != "loop":
         cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
     else:
-        cost = f"{n} passes{' in one' if decision.rung in ('vmap', 'rescue') else ''}"
+        cost = f"{n} passes{' in one' if RUNGS[decision.rung].at_once else ''}"
     refused = "; ".join(
         f"{rung} refused: {words}" for rung, words in decision.refused.items() if words not in decision.reason
     )

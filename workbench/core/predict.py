@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.effects.random import valueless
+from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
 from ..engine.tree import is_float, paths, tensors, tree_map
@@ -66,7 +66,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         rows = deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    if measuring and engine_of(wrapped).writes_inputs is not False:
+    if measuring and engine_of(wrapped).effects.writes_tensors is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     try:
         branched, _ = run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
@@ -215,7 +215,7 @@ def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
-    if "nan" in wrapped._workbench.told or valueless():
+    if "nan" in wrapped._workbench.told or values_unavailable():
         return
     leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
     # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet

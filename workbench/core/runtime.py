@@ -97,7 +97,7 @@ def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
 def portable(wrapped: Any) -> Any:
     """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
     views = table_of(wrapped).views
-    if branches := engine_of(wrapped).remembered():
+    if branches := engine_of(wrapped).clones.remembered():
         wrapped.__dict__[BRANCHES] = branches
     try:
         new = structural_copy(wrapped)
@@ -126,7 +126,7 @@ def restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, v
     branches = wrapped.__dict__.pop(BRANCHES, None)
     wrapped.__dict__["_engine"] = runtime = Runtime(wrapped, dict(views), dict(given))
     if branches:
-        runtime.engine.recall(branches)
+        runtime.engine.clones.recall(branches)
     runtime.table.show()
     watch(wrapped)
     return wrapped

@@ -318,7 +318,7 @@ def _contained(container: Any, torchs: bool) -> Any:
 
 def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:
     # a branch, or an object that is still being built
-    if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).seen.inside:
+    if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).traced.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
     return calling.predict(wrapped, args, kwargs, risk, tile)
 

@@ -1,13 +1,11 @@
-"""One branch: install its tensors in a clone, run the model there, read back what changed."""
+"""One branch in a clone of the model: install its tensors, run the model, read back what changed."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,8 @@ from torch import Tensor, nn
 from .clone import places
 from .effects.attributes import modules
 from .plan import Index, Intervention, Plan, Rule
-from .rank_one import LAYERS, PLAIN, SMALL, Factored, Opener, Whole, product
+from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
+from .results import Result
 from .tree import tensors, version
 
 
@@ -28,7 +27,7 @@ class Clone:
         buffers: the slot names that are buffers.
         method: name of the method that a branch calls.
         rules: of the plans that it will run.
-        whole: slots that must hold whole tensors, no factors.
+        dense_slots: slots that must hold whole tensors, no factors.
     """
 
     def __init__(
@@ -38,29 +37,31 @@ class Clone:
         buffers: set[str],
         method: str,
         rules: dict[str, Rule],
-        whole: Whole,
+        dense_slots: DenseSlots,
     ) -> None:
         self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
         self.buffers = buffers
-        self.own = buffers  # those among them that the next pass may write into, so that it has copies of them
-        # torch's own layers write into theirs in training mode only
-        self.unsteady = {slot for slot in buffers if not _is_torchs(self.tree.get(slot.rpartition(".")[0]))}
+        self.copied_buffers = buffers  # those that the next pass may write into, so that it is given copies of them
+        # those that may be written into in evaluation mode as well: torch's layers write into theirs in training mode only
+        self.unsteady_buffers = {slot for slot in buffers if not _is_torchs(self.tree.get(slot.rpartition(".")[0]))}
         self._parameters = [
             (module._parameters, name, f"{path}.{name}" if path else name)
             for path, module in self.tree.items()
             for name in module._parameters
         ]
-        self.home: dict[str, tuple[Any, Any]] = {}
+        self.first_place: dict[str, tuple[Any, Any]] = {}  # by slot: container and key
         for container, key, slot in self.places:
-            self.home.setdefault(slot, (container, key))
-        self.whole = whole
-        self.layers = self._layers({slot for slot, rule in rules.items() if rule.factors and slot not in whole})
+            self.first_place.setdefault(slot, (container, key))
+        self.dense_slots = dense_slots
+        self.layers = self._factored_layers(
+            {slot for slot, rule in rules.items() if rule.factors and slot not in dense_slots}
+        )
         for layer in self.layers.values():
-            layer.__dict__["forward"] = Opener(layer)
+            layer.__dict__["forward"] = LayerForward(layer)
 
-    def _layers(self, factored: set[str]) -> dict[str, nn.Module]:
+    def _factored_layers(self, factored: set[str]) -> dict[str, nn.Module]:
         """The layers that can work with a factored weight, by its slot: those whose own weight it is, and nobody else's."""
         uses = Counter(slot for _, _, slot in self.places)
         owners = {
@@ -70,11 +71,11 @@ class Clone:
         }
         return {
             slot: owners[id(container)]
-            for slot, (container, key) in self.home.items()
+            for slot, (container, key) in self.first_place.items()
             if slot in factored and id(container) in owners and key == "weight" and uses[slot] == 1
         }
 
-    def factored(self, plan: Plan) -> Collection[str]:
+    def factored_slots(self, plan: Plan) -> Collection[str]:
         """The slots whose weights the layers of the clone take in factors, unless somebody else is to have a look at them before."""
         if not self.layers:
             return ()
@@ -82,97 +83,45 @@ class Clone:
         return () if exchanged or torch.compiler.is_compiling() else self.layers.keys()
 
     def weight(self, slot: str, factors: Iterable[Tensor]) -> Tensor:
-        """What stands for the product of the factors W, s and r in a layer."""
+        """The product of the factors W, s and r for a layer, or what stands for it there."""
         weight, left, right = factors
         alone = torch._C._functorch.peek_interpreter_stack() is None
         # sharded, or without values: it has its own ways; or multiplied sooner than its layer is told of factors
         if type(weight) not in PLAIN or (alone and weight.numel() < SMALL):
             return product(weight, left, right)
-        return Factored(slot, weight, left, right, self.whole)
+        return FactoredWeight(slot, weight, left, right, self.dense_slots)
+
+    def values(self, plan: Plan, index: Index) -> dict[str, Tensor]:
+        """The tensors of a branch by slot: those that the rules pick, and the buffers; of those that it may write into, copies."""
+        factored = self.factored_slots(plan)
+        values = {slot: rule.pick(plan.bank, index) for slot, rule in plan.rules.items() if slot not in factored}
+        for slot in factored:
+            values[slot] = self.weight(slot, [factor.pick(plan.bank, index) for factor in plan.rules[slot].factors])
+        values.update({slot: plan.bank.get(slot) for slot in self.buffers if slot not in values})
+        if self.copied_buffers:
+            with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
+                values.update({slot: values[slot].clone() for slot in self.copied_buffers})
+        return values
 
     def install(self, values: dict[str, Tensor]) -> None:
+        """Put tensors in the places of their slots."""
         for container, key, slot in self.places:
             if slot in values:
                 container[key] = values[slot]
 
-    def called(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives: as it is called, with its own hooks; or by another method."""
+    def call_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model as its user does, with its own hooks; or its other method that is wrapped."""
         if self.method == "forward":
             return self.root(*args, **kwargs)
         return getattr(self.root, self.method)(*args, **kwargs)
 
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Every parameter in place with its name, the taken-over ones included."""
-        return [(tensor, name) for held, key, name in self._parameters if (tensor := held[key]) is not None]
+        return [(tensor, name) for holder, key, name in self._parameters if (tensor := holder[key]) is not None]
 
 
 def _is_torchs(module: nn.Module | None) -> bool:
     return type(module).__module__.startswith("torch.nn.")
-
-
-@dataclass
-class Result:
-    """What one branch gave."""
-
-    output: Any
-    buffers: dict[str, Tensor]  # the slots whose value changed
-    taps: dict[str, Tensor] = field(default_factory=dict)
-
-
-class Together(Sequence[Result]):
-    """What all branches gave in one pass, cut apart only where a single one is asked for.
-
-    Args:
-        sizes: number of branches along each axis, outermost first.
-        leaves: the leaves of the output: tensors [*sizes, ...], and whatever is no tensor once for all.
-        rebuild: puts as many leaves into the shape of the model's output.
-        buffers, taps: [*sizes, ...], see `Result`.
-    """
-
-    def __init__(
-        self,
-        sizes: tuple[int, ...],
-        leaves: list[Any],
-        rebuild: Callable[[list[Any]], Any],
-        buffers: dict[str, Tensor],
-        taps: dict[str, Tensor],
-    ) -> None:
-        self.sizes, self.leaves, self.rebuild, self.buffers, self.taps = sizes, leaves, rebuild, buffers, taps
-
-    def __len__(self) -> int:
-        return math.prod(self.sizes)
-
-    @overload
-    def __getitem__(self, k: int) -> Result: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[Result]: ...
-    def __getitem__(self, k: int | slice) -> Result | list[Result]:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
-        place: list[int] = []
-        rest = range(len(self))[k]
-        for size in reversed(self.sizes):
-            rest, position = divmod(rest, size)
-            place.insert(0, position)
-        at = tuple(place)
-        return Result(
-            self.rebuild([leaf[at] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]),
-            {slot: tensor[at] for slot, tensor in self.buffers.items()},
-            {name: tensor[at] for name, tensor in self.taps.items()},
-        )
-
-    def __add__(self, other: Together) -> Together:
-        """Those of two parts of the outermost axis."""
-        return Together(
-            (self.sizes[0] + other.sizes[0], *self.sizes[1:]),
-            [
-                torch.cat([mine, theirs]) if isinstance(mine, Tensor) else mine
-                for mine, theirs in zip(self.leaves, other.leaves, strict=True)
-            ],
-            self.rebuild,
-            {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
-            {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
-        )
 
 
 def is_batched(tensor: Any) -> bool:
@@ -195,13 +144,7 @@ def refuse_recomputing(why: str = "activation checkpointing recomputes outside t
             raise RuntimeError(why) from None
 
 
-_DRAWN = (
-    "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward pass: use "
-    'sample.Wrapper(where="weights"), or switch checkpointing off'
-)
-
-
-def call(
+def run_branch(
     clone: Clone,
     plan: Plan,
     values: dict[str, Tensor],
@@ -225,10 +168,10 @@ def call(
         values = intervention.tensors(values, index)
         args, kwargs = intervention.inputs(args, kwargs)
     clone.install(values)
-    versions = {slot: _writes(values[slot]) for slot in clone.buffers}
+    versions = {slot: _count_writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
-        output = clone.called(*args, **kwargs)
-        return Result(output, _written(clone, values, versions))
+        output = clone.call_model(*args, **kwargs)
+        return Result(output, _written_buffers(clone, values, versions))
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
@@ -238,18 +181,22 @@ def call(
                 if context is not None:
                     stack.enter_context(context)
                     if intervention.draws:  # the noise would be another one
-                        stack.enter_context(refuse_recomputing(_DRAWN))
+                        why = (
+                            "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward pass: "
+                            + intervention.checkpoint_remedy
+                        )
+                        stack.enter_context(refuse_recomputing(why))
         if mode is not None:
             stack.enter_context(mode)
-        output = clone.called(*args, **kwargs)
-    new = _written(clone, values, versions)
+        output = clone.call_model(*args, **kwargs)
+    new = _written_buffers(clone, values, versions)
     if values is not picked and not torch.is_grad_enabled():  # no backward pass will ask for the tensors of this one
         clone.install({slot: value for slot, value in picked.items() if slot not in clone.buffers})
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
     return Result(output, new, taps)
 
 
-def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) -> dict[str, Tensor]:
+def _written_buffers(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) -> dict[str, Tensor]:
     """The buffers that a pass has changed."""
     if not clone.buffers:
         return {}
@@ -257,14 +204,14 @@ def _written(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) 
     training = any(module.training for module in clone.tree.values())
     new: dict[str, Tensor] = {}
     for slot in clone.buffers:
-        container, key = clone.home[slot]
+        container, key = clone.first_place[slot]
         value = container[key]
-        if training or value is not values[slot] or _writes(value) != versions[slot]:
+        if training or value is not values[slot] or _count_writes(value) != versions[slot]:
             new[slot] = value
     return new
 
 
-def _writes(tensor: Tensor) -> int:
+def _count_writes(tensor: Tensor) -> int:
     """How often a tensor was written in place; vmap's do not count it, but those inside of them do."""
     while is_batched(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)

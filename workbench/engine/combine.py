@@ -1,4 +1,4 @@
-"""From the results of single branches to one tree with the axes of the run in front."""
+"""Results of all branches as one output, whose tensors have the axes of the run in front."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
-from .branch import Result, Together
-from .plan import Plan, joined
+from .plan import Plan, concatenate
+from .results import Result, StackedResults
 from .tree import flatten, paths
 
 
@@ -27,7 +27,7 @@ class Branched:
         self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
 
 
-def combined(plan: Plan, results: Sequence[Result]) -> Branched:
+def combine(plan: Plan, results: Sequence[Result]) -> Branched:
     """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places.
 
     Raises:
@@ -35,8 +35,8 @@ def combined(plan: Plan, results: Sequence[Result]) -> Branched:
         OutputShapeError: if a part has another shape in another branch.
         NotDealableError: if rows were dealt, and the output does not answer them one by one.
     """
-    if isinstance(results, Together):
-        return _taken_over(plan, results)
+    if isinstance(results, StackedResults):
+        return _combine_stacked(plan, results)
     axes = plan.axes
     trees = [flatten(result.output) for result in results]
     rebuild = trees[0][1]
@@ -47,27 +47,27 @@ def combined(plan: Plan, results: Sequence[Result]) -> Branched:
     order = None
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-        order = torch.argsort(joined(plan.rows))
+        order = torch.argsort(concatenate(plan.rows))
     sizes = [axis.size for axis in axes]
-    beside = [axis.name for axis in plan.axes if axis.own_first]
-    equals = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in beside)]
+    own_first = [axis.name for axis in plan.axes if axis.own_first]
+    models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
     columns: list[Any] = []
     for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
         if not isinstance(items[0], Tensor):
-            columns.append(_agreed([items[k] for k in equals], results[0].output, i))
+            columns.append(_agree([items[k] for k in models], results[0].output, i))
         elif order is None:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
-            columns.append(_gathered(items, plan, sizes, order))
+            columns.append(_gather(items, plan, sizes, order))
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
 
 
-def _taken_over(plan: Plan, results: Together) -> Branched:
-    """What is stacked already."""
+def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
+    """The same for results that are stacked already."""
     names = [axis.name for axis in plan.axes]
     leaves = list(results.leaves)
     if plan.dealt:
-        position, rows = names.index(plan.dealt), joined(plan.rows)
+        position, rows = names.index(plan.dealt), concatenate(plan.rows)
         names.remove(plan.dealt)
         in_order = bool((rows[1:] > rows[:-1]).all())
         order = rows if in_order else torch.argsort(rows)
@@ -90,7 +90,7 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
     return torch.stack(items).reshape((*sizes, *items[0].shape))
 
 
-def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
+def _gather(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
     """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
     position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
     grouped: dict[tuple, list[Tensor]] = {}
@@ -102,12 +102,12 @@ def _gathered(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Te
     if any(item.shape[1:] != items[0].shape[1:] for item in items):
         raise NotDealableError
     stacked = torch.stack(
-        [torch.cat(parts).index_select(0, order.to(parts[0].device, non_blocking=True)) for parts in grouped.values()]
+        [torch.cat(rows).index_select(0, order.to(rows[0].device, non_blocking=True)) for rows in grouped.values()]
     )
     return stacked.reshape((*sizes, *stacked.shape[1:]))
 
 
-def _agreed(items: list[Any], output: Any, i: int) -> Any:
+def _agree(items: list[Any], output: Any, i: int) -> Any:
     first = items[0]
     if isinstance(first, Iterator) and len(items) > 1:
         raise NonTensorOutputError(

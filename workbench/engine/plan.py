@@ -1,4 +1,4 @@
-"""What differs between the branches of a run: axes, and for every taken-over tensor the rule that gives each branch its own."""
+"""The plan of a run: the axes along which its branches differ, and for every taken-over tensor the rule that gives each branch its own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .rank_one import product
-
-if TYPE_CHECKING:
-    from .branch import Clone
 
 Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
 
@@ -39,7 +36,7 @@ class Axis:
 
 
 class Bank:
-    """The registered tensors by name, with their rows cut apart once a run.
+    """The registered tensors by name, for the rules to pick from; the rows of a stacked one are cut apart once a run.
 
     One `unbind` a run, not one `select` a branch: the backward pass of a select fills a tensor of the whole bank's size for every branch.
     """
@@ -50,9 +47,8 @@ class Bank:
 
     def row(self, name: str, i: int) -> Tensor:
         if name not in self._rows:
-            with (
-                torch.enable_grad()
-            ):  # so that a model that differentiates by its weights can do so where its caller wants no gradients
+            # so that a model that differentiates by its weights can do so where its caller wants no gradients
+            with torch.enable_grad():
                 self._rows[name] = self.get(name).unbind(0)
         return self._rows[name][i]
 
@@ -169,9 +165,9 @@ class Split:
         return tuple(Split(self.axis, rules) for rules in zip(*(o.factors for o in self.options), strict=False))
 
     def names(self, index: Index) -> list[str]:
-        at = index.get(self.axis, 0)
-        option = self.options[at]
-        return [option.name] if at and isinstance(option, Shared) else option.names(index)
+        position = index.get(self.axis, 0)
+        option = self.options[position]
+        return [option.name] if position and isinstance(option, Shared) else option.names(index)
 
     def axes(self) -> tuple[str, ...]:
         return (self.axis, *dict.fromkeys(name for option in self.options for name in option.axes()))
@@ -183,10 +179,10 @@ class Split:
         return self.options[index.get(self.axis, 0)].pick(bank, index)
 
     def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
-        parts, names = zip(*(option.dense(bank) for option in self.options), strict=True)
+        tensors, names = zip(*(option.dense(bank) for option in self.options), strict=True)
         if len(set(names)) > 1:
             raise ValueError(f"the branches of {self.axis} differ along different axes: {names}")
-        return torch.stack(parts), (self.axis, *names[0])
+        return torch.stack(tensors), (self.axis, *names[0])
 
     def home(self, index: Index) -> tuple[str, int | None]:
         return self.options[index.get(self.axis, 0)].home(index)
@@ -221,17 +217,19 @@ class Intervention:
     taps: dict[str, Tensor]  # what `active` collected, returned along with the output
     trail: tuple[Any, ...] = ()  # the call sites that `active` met, in order
     draws = False  # whether it draws random numbers at call sites
+    # if it draws: what to do instead where activation checkpointing would draw again in the backward pass
+    checkpoint_remedy: str = "switch checkpointing off"
     loop_only: str = ""  # why its branches must run one after another, if they must
 
 
-def joined(rows: Sequence[Tensor] | Tensor) -> Tensor:
+def concatenate(rows: Sequence[Tensor] | Tensor) -> Tensor:
     """The rows of all branches, one branch after another."""
     return rows.flatten() if isinstance(rows, Tensor) else torch.cat(list(rows))
 
 
-def uneven(rows: Sequence[Tensor] | Tensor) -> bool:
+def differ_in_length(rows: Sequence[Tensor] | Tensor) -> bool:
     """Whether some branches answer more rows than others."""
-    return not isinstance(rows, Tensor) and len({len(part) for part in rows}) > 1
+    return not isinstance(rows, Tensor) and len({len(numbers) for numbers in rows}) > 1
 
 
 @dataclass
@@ -245,9 +243,8 @@ class Plan:
     shares_trunk: bool = False
     loop_only: str = ""  # why the branches must run one after another, if they must
     dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
-    rows: (
-        Sequence[Tensor] | Tensor
-    ) = ()  # for each branch along it the rows it answers; [branches, n] if all have as many
+    # for each branch along it the rows that it answers; [branches, n] if all have as many
+    rows: Sequence[Tensor] | Tensor = ()
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
@@ -257,19 +254,7 @@ class Plan:
     indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest
 
     def __post_init__(self) -> None:
-        places = [dict(self.fixed)]
+        indices = [dict(self.fixed)]
         for axis in self.axes:
-            places = [{**place, axis.name: i} for place in places for i in range(axis.size)]
-        self.size, self.indices = len(places), places
-
-    def values(self, index: Index, clone: Clone) -> dict[str, Tensor]:
-        """The tensors of a branch by slot: those that the rules pick, and the buffers; of those that it may write into, copies."""
-        factored = clone.factored(self)
-        values = {slot: rule.pick(self.bank, index) for slot, rule in self.rules.items() if slot not in factored}
-        for slot in factored:
-            values[slot] = clone.weight(slot, [part.pick(self.bank, index) for part in self.rules[slot].factors])
-        values.update({slot: self.bank.get(slot) for slot in clone.buffers if slot not in values})
-        if clone.own:
-            with torch.inference_mode(False):  # what is written into must keep count of it, in inference mode as well
-                values.update({slot: values[slot].clone() for slot in clone.own})
-        return values
+            indices = [{**index, axis.name: i} for index in indices for i in range(axis.size)]
+        self.size, self.indices = len(indices), indices

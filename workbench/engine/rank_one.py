@@ -1,4 +1,4 @@
-"""Weights of rank-one voters inside a branch: one shared tensor, and factors that scale what enters and what leaves its layer."""
+"""Rank-one weights inside a branch: one shared tensor, and factors that scale what enters and what leaves its layer."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def product(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return weight * left.reshape(*lead, -1, 1, *tail) * right.reshape(*lead, 1, -1, *tail)
 
 
-class Unfactored(BaseException):
+class FactoredWeightUsed(BaseException):
     """A pass has done more with a factored weight than its layer does; no `Exception`, since the model is not to handle it."""
 
 
-class Whole(set[str]):
+class DenseSlots(set[str]):
     """The slots whose factored weights were used by others than their layers; from then on they hold the products."""
 
     running = False
@@ -60,14 +60,14 @@ class Whole(set[str]):
     @contextmanager
     def during(self) -> Iterator[None]:
         """Around the passes of a call, which can be started again."""
-        before, self.running = self.running, True
+        outer, self.running = self.running, True
         try:
             yield
         finally:
-            self.running = before
+            self.running = outer
 
 
-class Factored(Tensor):
+class FactoredWeight(Tensor):
     """Stands for W * s r^T in the place of a layer's weight: y = ((x * r) W^T) * s + b (Wen et al. 2020, BatchEnsemble, eq. 5).
 
     Only the layer's own forward can use it. Whatever else is done with it, by anybody, ends the pass, which is to be run again with the product
@@ -78,22 +78,22 @@ class Factored(Tensor):
         slot: whose place it stands in.
         weight: W [out, in, ...].
         left, right: s [out] and r [in].
-        whole: is told when anything else is done with it.
+        dense_slots: is told when anything else is done with it.
     """
 
     slot: str
     factors: tuple[Tensor, Tensor, Tensor]
-    whole: Whole
+    dense_slots: DenseSlots
     open: bool | None = None  # while the layer's forward runs: whether gradients were on when it began
 
     @staticmethod
-    def __new__(cls, slot: str, weight: Tensor, left: Tensor, right: Tensor, whole: Whole) -> Factored:
+    def __new__(cls, slot: str, weight: Tensor, left: Tensor, right: Tensor, dense_slots: DenseSlots) -> FactoredWeight:
         factors = (weight, left, right)
         learns = torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)
         self = Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=weight.dtype, device=weight.device, requires_grad=learns
         )
-        self.slot, self.factors, self.whole = slot, factors, whole
+        self.slot, self.factors, self.dense_slots = slot, factors, dense_slots
         return self
 
     @classmethod
@@ -103,7 +103,7 @@ class Factored(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         weight = args[1] if function in _OPERATIONS and len(args) > 2 else None
-        if type(weight) is Factored and weight.open is torch.is_grad_enabled():
+        if type(weight) is FactoredWeight and weight.open is torch.is_grad_enabled():
             return weight._layer(function, *args, **kwargs)
         return cls._otherwise(function, args, kwargs)
 
@@ -117,10 +117,12 @@ class Factored(Tensor):
     def _otherwise(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         leaves, rebuild = flatten((args, kwargs))
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Factored):
-                leaf.whole.add(leaf.slot)
-                if leaf.whole.running:
-                    raise Unfactored(f"the model itself uses the weight {leaf.slot} of rank-one voters, in {function}")
+            if isinstance(leaf, FactoredWeight):
+                leaf.dense_slots.add(leaf.slot)
+                if leaf.dense_slots.running:
+                    raise FactoredWeightUsed(
+                        f"the model itself uses the weight {leaf.slot} of rank-one voters, in {function}"
+                    )
                 leaves[i] = product(*leaf.factors)
         args, kwargs = rebuild(leaves)
         return function(*args, **kwargs)
@@ -160,7 +162,7 @@ class Factored(Tensor):
         return x.numel() * (enters + leaves) <= 2 * enters * self.factors[0].numel()
 
 
-class Opener:
+class LayerForward:
     """The forward of a layer in a clone, around the one of its class: while that runs, the layer's weight can be used.
 
     Args:
@@ -175,7 +177,7 @@ class Opener:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer: Any = self._layer()
         weight = layer._parameters["weight"]
-        if type(weight) is not Factored:
+        if type(weight) is not FactoredWeight:
             return type(layer).forward(layer, *args, **kwargs)
         weight.open = torch.is_grad_enabled()
         try:

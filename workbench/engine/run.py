@@ -11,31 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
-from .branch import Result, Together
-from .branches import Branches, Build, branch_key
-from .combine import Branched, combined
+from .clones import Build, Clones, branch_key
+from .combine import Branched, combine
 from .dependence import reached
 from .effects.branch_values import duplicate
-from .effects.buffers import Buffers
-from .effects.objects import Objects, refuse_iterators
-from .effects.random import moved, valueless
+from .effects.buffers import BufferMerger
+from .effects.inputs import InputEffects, refuse_iterators
+from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
-from .ladder import RUNGS, STRATEGIES, Decision, Kind, execute
+from .ladder import RUNGS, STRATEGIES, Ladder
 from .plan import Bank, Plan
-from .rank_one import Unfactored
-from .tree import flatten, tensors
+from .rank_one import FactoredWeightUsed
+from .request import Request
+from .results import Result, StackedResults
+from .tree import flatten, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
 
 
-class Engine(Branches):
+class Engine:
     """Runs one wrapped object; one call at a time, since the branches share the clones.
 
     Args:
         root: the wrapped module.
-        build: see `Branches`.
+        build: see `Clones`.
         originals: taken-over parameters of the given model that must not be reached any more, by slot.
-        homes: the dict entries of the wrapped module that hold each slot.
+        entries: by slot the dict entries of the wrapped module that hold it.
         forward: the method that a branch calls, on the wrapped module itself.
     """
 
@@ -44,19 +45,17 @@ class Engine(Branches):
         root: nn.Module,
         build: Build,
         originals: Callable[[], dict[int, str]],
-        homes: Callable[[], traced.Homes],
+        entries: Callable[[], traced.Entries],
         forward: Callable[..., Any],
     ) -> None:
-        super().__init__(root, build)
-        self._originals = originals
+        self.root, self._originals = root, originals
         self.lock = threading.RLock()
-        self.writes_inputs: bool | None = None  # unknown before the first call
-        self.objects = Objects()
-        self.decisions: dict[Kind, Decision] = {}
-        self.kind: Kind  # of the last call
-        self.seen = traced.Seen(homes, forward)
+        self.clones = Clones(root, build)
+        self.effects = InputEffects()
+        self.ladder = Ladder(self.clones)
+        self.traced = traced.TracedExecutor(entries, forward)
         self._checked = False  # whether outputs depend on what they should
-        self._looked = False  # whether frozen tensors have shown as much of that as they can
+        self._checked_frozen = False  # whether frozen tensors have shown as much of that as they can
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
@@ -71,157 +70,161 @@ class Engine(Branches):
         Returns:
             The outputs with the axes of the plan in front, and the single results for who needs their taps.
         """
+        request = Request(plan, args, kwargs, self.clones, self.effects)
         if not torch.compiler.is_dynamo_compiling():
-            return self.eager(plan, args, kwargs, strategy)
-        if self.seen.traceable(self, plan):
-            results = list(traced.run(self, plan, args, kwargs))
+            return self.eager(request, strategy)
+        if self.traced.possible(request):
+            results = list(self.traced.run(request))
             if results:
-                branched = combined(plan, results)
+                branched = combine(plan, results)
                 if plan.keep_state:
                     _keep_buffers(plan, results)
                 return branched, results
-        from .executors import graph_break as outside
+        from .executors import graph_break
 
-        return outside.run(self, plan, args, kwargs, strategy)
+        return graph_break.run(self, request, strategy)
 
-    def eager(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str
-    ) -> tuple[Branched, Sequence[Result]]:
+    def eager(self, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]:
         """As `run`, on clones."""
+        plan, clones = request.plan, self.clones
         with self.lock:
-            self.refresh()
-            leaves = flatten((args, kwargs))[0]
+            clones.refresh()
+            leaves = flatten((request.args, request.kwargs))[0]
             if plan.size > 1:
                 refuse_iterators(leaves)
-            self.save()
-            new = self.root.training not in self.watched and not valueless()
-            before = self.sources(leaves).all() if new else None
-            results, branched = self._executed(plan, args, kwargs, leaves, strategy, before)
+            clones.save()
+            new = self.root.training not in clones.watched and not values_unavailable()
+            before = clones.sources(leaves).all() if new else None
+            results, branched = self._execute(request, leaves, strategy, before)
             if before is not None:
-                after = self.sources(leaves).all()
-                draws = moved([*before], [*after])
-                self.elsewhere[self.root.training] = moved(before[1], after[1])
-                self.moving[self.root.training] = frozenset(results[0].buffers)
-                self.seen.note(self, self.clone(plan, plan.indices[0]), results[0], draws)
-            self.seen.follow(self, plan)
+                self._note_first(request, results[0], before, clones.sources(leaves).all())
+            self.traced.note(request)
             if plan.keep_state:
                 self._keep(plan, results, branched)
-            elif self.impure:
-                self.forget()
+            elif clones.impure:
+                clones.forget()
             if not self._checked:
-                self._check_reach(plan, results, args, kwargs)
+                self._check_reach(request, results)
         return branched, results
 
-    def _executed(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], leaves: list[Any], strategy: str, before: Any
+    def _execute(
+        self, request: Request, leaves: list[Any], strategy: str, before: Any
     ) -> tuple[Sequence[Result], Branched]:
         """The results of the branches; once more with whole tensors where the model itself uses a factored weight.
 
         Args:
-            plan, args, kwargs, strategy: as for `run`.
+            request, strategy: as for `eager`.
             leaves: of the inputs.
             before: the states of what the model draws random numbers from, if it is new.
         """
-        versions, restarted = loop.versions(leaves), False
+        plan, clones, dense_slots = request.plan, self.clones, self.clones.dense_slots
+        written, restarted = versions(leaves), False
         while True:
-            known = len(self.whole)
+            known = len(dense_slots)
             try:
-                with self.whole.during():
-                    results = execute(self, plan, args, kwargs, strategy)
+                with dense_slots.during():
+                    results = self.ladder.run(request, strategy)
                     # before anything is kept, since it may find that the branches do not fit together
-                    branched = combined(plan, results)
-                if len(self.whole) == known:
+                    branched = combine(plan, results)
+                if len(dense_slots) == known:
                     return results, branched
             except BaseException as error:
-                self.forget()
-                if len(self.whole) == known and not isinstance(error, Unfactored):
+                clones.forget()
+                if len(dense_slots) == known and not isinstance(error, FactoredWeightUsed):
                     raise
-            if loop.versions(leaves) != versions:
+            if versions(leaves) != written:
                 raise RuntimeError(
-                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(self.whole)}) by itself, "
+                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) by itself, "
                     "so that the call cannot be started again; call once more with new inputs"
                 )
-            self.forget()
-            self.decisions.clear()
+            clones.forget()
+            self.ladder.decisions.clear()
             if before is not None:
-                self.sources(leaves).restore(before)
-            if restarted or len(self.whole) == known:  # a model that goes through all its parameters
-                self.whole.update(plan.rules)
+                clones.sources(leaves).restore(before)
+            if restarted or len(dense_slots) == known:  # a model that goes through all its parameters
+                dense_slots.update(plan.rules)
             restarted = True
+
+    def _note_first(self, request: Request, result: Result, before: Any, after: Any) -> None:
+        """What the first call in a mode has shown, given the states of the random sources before and after."""
+        mode, clones = request.training, self.clones
+        clones.drew_outside_torch[mode] = were_drawn(before[1], after[1])
+        clones.changed_buffers[mode] = frozenset(result.buffers)
+        self.traced.note_first(request, request.clone(request.plan.indices[0]), were_drawn([*before], [*after]))
 
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         _keep_buffers(plan, results)
-        alone = self.decisions[self.kind].rung in ("vmap", "rescue")
-        self.keep(plan, alone)
-        if not alone and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
+        at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
+        self.clones.keep(plan, at_once)
+        if not at_once and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
-            self.objects.kept([branch_key(plan, index) for index in plan.indices], columns)
+            self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
 
-    def _check_reach(self, plan: Plan, results: Sequence[Result], args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
+        plan, args, kwargs = request.plan, request.args, request.kwargs
         rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
         index = plan.indices[-1]
         if not rules or not any(index.values()):
             return
-        if valueless():
+        if values_unavailable():
             return  # the graph is not the one that is looked at here
-        own = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
-        frozen = bool(own) and not any(tensor.requires_grad for tensor in own)  # no graph can show them
-        if frozen and self._looked:
+        owned = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
+        frozen = bool(owned) and not any(tensor.requires_grad for tensor in owned)  # no graph can show them
+        if frozen and self._checked_frozen:
             return
         last = results[-1]
         if not torch.is_grad_enabled():
-            last = self._with_gradients(
-                replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get), interventions=()), args, kwargs
-            )
+            one = replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get), interventions=())
+            last = self._with_gradients(replace(request, plan=one))
         outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
-        self._looked = True
+        self._checked_frozen = True
         if not outputs:
             return
         self._checked = not frozen
-        found = reached(outputs)
+        behind = reached(outputs)
         # what comes in may have been computed by the given model itself
         before = reached([leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad])
-        stale = sorted(name for key, name in self._originals().items() if key in found and key not in before)
+        stale = sorted(name for key, name in self._originals().items() if key in behind and key not in before)
         if stale:
             raise UnreachedParametersError(
                 f"the model uses {', '.join(stale[:3])} of the model that was given, by a reference that does not move "
                 "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
                 "the module, as self.layer.weight"
             )
-        if own and not frozen and found.isdisjoint(map(id, own)):
+        if owned and not frozen and behind.isdisjoint(map(id, owned)):
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
             )
 
-    def _with_gradients(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> Result:
+    def _with_gradients(self, request: Request) -> Result:
         """One branch once more, with gradients, for looking only."""
-        leaves, rebuild = flatten((args, kwargs))
-        sources = self.sources(leaves)
+        leaves, rebuild = flatten((request.args, request.kwargs))
+        sources = request.sources()
         before = sources.all()
-        self.save()
+        self.clones.save()
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                copies = rebuild(
-                    [duplicate(leaf) if not isinstance(leaf, Tensor) else leaf.detach().clone() for leaf in leaves]
+                args, kwargs = rebuild(
+                    [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
                 )
-                return loop.run(self, plan, *copies)[0]
+                return loop.run(replace(request, args=args, kwargs=kwargs))[0]
         finally:
             sources.restore(before)
-            if self.impure:
-                self.forget()
+            if self.clones.impure:
+                self.clones.forget()
 
 
 def _keep_buffers(plan: Plan, results: Sequence[Result]) -> None:
-    if not (results.buffers if isinstance(results, Together) else any(result.buffers for result in results)):
+    if not (results.buffers if isinstance(results, StackedResults) else any(result.buffers for result in results)):
         return
-    buffers = Buffers()
+    merger = BufferMerger()
     for index, result in zip(plan.indices, results, strict=True):
         for slot, value in result.buffers.items():
             name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
-            buffers.add(name, row, value.detach())
-    buffers.merge(plan.bank)
+            merger.add(name, row, value.detach())
+    merger.merge(plan.bank)
 
 
 __all__ = [

@@ -55,7 +55,7 @@ CONTRACTIONS = frozenset(
         "linear_cross_entropy",
     ]
 )
-_LOOKING = frozenset(  # they read facts about a tensor, not its values
+_METADATA = frozenset(  # they read facts about a tensor, not its values
     [
         "__get__",
         "__set__",
@@ -85,48 +85,48 @@ _LOOKING = frozenset(  # they read facts about a tensor, not its values
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
 
-def _among(values: Sequence[Any]) -> list[Tensor]:
+def _tensors_among(values: Sequence[Any]) -> list[Tensor]:
     """The tensors among the arguments of a call; trees are only taken apart where there are any, for most calls have none."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif type(value) not in _PLAIN:
-            found.extend(leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor))
-    return found
+            tensors.extend(leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor))
+    return tensors
 
 
 def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """`flatten((args, kwargs))`, without walking through what holds no tensors: sizes, strides, flags."""
     values = [*args, *kwargs.values()]
-    if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not _among(v)) for v in values):
+    if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not _tensors_among(v)) for v in values):
         n = len(args)
         return values, lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True)))
     return flatten((args, kwargs))
 
 
-class Known:
-    """What is known about single tensors, whatever they hold."""
+class TensorFacts:
+    """A fact about each of some tensors, by their identity."""
 
     def __init__(self, items: Iterable[tuple[Tensor, Any]] = ()) -> None:
-        self._held = list(items)  # ids stay unique for as long as their tensors live
+        self._items = list(items)  # ids stay unique for as long as their tensors live
         self._tracing = torch.compiler.is_dynamo_compiling()
-        self._by_id = {} if self._tracing else {id(tensor): value for tensor, value in self._held}
+        self._by_id = {} if self._tracing else {id(tensor): value for tensor, value in self._items}
 
     def set(self, tensor: Tensor, value: Any) -> None:
-        self._held.append((tensor, value))
+        self._items.append((tensor, value))
         if not self._tracing:
             self._by_id[id(tensor)] = value
 
     def get(self, tensor: Any) -> Any:
         if not self._tracing:
-            found = self._by_id.get(id(tensor))
-            while found is None and isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+            fact = self._by_id.get(id(tensor))
+            while fact is None and isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
                 tensor = _functorch.get_unwrapped(tensor)  # the model differentiates what it was given
-                found = self._by_id.get(id(tensor))
-            return found
-        for held, value in self._held:  # Dynamo knows tensors that are the same, but gives them no ids
-            if held is tensor:
+                fact = self._by_id.get(id(tensor))
+            return fact
+        for known, value in self._items:  # Dynamo knows tensors that are the same, but gives them no ids
+            if known is tensor:
                 return value
         return None
 
@@ -174,9 +174,9 @@ class Sites(TorchFunctionMode):
         contractions: bool = True,
     ) -> None:
         super().__init__()
-        self._names = Known((tensor, frozenset((name,))) for tensor, name in parameters)
-        self._state = Known((tensor, True) for tensor in state)
-        self._raw = Known((tensor, True) for tensor in inputs or ())
+        self._names = TensorFacts((tensor, frozenset((name,))) for tensor, name in parameters)
+        self._state = TensorFacts((tensor, True) for tensor in state)
+        self._raw = TensorFacts((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
         self._at_site = at_site
         self._contractions = contractions
@@ -185,12 +185,12 @@ class Sites(TorchFunctionMode):
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in _LOOKING:
+        if name in _METADATA:
             return function(*args, **kwargs)
         if name == "multi_head_attention_forward":
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
-        tensors = _among((*args, *kwargs.values()))
+        tensors = _tensors_among((*args, *kwargs.values()))
         known = [names for names in map(self._names.get, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
@@ -219,7 +219,7 @@ class Sites(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
-        for leaf in _among((out,)):
+        for leaf in _tensors_among((out,)):
             if names is None:
                 self._raw.set(leaf, True)
             else:

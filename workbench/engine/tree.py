@@ -15,7 +15,7 @@ _LEAVES = frozenset([Tensor, torch.nn.Parameter, int, float, bool, str, type(Non
 
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
-    """The named parts of a container, None for a leaf."""
+    """The named values in a container, None for a leaf."""
     if type(node) in _LEAVES:
         return None
     if isinstance(node, Mapping):
@@ -29,8 +29,8 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def parts_of(node: Any) -> Sequence[Any] | None:
-    """The parts of a container without their names, None for a leaf; most nodes are of few types, and an engine asks often."""
+def values_of(node: Any) -> Sequence[Any] | None:
+    """The values in a container without their names, None for a leaf; most nodes are of few types, and an engine asks often."""
     kind = type(node)
     if kind in _LEAVES:
         return None
@@ -49,9 +49,8 @@ def _like(node: Any, values: list[Any]) -> Any:
     if isinstance(node, Mapping):
         if type(node) is dict:
             return dict(zip(node, values, strict=True))
-        if dataclasses.is_dataclass(
-            node
-        ):  # an output class that is a mapping and a dataclass: the constructor keeps both alike
+        # an output class that is a mapping and a dataclass: the constructor keeps both alike
+        if dataclasses.is_dataclass(node):
             return type(node)(**dict(zip(node, values, strict=True)))
         new = copy.copy(node)
         for key, value in zip(node, values, strict=True):
@@ -76,12 +75,12 @@ def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 def _take(node: Any, leaves: list[Any]) -> Rebuild:
     # not inside `flatten`: a closure that calls itself is a cycle, which would keep tensors alive until the collector comes
-    parts = parts_of(node)
-    if parts is None:
+    values = values_of(node)
+    if values is None:
         leaves.append(node)
         return next
-    rebuilds = [_take(value, leaves) for value in parts]
-    return lambda values: _like(node, [rebuild(values) for rebuild in rebuilds])
+    rebuilds = [_take(value, leaves) for value in values]
+    return lambda iterator: _like(node, [rebuild(iterator) for rebuild in rebuilds])
 
 
 def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
@@ -92,30 +91,29 @@ def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
         other: a tree that was rebuilt from it.
         back: id of a leaf of the copy -> the leaf of the tree.
     """
-    mine = children(tree)
-    if mine is None or not isinstance(other, type(tree)):
+    old_children, new_children = children(tree), children(other) or []
+    if old_children is None or not isinstance(other, type(tree)):
         return
-    theirs = children(other) or []
-    pairs = (
-        [(own, copied) for (_, own), (_, copied) in zip(mine, theirs, strict=False)] if len(mine) == len(theirs) else []
-    )
-    held = {id(copied): own for own, copied in pairs}
+    pairs: list[tuple[Any, Any]] = []
+    if len(old_children) == len(new_children):
+        pairs = [(old, new) for (_, old), (_, new) in zip(old_children, new_children, strict=True)]
+    originals = {id(new): old for old, new in pairs}
     if isinstance(tree, list):
-        tree[:] = [back.get(id(item), held.get(id(item), item)) for item in other]
+        tree[:] = [back.get(id(item), originals.get(id(item), item)) for item in other]
     elif type(tree) is dict:
-        items = {key: back.get(id(item), held.get(id(item), item)) for key, item in other.items()}
+        items = {key: back.get(id(item), originals.get(id(item), item)) for key, item in other.items()}
         tree.clear()
         tree.update(items)
-    for own, copied in pairs:
-        follow(own, copied, back)
+    for old, new in pairs:
+        follow(old, new, back)
 
 
 def paths(tree: Any, root: str = "output") -> list[str]:
     """The place of every leaf, in the order of `flatten`: `output['logits'][0]`."""
-    parts = children(tree)
-    if parts is None:
+    items = children(tree)
+    if items is None:
         return [root]
-    return [path for name, value in parts for path in paths(value, root + name)]
+    return [path for name, value in items for path in paths(value, root + name)]
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -126,15 +124,20 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among the leaves."""
-    parts = parts_of(tree)
-    if parts is None:
+    values = values_of(tree)
+    if values is None:
         return [tree] if isinstance(tree, Tensor) else []
-    return [leaf for value in parts for leaf in tensors(value)]
+    return [leaf for value in values for leaf in tensors(value)]
 
 
 def version(leaf: Any) -> int:
     """How often a tensor was written in place; tensors of inference mode don't count it."""
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
+
+
+def versions(leaves: Sequence[Any]) -> list[int]:
+    """How often each tensor among the leaves was written in place."""
+    return [version(leaf) for leaf in leaves]
 
 
 def is_float(leaf: Any) -> bool:

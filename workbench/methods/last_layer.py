@@ -143,7 +143,7 @@ class Look:
             fixed=self.place,
         )
         engine = engine_of(self.wrapped)
-        if engine.writes_inputs is not False:
+        if engine.effects.writes_tensors is not False:
             args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         return engine.run(plan, args, kwargs)
 

@@ -118,6 +118,8 @@ class Sample(Method):
 
 
 class _Noisy(Intervention):
+    checkpoint_remedy = 'use sample.Wrapper(where="weights"), or switch checkpointing off'
+
     def __init__(self, method: Sample, table: Table) -> None:
         self.method, self.table, self.taps = method, table, {}
         self.generators: dict[torch.device, torch.Generator] = {}

@@ -52,7 +52,7 @@ def _wrapped(trial: Trial, dtype: torch.dtype, training: bool) -> Any:
     if dtype is torch.bfloat16:
         wrapped = wrapped.bfloat16()
     if dtype is not torch.float64:  # where every rounding shows, factors give other numbers than their product
-        engine_of(wrapped).whole.update(wrapped._workbench.rules)
+        engine_of(wrapped).clones.dense_slots.update(wrapped._workbench.rules)
     return wrapped
 
 

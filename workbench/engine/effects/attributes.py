@@ -1,4 +1,4 @@
-"""What forward changes beside its output: found by marks of the modules' attributes before and after."""
+"""Attributes that forward changes: found by marks of them before and after a pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..clone import is_scripted, left_out
 from ..tree import version
 
 # what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
-_OWN = frozenset(
+_LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
@@ -34,7 +34,7 @@ def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
     for path, module in tree.items():
         shared = left_out(module)
         for name, value in module.__dict__.items():
-            if name not in _OWN and name not in shared:
+            if name not in _LEFT_OUT and name not in shared:
                 yield (path, name), value
 
 
@@ -106,8 +106,8 @@ def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
     }
 
 
-class Snapshot:
-    """Which objects modules hold, for one question at every call: are they the same still?
+class ModuleContents:
+    """The objects that modules hold, for one question at every call: are they the same still?
 
     Args:
         tree: the modules.
@@ -119,14 +119,14 @@ class Snapshot:
         self._holders: list[dict[str, Any]] = []
         self._items: list[Any] = []  # held here, so that no other object gets the place in memory of one of them
         for path, module in tree.items():
-            held = module.__dict__
-            self._holders += (held, *(held[kind] for kind in kinds))
-            self._items += [value for name, value in held.items() if (path, name) not in ignore]
-            self._items += itertools.chain.from_iterable(held[kind].values() for kind in kinds)
+            contents = module.__dict__
+            self._holders += (contents, *(contents[kind] for kind in kinds))
+            self._items += [value for name, value in contents.items() if (path, name) not in ignore]
+            self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
 
-    def holds(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
-        now = itertools.chain.from_iterable(held.values() for held in self._holders)
+        now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
         return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
 
 
@@ -143,14 +143,16 @@ def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> t
         ignored[path].add(name)
     facts: list[Any] = []
     for path, module in tree.items():
-        held = module.__dict__
+        contents = module.__dict__
         if path in ignored or not modes:
             skip = {*ignored.get(path, ()), "_engine", *(() if modes else ("training",))}
-            facts.append(tuple((name, id(value)) for name, value in held.items() if name not in skip))
+            facts.append(tuple((name, id(value)) for name, value in contents.items() if name not in skip))
         else:
-            facts.append(tuple(map(id, held.values())))
-        facts.append(tuple(map(id, held["_parameters"].values())))
-        facts.append(tuple(map(id, held["_buffers"].values())))
-        facts.append(tuple(map(id, held["_modules"].values())))
-        facts.append((len(held["_forward_hooks"]), len(held["_forward_pre_hooks"]), len(held["_backward_hooks"])))
+            facts.append(tuple(map(id, contents.values())))
+        facts.append(tuple(map(id, contents["_parameters"].values())))
+        facts.append(tuple(map(id, contents["_buffers"].values())))
+        facts.append(tuple(map(id, contents["_modules"].values())))
+        facts.append(
+            (len(contents["_forward_hooks"]), len(contents["_forward_pre_hooks"]), len(contents["_backward_hooks"]))
+        )
     return tuple(facts)

@@ -1,4 +1,4 @@
-"""Buffers: each branch runs on its own, and what they have become is merged once."""
+"""Merging of the buffers of all branches: each runs on its own, and what they have become is kept once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import WorkbenchWarning
 from ..plan import Bank
 
 
-class Buffers:
+class BufferMerger:
     """Collects the buffers of all branches and merges them once.
 
     A buffer that a method has given an axis keeps one row for each of its branches. Over all other axes a floating buffer takes the mean:

@@ -18,62 +18,64 @@ from .private_random import CPU, generator_of, has_generator
 
 def devices(leaves: list[Any]) -> list[torch.device]:
     """The devices beside the CPU that tensors among the leaves lie on, and that draw from a generator."""
-    elsewhere = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_cpu}
-    return sorted(filter(has_generator, elsewhere), key=str)
+    others = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_cpu}
+    return sorted(filter(has_generator, others), key=str)
 
 
-def generators(tree: dict[str, nn.Module]) -> list[Any]:
+def find_generators(tree: dict[str, nn.Module]) -> list[Any]:
     """The generators that modules hold as attributes, in lists and dicts as well."""
-    found: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
 
-    def look(value: Any, depth: int) -> None:
+    def collect(value: Any, depth: int) -> None:
         if is_generator(value):
-            found[id(value)] = value
+            generators[id(value)] = value
         elif depth and isinstance(value, list | tuple):
             for item in value:
-                look(item, depth - 1)
+                collect(item, depth - 1)
         elif depth and isinstance(value, dict):
             for item in value.values():
-                look(item, depth - 1)
+                collect(item, depth - 1)
 
     for module in tree.values():
         for name, value in module.__dict__.items():
             if name not in ("_parameters", "_buffers", "_modules"):
-                look(value, 2)
-    return list(found.values())
+                collect(value, 2)
+    return list(generators.values())
 
 
-class Sources:
+class RandomSources:
     """Everything that a model may draw random numbers from: torch's generators, Python's, numpy's, and generators of its own.
 
     Args:
         leaves: the inputs, for their devices.
-        own: generators that the model holds.
+        generators: those that the model holds.
     """
 
-    def __init__(self, leaves: list[Any], own: list[Any]) -> None:
-        self._devices, self._own = devices(leaves), own
+    def __init__(self, leaves: list[Any], generators: list[Any]) -> None:
+        self._devices, self._generators = devices(leaves), generators
 
     def torch(self) -> list[Any]:
         """The state of the generators that torch draws from here: the CPU's, then each device's."""
         return [generator_of(device).get_state() for device in (CPU, *self._devices)]
 
-    def elsewhere(self) -> list[Any]:
+    def outside_torch(self) -> list[Any]:
         """The states of Python's, numpy's and the model's own generators."""
         numpy: Any = sys.modules.get("numpy")
         return [
             random.getstate(),
             None if numpy is None else numpy.random.get_state(legacy=False),
-            *(_state(generator) for generator in self._own),
+            *(_state(generator) for generator in self._generators),
         ]
 
-    def unknown_to_torch(self) -> list[Any]:
+    def outside_vmap(self) -> list[Any]:
         """Those among them that vmap does not know."""
-        python, numpy, *own = self.elsewhere()
-        return [python, numpy, *(s for g, s in zip(self._own, own, strict=True) if not isinstance(g, torch.Generator))]
+        python, numpy, *states = self.outside_torch()
+        pairs = zip(self._generators, states, strict=True)
+        return [python, numpy, *(state for generator, state in pairs if not isinstance(generator, torch.Generator))]
 
     def all(self) -> tuple[list[Any], list[Any]]:
-        return self.torch(), self.elsewhere()
+        """What `torch` and `outside_torch` give."""
+        return self.torch(), self.outside_torch()
 
     def restore_torch(self, states: list[Any]) -> None:
         """Set what `torch` gave."""
@@ -82,23 +84,23 @@ class Sources:
 
     def restore(self, states: tuple[list[Any], list[Any]]) -> None:
         """Set what `all` gave."""
-        torchs, (python, numpy, *own) = states
-        self.restore_torch(torchs)
+        torch_states, (python, numpy, *others) = states
+        self.restore_torch(torch_states)
         random.setstate(python)
         if numpy is not None:
             sys.modules["numpy"].random.set_state(numpy)
-        for generator, value in zip(self._own, own, strict=True):
+        for generator, value in zip(self._generators, others, strict=True):
             _set(generator, value)
 
 
-def valueless() -> bool:
+def values_unavailable() -> bool:
     """Whether tensors have no values to look at: under torch.export, and inside a function transform."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def moved(before: list[Any], after: list[Any]) -> bool:
-    """Whether anything was drawn between two states; where tensors have no values to look at, nothing is taken for drawn."""
-    if valueless():
+def were_drawn(before: list[Any], after: list[Any]) -> bool:
+    """Whether any numbers were drawn between two states; where tensors have no values to look at, nothing is taken for drawn."""
+    if values_unavailable():
         return False
     return comparable(before) != comparable(after)
 
@@ -131,18 +133,18 @@ def _set(generator: Any, state: Any) -> None:
         getattr(generator, "bit_generator", generator).state = state
 
 
-class Streams:
+class RandomStreams:
     """Gives each pass the stream that its place along the axes asks for.
 
     Args:
         axes: of the run.
         sources: what the model may draw from.
-        elsewhere: whether it draws from others than torch's generators, whose states take longer to read than a small network to run.
+        outside_torch: whether it draws from others than torch's generators, whose states take longer to read than a small network to run.
     """
 
-    def __init__(self, axes: tuple[Axis, ...], sources: Sources, elsewhere: bool) -> None:
-        self._states: Callable[[], Any] = sources.all if elsewhere else sources.torch
-        self._restore: Callable[[Any], None] = sources.restore if elsewhere else sources.restore_torch
+    def __init__(self, axes: tuple[Axis, ...], sources: RandomSources, outside_torch: bool) -> None:
+        self._states: Callable[[], Any] = sources.all if outside_torch else sources.torch
+        self._restore: Callable[[Any], None] = sources.restore if outside_torch else sources.restore_torch
         self._same = {axis.name for axis in axes if axis.randomness in ("same", "error") and axis.size > 1}
         self._error = any(axis.randomness == "error" for axis in axes)
         self.differ = any(axis.randomness == "different" and axis.size > 1 for axis in axes)
@@ -160,7 +162,7 @@ class Streams:
         else:
             self._starts[key] = self._states()
         yield
-        if self._error and moved([*self._starts[key]], [*self._states()]):
+        if self._error and were_drawn([*self._starts[key]], [*self._states()]):
             raise RuntimeError(
                 'the model draws random numbers, which randomness="error" forbids; use randomness="different" (each sample its own) or '
                 '"same" (all samples alike)'

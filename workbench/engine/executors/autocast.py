@@ -24,7 +24,7 @@ _SINGLE = frozenset(["cross_entropy", "mv", "cdist"]) | frozenset(
 )  # on the CPU
 
 
-class Lowered(TorchFunctionMode):
+class AutocastUnderVmap(TorchFunctionMode):
     """Around a pass under vmap and autocast: operations get and give the dtypes that they have in a pass by itself.
 
     Args:
@@ -52,11 +52,11 @@ class Lowered(TorchFunctionMode):
         if name not in _NORMS or not any(map(is_batched, flatten((args, kwargs))[0])):
             return function(*args, **kwargs)
         # as their kernels do it: few bits come in and go out, sums have all of them
-        given = args[0]
+        dtype = args[0].dtype
         args, kwargs = _cast((args, kwargs), torch.float32)
         out = function(*args, **kwargs)
         single = self._device == "cuda" and name in ("layer_norm", "group_norm")
-        return out if single or given.dtype is torch.float64 else out.to(given.dtype)
+        return out if single or dtype is torch.float64 else out.to(dtype)
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -69,4 +69,4 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
     return tree_map(cast, tree)
 
 
-__all__ = ["Lowered"]
+__all__ = ["AutocastUnderVmap"]

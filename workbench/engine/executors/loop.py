@@ -6,89 +6,108 @@ after the forward pass would give such a model silently wrong gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ...errors import NotDealableError
-from ..branch import Result, call
-from ..effects.attributes import mark
-from ..effects.objects import DEPTH
-from ..effects.random import Streams
-from ..plan import Plan
-from ..tree import flatten, version
+from ..branch import Clone, run_branch
+from ..effects.inputs import Key, object_mark
+from ..plan import Index, Plan
+from ..request import Request
+from ..results import Result
+from ..tree import flatten, versions
 
-if TYPE_CHECKING:
-    from ..run import Engine
-
-
-def versions(leaves: list[Any]) -> list[int]:
-    """How often each tensor among the leaves was written in place."""
-    return [version(leaf) for leaf in leaves]
+Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
 
 
-def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
+def run(request: Request) -> list[Result]:
     """All branches, one after another.
 
     Returns:
         One result a branch, in the order of `plan.indices`.
     """
+    plan, effects = request.plan, request.effects
     results: list[Result] = []
-    leaves, rebuild = flatten((args, kwargs))
-    streams = Streams(plan.axes, engine.sources(leaves), engine.draws_elsewhere())
-    keys = engine.begin(plan)
-    objects = engine.objects.branches(leaves, keys, apart=bool(plan.dealt))
-    held = [i for i, own in enumerate(objects) if own is not None]
+    leaves, rebuild = flatten((request.args, request.kwargs))
+    streams = request.streams(request.sources())
+    keys = request.begin()
+    objects = effects.objects_of_branches(leaves, keys, copy_first=bool(plan.dealt))
+    places = [i for i, by_branch in enumerate(objects) if by_branch is not None]
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
-        given = leaves
-        if plan.dealt:
-            given = [_rows(leaf, plan.rows[index[plan.dealt]]) for leaf in leaves]
-        elif not last and engine.writes_inputs is not False:
-            given = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        if held:
-            given = [own[keys[k]] if own is not None else leaf for leaf, own in zip(given, objects, strict=True)]
-        before = versions(given)
-        marks = [mark(given[i], DEPTH) for i in held]
-        clone = engine.clone(plan, index)
+        branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
+        for i in places:
+            branch_leaves[i] = objects[i][keys[k]]  # type: ignore[index]
+        written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
+        clone = request.clone(index)
         # the caller's own lists and dicts as well, where nothing in them was exchanged
-        inputs = (args, kwargs) if last and all(a is b for a, b in zip(given, leaves, strict=True)) else rebuild(given)
-        with streams.branch(index), engine.watching(clone, plan, k == 0):
-            results.append(call(clone, plan, plan.values(index, clone), index, *inputs))
-        if not last and (written := results[-1].buffers.keys() - clone.own):
-            raise RuntimeError(
-                f"the model wrote into its buffer {min(written)}, which it did not do in its first call in this mode, so the other branches "
-                "would start from another one; write into it always, or in training mode only"
-            )
-        if versions(given) != before:
-            if engine.writes_inputs is False and not last:
-                raise RuntimeError(
-                    "the model wrote into its inputs, which it did not do in its first call, so the other branches would see other inputs; "
-                    "copy the input at the start of forward"
-                )
-            engine.writes_inputs = True
-        if [mark(given[i], DEPTH) for i in held] != marks:
-            if engine.objects.changes is False and not last:
-                raise RuntimeError(
-                    "the model changed an object among its inputs, which it did not do in its first call, so the other branches would see "
-                    "another one; start with a new wrapped object, or copy it at the start of forward"
-                )
-            engine.objects.changes = True
-    engine.writes_inputs = bool(engine.writes_inputs)
-    if held:
-        engine.objects.changes = bool(engine.objects.changes)
-        if engine.objects.changes and plan.dealt:
-            raise NotDealableError("the model changes an object among its inputs")
-        if engine.objects.changes:
-            for own in objects:
-                if own is not None:
-                    engine.objects.remember(keys, [own[key] for key in keys])
+        same = last and all(a is b for a, b in zip(branch_leaves, leaves, strict=True))
+        args, kwargs = (request.args, request.kwargs) if same else rebuild(branch_leaves)
+        with streams.branch(index), request.watching(clone, first=k == 0):
+            results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs))
+        if not last:
+            _refuse_new_buffers(clone, results[-1])
+        if versions(branch_leaves) != written:
+            _note_written_tensors(request, last)
+        if [object_mark(branch_leaves[i]) for i in places] != marks:
+            _note_changed_objects(request, last)
+    effects.writes_tensors = bool(effects.writes_tensors)
+    if places:
+        _keep_objects(request, keys, objects)
     return results
 
 
-def _rows(leaf: Any, rows: Tensor) -> Any:
-    return (
-        leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
-        if isinstance(leaf, Tensor) and leaf.dim()
-        else leaf
-    )
+def _leaves_of_branch(leaves: list[Any], plan: Plan, index: Index, copy: bool) -> list[Any]:
+    """The inputs of a branch: its rows if they are dealt, else copies if they are asked for."""
+    if plan.dealt:
+        rows = plan.rows[index[plan.dealt]]
+        return [select_rows(leaf, rows) for leaf in leaves]
+    return [leaf.clone() if copy and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def select_rows(leaf: Any, rows: Tensor) -> Any:
+    """The rows of a tensor; whatever has none stays as it is."""
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        return leaf
+    return leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
+
+
+def _refuse_new_buffers(clone: Clone, result: Result) -> None:
+    if written := result.buffers.keys() - clone.copied_buffers:
+        raise RuntimeError(
+            f"the model wrote into its buffer {min(written)}, which it did not do in its first call in this mode, so the other branches "
+            "would start from another one; write into it always, or in training mode only"
+        )
+
+
+def _note_written_tensors(request: Request, last: bool) -> None:
+    if request.effects.writes_tensors is False and not last:
+        raise RuntimeError(
+            "the model wrote into its inputs, which it did not do in its first call, so the other branches would see other inputs; "
+            "copy the input at the start of forward"
+        )
+    request.effects.writes_tensors = True
+
+
+def _note_changed_objects(request: Request, last: bool) -> None:
+    if request.effects.changes_objects is False and not last:
+        raise RuntimeError(
+            "the model changed an object among its inputs, which it did not do in its first call, so the other branches would see "
+            "another one; start with a new wrapped object, or copy it at the start of forward"
+        )
+    request.effects.changes_objects = True
+
+
+def _keep_objects(request: Request, keys: Sequence[Key], objects: Objects) -> None:
+    """Remember the objects of the branches if forward changes them."""
+    effects = request.effects
+    effects.changes_objects = bool(effects.changes_objects)
+    if not effects.changes_objects:
+        return
+    if request.plan.dealt:
+        raise NotDealableError("the model changes an object among its inputs")
+    for by_branch in objects:
+        if by_branch is not None:
+            effects.remember(keys, [by_branch[key] for key in keys])

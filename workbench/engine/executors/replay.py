@@ -5,19 +5,17 @@ computed again but handed out from the first pass. Works through Python control 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..branch import Result, call, refuse_recomputing
-from ..effects.random import Sources, Streams, moved
-from ..plan import Plan
-from ..tree import flatten, tensors, version
-
-if TYPE_CHECKING:
-    from ..run import Engine
+from ..branch import refuse_recomputing, run_branch
+from ..effects.random import RandomSources, were_drawn
+from ..request import Request
+from ..results import Result
+from ..tree import flatten, version
 
 # They hand out memory in which writes are not counted, so that nobody could tell whether the trunk is still what it was.
 _MEMORY = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "set_"])
@@ -28,18 +26,8 @@ _FACTS = frozenset([
     "element_size", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device",
 ])  # fmt: skip
 _CONSTANT = (
-    Tensor,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    type(None),
+    *(Tensor, bool, int, float, complex, str, bytes, type(None)),
+    *(torch.Size, torch.dtype, torch.device, torch.layout),
 )
 _DATA = Tensor.data
 
@@ -48,7 +36,7 @@ class NotReplayableError(RuntimeError):
     """The trunk cannot be shared by handing out its results."""
 
 
-class _Watching(TorchFunctionMode):
+class _TrunkMode(TorchFunctionMode):
     """Sees every call of a pass for as long as it is part of the trunk, and later on only what must not happen at all."""
 
     def __init__(self) -> None:
@@ -66,30 +54,31 @@ class _Watching(TorchFunctionMode):
             return function(*args, **kwargs)
         if name in _FACTS and not isinstance(fact := function(*args, **kwargs), Tensor):
             return fact
-        return self.seen(function, args, kwargs)
+        return self.on_trunk(function, args, kwargs)
 
-    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def on_trunk(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call of the trunk."""
         raise NotImplementedError
 
 
-class Recording(_Watching):
-    """The first pass: writes down each call with what it was given and what it gave, up to the first that touches a branched tensor."""
+class Recording(_TrunkMode):
+    """The first pass: writes down each call with its arguments and its result, up to the first that touches a branched tensor."""
 
-    def __init__(self, branched: set[int], buffers: Mapping[str, Tensor], sources: Sources) -> None:
+    def __init__(self, branched: set[int], buffers: Mapping[str, Tensor], sources: RandomSources) -> None:
         super().__init__()
         self.buffers = buffers
         self._branched, self._sources, self._start = branched, sources, sources.all()
         self._gradients = torch.is_grad_enabled()
         self.calls: list[tuple[Any, list[Any], Any]] = []
 
-    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = flatten((args, kwargs))[0]
-        if any(isinstance(leaf, Tensor) and id(leaf) in self._branched for leaf in given):
+    def on_trunk(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        arguments = flatten((args, kwargs))[0]
+        if any(isinstance(leaf, Tensor) and id(leaf) in self._branched for leaf in arguments):
             self.end()
             return function(*args, **kwargs)
         out = function(*args, **kwargs)
         if all(isinstance(leaf, _CONSTANT) for leaf in flatten(out)[0]) and not isinstance(out, list | dict):
-            self.calls.append((function, given, out))
+            self.calls.append((function, arguments, out))
         else:  # a list that the model may change, or an object that nobody knows
             self.end()
         return out
@@ -102,12 +91,13 @@ class Recording(_Watching):
             raise NotReplayableError("the trunk ends inside a block with other gradients than the call")
         self.trunk = False
         self._streams = self._sources.all()
-        self.random = moved([*self._start], [*self._streams])
+        self.random = were_drawn([*self._start], [*self._streams])
         with torch.no_grad(), torch.inference_mode(False):
             self.values = {slot: value.clone() for slot, value in self.buffers.items()}
-        held = [leaf for _, given, out in self.calls for leaf in (*given, *flatten(out)[0]) if isinstance(leaf, Tensor)]
-        own = {id(value) for value in self.buffers.values()}
-        self._versions = [(leaf, version(leaf)) for leaf in {id(t): t for t in held}.values() if id(leaf) not in own]
+        leaves = [leaf for _, arguments, out in self.calls for leaf in (*arguments, *flatten(out)[0])]
+        trunk_tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+        buffers = {id(value) for value in self.buffers.values()}
+        self._versions = [(leaf, version(leaf)) for key, leaf in trunk_tensors.items() if key not in buffers]
 
     def draw_on(self) -> None:
         """Let the next random draw be the one after the trunk's."""
@@ -120,7 +110,7 @@ class Recording(_Watching):
             raise NotReplayableError("what comes after the trunk writes into it in place")
 
 
-class Replaying(_Watching):
+class Replaying(_TrunkMode):
     """A later pass: gives out recorded results while the calls are the same, on the very same tensors; from the first other call on it runs.
 
     Args:
@@ -133,10 +123,10 @@ class Replaying(_Watching):
         self._tape, self._next = tape, 0
         self._same = {id(value): id(tape.buffers[slot]) for slot, value in buffers.items()}
 
-    def seen(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def on_trunk(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self._next < len(self._tape.calls):
-            recorded, given, out = self._tape.calls[self._next]
-            if recorded != function or not self._equal(given, flatten((args, kwargs))[0]):
+            recorded, arguments, out = self._tape.calls[self._next]
+            if recorded != function or not self._equal(arguments, flatten((args, kwargs))[0]):
                 raise NotReplayableError("the trunk does not do the same in every pass")
             self._next += 1
             return out
@@ -144,40 +134,41 @@ class Replaying(_Watching):
         self._tape.draw_on()
         return function(*args, **kwargs)
 
-    def _equal(self, recorded: list[Any], given: list[Any]) -> bool:
-        return len(recorded) == len(given) and all(map(self._alike, recorded, given))
+    def _equal(self, recorded: list[Any], present: list[Any]) -> bool:
+        return len(recorded) == len(present) and all(map(self._alike, recorded, present))
 
-    def _alike(self, recorded: Any, given: Any) -> bool:
-        if recorded is given:
+    def _alike(self, recorded: Any, present: Any) -> bool:
+        if recorded is present:
             return True
-        if isinstance(given, Tensor):
-            return self._same.get(id(given)) == id(recorded)
+        if isinstance(present, Tensor):
+            return self._same.get(id(present)) == id(recorded)
         try:
-            return type(recorded) is type(given) and bool(recorded == given)
+            return type(recorded) is type(present) and bool(recorded == present)
         except Exception:  # arrays and other things that have no one truth value
             return False
 
 
-def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> list[Result]:
+def run(request: Request) -> list[Result]:
     """All branches, one after another, on one computation of their trunk.
 
     Returns:
         One result a branch, in the order of `plan.indices`.
     """
-    sources = engine.sources(tensors((args, kwargs)))
-    streams = Streams(plan.axes, sources, engine.draws_elsewhere())
-    engine.begin(plan)
+    plan, args, kwargs = request.plan, request.args, request.kwargs
+    sources = request.sources()
+    streams = request.streams(sources)
+    request.begin()
     tape: Recording | None = None
     results: list[Result] = []
     for k, index in enumerate(plan.indices):
-        clone = engine.clone(plan, index)
-        values = plan.values(index, clone)
+        clone = request.clone(index)
+        values = clone.values(plan, index)
         branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}
-        shared = {slot: values[slot] for slot in clone.own if id(values[slot]) not in branched}
-        with streams.branch(index), engine.watching(clone, plan, k == 0), refuse_recomputing():
+        shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
+        with streams.branch(index), request.watching(clone, first=k == 0), refuse_recomputing():
             if tape is None:
                 tape = Recording(branched, shared, sources)
-                results.append(call(clone, plan, values, index, args, kwargs, tape))
+                results.append(run_branch(clone, plan, values, index, args, kwargs, tape))
                 tape.end()
                 continue
             if tape.random and streams.differ:
@@ -186,6 +177,6 @@ def run(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: 
             with torch.no_grad():
                 for slot, value in shared.items():
                     value.copy_(tape.values[slot])  # as the trunk left them
-            results.append(call(clone, plan, values, index, args, kwargs, Replaying(tape, shared)))
+            results.append(run_branch(clone, plan, values, index, args, kwargs, Replaying(tape, shared)))
             tape.check()
     return results

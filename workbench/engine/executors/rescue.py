@@ -64,7 +64,7 @@ class Rescue(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Unfused(TorchFunctionMode):
+class DropoutByFormula(TorchFunctionMode):
     """Around everything under two vmaps at once: dropout on a GPU by its formula.
 
     What it is there, `torch.native_dropout`, crashes the interpreter where its input differs along the outer axis only and the inner one draws

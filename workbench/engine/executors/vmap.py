@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,222 +20,261 @@ from torch._functorch.vmap import (  # torch.export knows them by these names
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..branch import Clone, Together, call, is_batched, refuse_recomputing
+from ..branch import Clone, is_batched, refuse_recomputing, run_branch
 from ..clone import share
-from ..plan import Axis, Plan, joined
+from ..plan import Axis, Plan, concatenate
+from ..request import Request
+from ..results import StackedResults
 from ..tree import flatten
-from .autocast import Lowered
-from .rescue import Rescue, Unfused
-
-if TYPE_CHECKING:
-    from ..run import Engine
+from .autocast import AutocastUnderVmap
+from .rescue import DropoutByFormula, Rescue
 
 _functorch: Any = torch._C._functorch
-Given = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # what a pass gave: outputs, buffers, taps
+BranchedTensor = tuple[Tensor, tuple[str, ...]]  # a tensor with branch axes in front, and their names
+PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
+References = list[weakref.ref[Tensor]]
 
 
-def run(
-    engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False, rescue: bool = False
-) -> Together:
+def run(request: Request, rescue: bool = False) -> StackedResults:
     """All branches in one pass, or in as few as `plan.chunk` allows.
 
-    What comes before the first tensor that differs between branches is computed once.
+    What comes before the first tensor that differs between branches is computed once. In a first request it looks for tensors that outlive the
+    pass, where nobody would expect them to have branches.
 
     Args:
-        engine: it holds the clones.
-        plan: what differs between the branches.
-        args, kwargs: the inputs.
-        first: whether to look for tensors that outlive the pass, where nobody would expect them to have branches.
+        request: what to run.
         rescue: whether operations that vmap knows no rule for are put in other words.
 
     Returns:
         One result a branch, in the order of `plan.indices`; stacked.
     """
-    engine.begin(plan, alone=True)
-    clone = engine.clone(plan, plan.indices[0])
-    outer = plan.axes[0].size
+    plan = request.plan
+    request.begin(at_once=True)
+    outermost = plan.axes[0]
     # numbers that are to be the same for all branches are drawn once
-    step = outer if plan.axes[0].randomness == "same" else plan.chunk or outer
-    results: Together | None = None
-    made: list[weakref.ref[Tensor]] | None = [] if first else None
-    for start in range(0, outer, step):
-        if start and engine.impure:
+    step = outermost.size if outermost.randomness == "same" else plan.chunk or outermost.size
+    results: StackedResults | None = None
+    outputs: References | None = [] if request.first else None
+    for start in range(0, outermost.size, step):
+        if start and request.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
-        part = _pass(engine, clone, plan, start, min(step, outer - start), args, kwargs, rescue, made)
-        results = part if results is None else results + part
-    kept = any(is_batched(ref()) for ref in made or ())
-    for generation in (
-        (1, 2) if kept else ()
-    ):  # what the pass left in cycles is mostly young; a look at all objects takes long
-        gc.collect(generation)
-        kept = any(is_batched(ref()) for ref in made or ())
-        if not kept:
-            break
-    if kept:
-        raise RuntimeError(
-            "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
-        )
+        chunk = _Pass(request, start, min(step, outermost.size - start), rescue, outputs).run()
+        results = chunk if results is None else results + chunk
+    if outputs is not None:
+        _refuse_surviving(outputs)
     assert results is not None  # an axis has at least one branch
     return results
 
 
-def rescued(engine: Engine, plan: Plan, args: tuple, kwargs: dict[str, Any], first: bool = False) -> Together:
+def rescued(request: Request) -> StackedResults:
     """As `run`, with operations that vmap knows no rule for put in other words."""
-    return run(engine, plan, args, kwargs, first, rescue=True)
+    return run(request, rescue=True)
 
 
-def _stacked(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+def _refuse_surviving(outputs: References) -> None:
+    """No tensor of a pass may outlive it: it would stand for all branches at once."""
+    survives = any(is_batched(ref()) for ref in outputs)
+    if survives:
+        for generation in (1, 2):  # what the pass left in cycles is mostly young; a look at all objects takes long
+            gc.collect(generation)
+            survives = any(is_batched(ref()) for ref in outputs)
+            if not survives:
+                return
+        raise RuntimeError(
+            "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
+        )
+
+
+def _branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, BranchedTensor]:
     """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on.
 
     Where a layer takes its weight in factors, those of each, by slot and number.
     """
-    active = {axis.name: i for i, axis in enumerate(plan.axes)}
-    outermost = plan.axes[0].name
-    stacked: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
-    factored = clone.factored(plan)
+    factored = clone.factored_slots(plan)
     rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
-    rules.update({f"{slot}@{i}": part for slot in factored for i, part in enumerate(plan.rules[slot].factors)})
-    for slot, rule in rules.items():
-        tensor, axes = rule.dense(plan.bank)
-        for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
-            if axes[position] not in active:
-                tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
-        own = [name for name in axes if name in active]
-        # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
-        order = sorted(range(len(own)), key=lambda i: active[own[i]])
-        if order != list(range(len(own))):
-            tensor = tensor.permute(*order, *range(len(own), tensor.dim()))
-        if outermost in own and count < tensor.shape[0]:
-            tensor = tensor.narrow(0, start, count)
-        stacked[slot] = tensor, tuple(own[i] for i in order)
-    if not clone.buffers:
-        return stacked
-    ruled = {name for slot, rule in plan.rules.items() if slot in clone.home for name in rule.axes()}
+    rules.update({f"{slot}@{i}": factor for slot in factored for i, factor in enumerate(plan.rules[slot].factors)})
+    branched = {slot: _along_axes(*rule.dense(plan.bank), plan, start, count) for slot, rule in rules.items()}
+    if clone.buffers:
+        branched.update(_branched_buffers(plan, clone, branched, count))
+    return branched
+
+
+def _along_axes(tensor: Tensor, axes: tuple[str, ...], plan: Plan, start: int, count: int) -> BranchedTensor:
+    """A tensor with those of its axes in front that the plan runs along, in the plan's order."""
+    active = {axis.name: i for i, axis in enumerate(plan.axes)}
+    for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
+        if axes[position] not in active:
+            tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
+    names = [name for name in axes if name in active]
+    # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
+    order = sorted(range(len(names)), key=lambda i: active[names[i]])
+    if order != list(range(len(names))):
+        tensor = tensor.permute(*order, *range(len(names), tensor.dim()))
+    if plan.axes[0].name in names and count < tensor.shape[0]:
+        tensor = tensor.narrow(0, start, count)
+    return tensor, tuple(names[i] for i in order)
+
+
+def _branched_buffers(
+    plan: Plan, clone: Clone, branched: dict[str, BranchedTensor], count: int
+) -> dict[str, BranchedTensor]:
+    """The buffers of the branches; copies of those that the pass may write into."""
+    ruled = {name for slot, rule in plan.rules.items() if slot in clone.first_place for name in rule.axes()}
     training = any(module.training for module in clone.tree.values())
     # noise reaches the statistics in training, so each branch needs its own
-    apart = [axis for axis in plan.axes if axis.name not in ruled] if training else []
-    sizes = [count if axis.name == outermost else axis.size for axis in apart]
-    stacked.update({slot: (plan.bank.get(slot), ()) for slot in clone.buffers - clone.own - stacked.keys()})
+    axes = [axis for axis in plan.axes if axis.name not in ruled] if training else []
+    sizes = [count if axis.name == plan.axes[0].name else axis.size for axis in axes]
+    buffers: dict[str, BranchedTensor] = {
+        slot: (plan.bank.get(slot), ()) for slot in clone.buffers - clone.copied_buffers - branched.keys()
+    }
     with torch.inference_mode(False):
-        for slot in clone.own:
-            if slot in stacked:
-                tensor, own_names = stacked[slot]
-                stacked[slot] = tensor.clone(memory_format=torch.contiguous_format), own_names
+        for slot in clone.copied_buffers:
+            if slot in branched:
+                tensor, names = branched[slot]
+                buffers[slot] = tensor.clone(memory_format=torch.contiguous_format), names
             else:
                 tensor = plan.bank.get(slot)
-                stacked[slot] = tensor.expand((*sizes, *tensor.shape)).clone(), tuple(axis.name for axis in apart)
-    return stacked
+                buffers[slot] = tensor.expand((*sizes, *tensor.shape)).clone(), tuple(axis.name for axis in axes)
+    return buffers
 
 
-def _pass(
-    engine: Engine,
-    clone: Clone,
-    plan: Plan,
-    start: int,
-    count: int,
-    args: tuple,
-    kwargs: dict[str, Any],
-    rescue: bool,
-    made: list[weakref.ref[Tensor]] | None,
-) -> Together:
-    """One pass for `count` branches of the outermost axis and all of the others."""
-    outermost = plan.axes[0].name
-    if count < plan.axes[0].size:
-        plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
-    stacked = _stacked(plan, clone, start, count)
-    given, regroup = flatten((args, kwargs))
-    dealt: dict[int, Tensor] = {}
-    if plan.dealt:
-        parts = plan.rows[start : start + count] if plan.dealt == outermost else plan.rows
-        rows = joined(parts)
-        for i, leaf in enumerate(given):
+class _Pass:
+    """One pass for `count` branches of the outermost axis from `start` on, and all of the others.
+
+    Args:
+        request: what to run.
+        start, count: the branches.
+        rescue: see `run`.
+        outputs: collects what comes out of every call, if given.
+    """
+
+    def __init__(self, request: Request, start: int, count: int, rescue: bool, outputs: References | None) -> None:
+        self.request, self.rescue, self.outputs = request, rescue, outputs
+        plan = request.plan
+        self.clone = request.clone(plan.indices[0])
+        if count < plan.axes[0].size:
+            plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
+        self.plan = plan
+        self.tensors = _branched_tensors(plan, self.clone, start, count)
+        self.leaves, self.regroup = flatten((request.args, request.kwargs))
+        self.dealt = self._deal(start, count) if plan.dealt else {}
+        # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
+        self.joint = (
+            len(plan.axes) > 1
+            and plan.shares_trunk
+            and not (rescue or request.training or self.clone.copied_buffers or plan.interventions)
+        )
+        self.axes = (Axis("", plan.size, "error"),) if self.joint else plan.axes
+
+    def _deal(self, start: int, count: int) -> dict[int, Tensor]:
+        """The leaves that have rows, by place: for each branch its own."""
+        plan, dealt = self.plan, {}
+        branch_rows = plan.rows[start : start + count] if plan.dealt == plan.axes[0].name else plan.rows
+        rows = concatenate(branch_rows)
+        for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.dim():
-                dealt[i] = leaf.index_select(0, rows.to(leaf.device, non_blocking=True)).unflatten(0, (len(parts), -1))
-    shape: dict[str, Any] = {}
-    sizes = tuple(axis.size for axis in plan.axes)
-    # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
-    one = (
-        len(sizes) > 1 and plan.shares_trunk and not (rescue or engine.root.training or clone.own or plan.interventions)
-    )
-    axes = (Axis("", plan.size, "error"),) if one else plan.axes
+                taken = leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
+                dealt[i] = taken.unflatten(0, (len(branch_rows), -1))
+        return dealt
 
-    def once(values: list[Tensor], token: Tensor | None) -> Given:
-        modes: list[TorchFunctionMode] = [] if made is None else [_Noting(made)]
+    def run(self) -> StackedResults:
+        """The pass."""
+        sizes = tuple(axis.size for axis in self.plan.axes)
+        shape = _OutputShape()
+        with refuse_recomputing():
+            values = [*self.tensors.values(), *((tensor, (self.plan.dealt,)) for tensor in self.dealt.values())]
+            if self.joint:
+                values = [
+                    (_join_axes(tensor, names, self.plan.axes), ("",)) if names else (tensor, names)
+                    for tensor, names in values
+                ]
+            token = torch.zeros((), device=values[0][0].device if values else None) if self.rescue else None
+            # an operation that is run branch by branch is nothing to trouble the user with, who has not asked for vmap
+            _functorch._set_vmap_fallback_warning_enabled(False)
+            try:
+                outputs, buffers, taps = _nested(
+                    lambda values, token: self._all_branches(values, token, shape), self.axes, values, token
+                )
+            finally:
+                _functorch._set_vmap_fallback_warning_enabled(True)
+            if self.joint:
+                outputs = [output.unflatten(0, sizes) for output in outputs]
+                buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
+        leaves, rebuild = shape.filled(outputs)
+        return StackedResults(sizes, leaves, rebuild, buffers, taps)
+
+    def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
+        """What the branches do, in terms of tensors without their branch axes; sets the shape of the output."""
+        request, plan, clone = self.request, self.plan, self.clone
+        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_CollectOutputs(self.outputs)]
         if token is not None:
             modes.append(Rescue(token))
-        lowered = Lowered(engine.kind.device) if engine.kind.autocast else nullcontext()
-        nested = nullcontext() if len(axes) == 1 else Unfused() if rescue else _Nested()
+        autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
+        nested = nullcontext() if len(self.axes) == 1 else DropoutByFormula() if self.rescue else _TwoVmaps()
         # outside of noise and taps, which are to see the layers
-        with lowered, nested, engine.watching(clone, plan, first=True):
-            installed = dict(zip(stacked, values[: len(stacked)], strict=True))
-            for slot in clone.factored(plan):
+        with autocast, nested, request.watching(clone, first=True):
+            installed = dict(zip(self.tensors, values[: len(self.tensors)], strict=True))
+            for slot in clone.factored_slots(plan):
                 installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])
-            own = dict(zip(dealt, values[len(stacked) :], strict=True))
-            inputs = regroup([own.get(i, leaf) for i, leaf in enumerate(given)]) if own else (args, kwargs)
-            result = call(
-                clone, plan, installed, _Everywhere(plan), inputs[0], inputs[1], _together(modes) if modes else None
+            rows = dict(zip(self.dealt, values[len(self.tensors) :], strict=True))
+            args, kwargs = request.args, request.kwargs
+            if rows:
+                args, kwargs = self.regroup([rows.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            result = run_branch(
+                clone, plan, installed, _EveryPosition(plan), args, kwargs, _entered(modes) if modes else None
             )
-        _refuse_held(clone, engine.impure)
-        if made is not None:
-            clone.install(plan.values(plan.fixed, clone))  # what is still in place is not kept by the model
-        leaves, shape["rebuild"] = flatten(result.output)
+        _refuse_kept_attributes(clone, request.impure)
+        if self.outputs is not None:
+            clone.install(clone.values(plan, plan.fixed))  # what is still in place is not kept by the model
+        return shape.take(result.output), result.buffers, result.taps
+
+
+class _OutputShape:
+    """The output of a pass without its tensors, which are dead when the pass is over."""
+
+    def take(self, output: Any) -> list[Tensor]:
+        """The tensors of the output."""
+        leaves, self._rebuild = flatten(output)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) and _holds_batched(leaf):
                 raise RuntimeError(f"the output has a {type(leaf).__name__} with tensors of its branch inside")
-        shape["static"] = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
-        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return outputs, result.buffers, result.taps
+        self._others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    with refuse_recomputing():
-        values = [*stacked.values(), *((tensor, (plan.dealt,)) for tensor in dealt.values())]
-        if one:
-            values = [(_joint(tensor, own, plan.axes), ("",)) if own else (tensor, own) for tensor, own in values]
-        token = torch.zeros((), device=values[0][0].device if values else None) if rescue else None
-        # an operation that is run branch by branch is nothing to trouble the user with, who has not asked for vmap
-        _functorch._set_vmap_fallback_warning_enabled(False)
-        try:
-            outputs, buffers, taps = _nested(once, axes, values, token)
-        finally:
-            _functorch._set_vmap_fallback_warning_enabled(True)
-        if one:
-            outputs = [output.unflatten(0, sizes) for output in outputs]
-            buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
-
-    items = iter(outputs)
-    leaves = [next(items) if static is None else static[0] for static in shape["static"]]
-    rebuild = flatten(shape["rebuild"](leaves))[
-        1
-    ]  # the other one holds the model's own containers, with dead tensors in them
-    shape.clear()
-    return Together(sizes, leaves, rebuild, buffers, taps)
+    def filled(self, tensors: list[Tensor]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+        """The leaves with other tensors in place, and what puts leaves into the shape."""
+        items = iter(tensors)
+        leaves = [next(items) if other is None else other[0] for other in self._others]
+        # not our own function, which holds the model's containers with the dead tensors in them
+        return leaves, flatten(self._rebuild(leaves))[1]
 
 
 def _nested(
-    once: Callable[..., Given], axes: Sequence[Axis], values: list[tuple[Tensor, tuple[str, ...]]], token: Tensor | None
-) -> Given:
+    run: Callable[..., PassOutput], axes: Sequence[Axis], values: list[BranchedTensor], token: Tensor | None
+) -> PassOutput:
     """A pass under one vmap for each axis; not a closure that calls itself, which would keep the inputs alive.
 
     What `torch.vmap` does, without its search through trees of inputs and outputs, which takes longer than a small network.
 
     Args:
-        once: the pass, given values and token without their branch axes.
+        run: the pass, on values and token without their branch axes.
         axes: those that are left, outermost first.
         values: tensors with those of the axes in front along which they differ, and the names of these.
         token: a tensor that is batched along every axis, if one is wanted.
     """
     if not axes:
-        return once([value for value, _ in values], token)
+        return run([value for value, _ in values], token)
     axis, *inner = axes
     lazy_load_decompositions()
     with vmap_increment_nesting(axis.size, axis.randomness) as level:
         inside = [
-            (_add_batch_dim(value, own.index(axis.name), level), tuple(n for n in own if n != axis.name))
-            if axis.name in own
-            else (value, own)
-            for value, own in values
+            (_add_batch_dim(value, names.index(axis.name), level), tuple(name for name in names if name != axis.name))
+            if axis.name in names
+            else (value, names)
+            for value, names in values
         ]
         seed = None if token is None else _add_batch_dim(token.new_zeros(axis.size), 0, level)
-        outputs, buffers, taps = _nested(once, inner, inside, seed)
+        outputs, buffers, taps = _nested(run, inner, inside, seed)
 
         def outside(tensor: Tensor) -> Tensor:
             return _remove_batch_dim(tensor, level, axis.size, 0)
@@ -247,16 +286,16 @@ def _nested(
         )
 
 
-def _joint(tensor: Tensor, own: tuple[str, ...], axes: Sequence[Axis]) -> Tensor:
+def _join_axes(tensor: Tensor, names: tuple[str, ...], axes: Sequence[Axis]) -> Tensor:
     """A tensor [branches, ...] of one that has some of the axes in front, in their order."""
     for i, axis in enumerate(axes):
-        if axis.name not in own:
+        if axis.name not in names:
             tensor = tensor.unsqueeze(i).expand(*tensor.shape[:i], axis.size, *tensor.shape[i:])
     return tensor.flatten(0, len(axes) - 1)
 
 
-class _Everywhere(dict):
-    """The place of all branches at once, which has no number along the axes of the run."""
+class _EveryPosition(dict):
+    """The index of all branches at once, which has no number along the axes of the run."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.fixed)
@@ -274,14 +313,14 @@ class _Everywhere(dict):
         return self[name] if name in self or name in self._axes else default
 
 
-class _Nested(Unfused):
+class _TwoVmaps(DropoutByFormula):
     """Under two vmaps at once: refuses attention, where fused attention crashes the interpreter (torch 2.13, CPU), and widens linear layers."""
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is F.linear and (found := _widened(*args, **(kwargs or {}))) is not None:
-            return found
+        if function is F.linear and (widened := _widened(*args, **(kwargs or {}))) is not None:
+            return widened
         if "attention" in (name := getattr(function, "__name__", "")):
             raise RuntimeError(f"{name} cannot run under two vmaps at once")
         return super().__torch_function__(function, kinds, args, kwargs)
@@ -293,9 +332,8 @@ def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     vmap itself would copy the input once for each head.
     """
     level = _functorch.maybe_get_level(weight) if is_batched(weight) else -1
-    if (
-        level < 0 or weight.dim() != 2 or level != _functorch.maybe_current_level()
-    ):  # inside a transform of the model's own
+    # of another level inside a transform of the model's own
+    if level < 0 or weight.dim() != 2 or level != _functorch.maybe_current_level():
         return None
     if is_batched(input) and _functorch.maybe_get_level(input) >= level:
         return None
@@ -310,35 +348,35 @@ def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 @contextmanager
-def _together(modes: list[TorchFunctionMode]) -> Iterator[None]:
+def _entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
         yield
 
 
-class _Noting(TorchFunctionMode):
-    """Notes what comes out of every call, without keeping it alive."""
+class _CollectOutputs(TorchFunctionMode):
+    """Collects what comes out of every call, without keeping it alive."""
 
-    def __init__(self, made: list[weakref.ref[Tensor]]) -> None:
+    def __init__(self, outputs: References) -> None:
         super().__init__()
-        self._made = made
+        self._outputs = outputs
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        self._made.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+        self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
 
 
 def _holds_batched(value: Any) -> bool:
-    held: dict[int, Any] = {}
-    share(value, held, set())
-    return any(is_batched(item) for item in held.values())
+    inside: dict[int, Any] = {}
+    share(value, inside, set())
+    return any(is_batched(item) for item in inside.values())
 
 
-def _refuse_held(clone: Clone, impure: frozenset[tuple[str, str]]) -> None:
+def _refuse_kept_attributes(clone: Clone, impure: frozenset[tuple[str, str]]) -> None:
     """What forward leaves in attributes must be the same for all branches: one clone stands for all of them here."""
     for path, name in impure:
         if _holds_batched(clone.tree[path].__dict__.get(name)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.engine.effects.random import valueless
+from workbench.engine.effects.random import values_unavailable
 from workbench.methods.densities.moments import full_precision
 
 _BINS = 2
@@ -80,7 +80,7 @@ def pool(
 
 def _grid(axes: tuple[int, ...], bins: tuple[int, ...], like: Tensor) -> Tensor:
     """Weights [bins, steps] of the means over a grid, whose bins overlap where they do not divide the axes."""
-    build = _grid_of.__wrapped__ if valueless() or torch.compiler.is_compiling() else _grid_of
+    build = _grid_of.__wrapped__ if values_unavailable() or torch.compiler.is_compiling() else _grid_of
     return build(axes, bins, like.dtype, like.device)
 
 

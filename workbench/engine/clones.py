@@ -1,4 +1,4 @@
-"""The branches of a wrapped object: a clone of the model for each, and the attributes that forward changes there."""
+"""Clones of a wrapped object, one for each branch, and the attributes that forward changes there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import PurityError, WorkbenchWarning
 from .branch import Clone
 from .effects.attributes import (
     Attribute,
-    Snapshot,
+    ModuleContents,
     Tree,
     Values,
     changed,
@@ -26,10 +26,10 @@ from .effects.attributes import (
     structure,
 )
 from .effects.branch_values import carried, put, taken, tensors_in, transfer
-from .effects.objects import Key
-from .effects.random import Sources, generators
+from .effects.inputs import Key
+from .effects.random import RandomSources, find_generators
 from .plan import Index, Plan
-from .rank_one import Whole
+from .rank_one import DenseSlots
 from .tree import version
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
@@ -41,11 +41,11 @@ def branch_key(plan: Plan, index: Index) -> Key:
     Runs that keep no state, such as neo's, have clones of their own: others may be run once more in a backward pass that is still to come,
     where they must be in the mode and hold the tensors that they had.
     """
-    places = tuple(sorted((name, i) for name, i in index.items() if i))
-    return places if plan.keep_state else (*places, ("apart", 1))
+    positions = tuple(sorted((name, i) for name, i in index.items() if i))
+    return positions if plan.keep_state else (*positions, ("apart", 1))
 
 
-class Branches:
+class Clones:
     """Keeps the clones of one wrapped object.
 
     Args:
@@ -57,7 +57,7 @@ class Branches:
     def __init__(self, root: nn.Module, build: Build) -> None:
         self.root, self._build = root, build
         self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
-        self.whole = Whole()  # slots that must hold whole tensors
+        self.dense_slots = DenseSlots()  # slots that must hold whole tensors
         self.watched: set[bool] = set()  # the modes (training or not) that forward has run in
         self._memory: dict[Key, Values] = {}  # what those attributes are in branches that have no clone at present
         self._clones: dict[Key, Clone] = {}
@@ -69,32 +69,32 @@ class Branches:
         self._facts: tuple = ()
         self._shape: tuple = ()
         self.modes: list[bool] = []
-        self._seen: Snapshot | None = None
+        self._contents: ModuleContents | None = None
         self._generators: list[Any] = []
-        self.moving: dict[
-            bool, frozenset[str]
-        ] = {}  # by mode (training or not): the buffers that forward changed in its first call
-        self.elsewhere: dict[bool, bool] = {}  # by mode: whether it drew from others than torch's generators there
-        self.weights = 0  # how many there are, if each meets a row once: in networks of linear layers only
+        # by mode (training or not): the buffers that forward changed in its first call there
+        self.changed_buffers: dict[bool, frozenset[str]] = {}
+        # by mode: whether it drew from others than torch's generators in that call
+        self.drew_outside_torch: dict[bool, bool] = {}
+        self.n_weights = 0  # if each meets a row once: in networks of linear layers only, 0 for others
 
     # ---- clones
-    def clones(self) -> list[Clone]:
+    def existing(self) -> list[Clone]:
         """Those that there are."""
         return list(self._clones.values())
 
-    def clone(self, plan: Plan, index: Index) -> Clone:
+    def of(self, plan: Plan, index: Index) -> Clone:
         """The clone of a branch; `begin` has made it."""
         return self._clones[branch_key(plan, index)]
 
-    def sources(self, leaves: list[Any]) -> Sources:
+    def sources(self, leaves: list[Any]) -> RandomSources:
         """What the model may draw random numbers from."""
-        return Sources(leaves, self._generators)
+        return RandomSources(leaves, self._generators)
 
-    def draws_elsewhere(self) -> bool:
+    def draws_outside_torch(self) -> bool:
         """Whether forward drew from others than torch's generators in its first call in this mode; True if that is not known."""
-        return self.elsewhere.get(self.root.training, True)
+        return self.drew_outside_torch.get(self.root.training, True)
 
-    def begin(self, plan: Plan, alone: bool = False) -> list[Key]:
+    def begin(self, plan: Plan, at_once: bool = False) -> list[Key]:
         """Make what clones are missing, and give each the attributes that its branch is to start from.
 
         A branch goes on from where its last pass left it; one that had no part in the last call starts from its nearest relative that had, or
@@ -102,20 +102,22 @@ class Branches:
 
         Args:
             plan: of the run.
-            alone: only for the first branch, which stands for all.
+            at_once: all branches run in one pass, on the clone of the first.
         """
-        keys = [branch_key(plan, index) for index in plan.indices[: 1 if alone else None]]
+        keys = [branch_key(plan, index) for index in plan.indices[: 1 if at_once else None]]
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
-            self._clones[key] = Clone(*self._build(), plan.rules, self.whole)
-        moving = self.moving.get(self.root.training)
+            self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots)
+        written = self.changed_buffers.get(self.root.training)
         # with gradients a backward pass may need buffers as they are now, whatever is written into them before it comes
-        if moving is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
-            moving = None
+        if written is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
+            written = None
         for key in keys:
             clone = self._clones[key]
-            clone.own = clone.buffers if moving is None else (clone.unsteady | moving) & clone.buffers
+            clone.copied_buffers = (
+                clone.buffers if written is None else (clone.unsteady_buffers | written) & clone.buffers
+            )
             for module, mode in zip(clone.tree.values(), self.modes, strict=True):
                 if module.training is not mode:
                     module.training = mode
@@ -135,20 +137,22 @@ class Branches:
         if key in self._memory:
             return self._memory[key]
         for i in range(len(key)):
-            near = key[:i] + key[i + 1 :]
-            if near in self._current:
-                return self._memory[near] if near in self._memory else self._taken(self._clones[near])
+            relative = key[:i] + key[i + 1 :]
+            if relative in self._current:
+                return (
+                    self._memory[relative] if relative in self._memory else self._attributes_of(self._clones[relative])
+                )
         return taken(self.impure, self._tree)
 
-    def _taken(self, clone: Clone) -> Values:
+    def _attributes_of(self, clone: Clone) -> Values:
         return carried(taken(self.impure, clone.tree), clone.tree, self._tree)
 
     def remembered(self) -> dict[Key, Values]:
         """What the attributes that forward changes are in each branch."""
         if not self.impure:
             return {}
-        own = {key: self._taken(clone) for key, clone in self._clones.items() if key in self._current}
-        return {**self._memory, **own}
+        present = {key: self._attributes_of(clone) for key, clone in self._clones.items() if key in self._current}
+        return {**self._memory, **present}
 
     def recall(self, branches: dict[Key, Values]) -> None:
         """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
@@ -169,7 +173,7 @@ class Branches:
 
     def refresh(self) -> None:
         """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
-        if self._seen is not None and self._seen.holds():
+        if self._contents is not None and self._contents.unchanged():
             return
         if self._tree and structure(self._tree, self.impure) == self._facts:
             return
@@ -179,15 +183,15 @@ class Branches:
             self._memory = self.remembered()
             self._current = set(self._memory)
             self._clones.clear()
-            self._generators = generators(self._tree)
-            self.weights = _weights(self._tree)
+            self._generators = find_generators(self._tree)
+            self.n_weights = _count_weights(self._tree)
         self._note()
 
     def _note(self) -> None:
         """Remember what the wrapped object looks like."""
         self._facts = structure(self._tree, self.impure)
         self._shape = structure(self._tree, self.impure, modes=False)
-        self._seen = Snapshot(self._tree, self.impure)
+        self._contents = ModuleContents(self._tree, self.impure)
 
     # ---- attributes
     @contextmanager
@@ -212,14 +216,14 @@ class Branches:
             yield
             self._last = clone
             return
-        private = self._privately(clone) if new else {}
-        before, held, written = fingerprint(clone.tree), registered(clone.tree), _versions(clone.tree)
+        private = self._copy_unregistered(clone) if new else {}
+        before, contents, written = fingerprint(clone.tree), registered(clone.tree), _versions(clone.tree)
         words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
         yield
         self._last = clone
-        found = changed(before, fingerprint(clone.tree))
-        put({name: value for name, value in private.items() if name not in found}, clone.tree)
-        _refuse_layers(self.root, held, registered(clone.tree))
+        changes = changed(before, fingerprint(clone.tree))
+        put({name: value for name, value in private.items() if name not in changes}, clone.tree)
+        _refuse_layers(self.root, contents, registered(clone.tree))
         now = _versions(clone.tree)
         if name := next(
             (now[key][0] for key, (_, count) in written.items() if key in now and now[key][1] != count), None
@@ -229,23 +233,23 @@ class Branches:
                 "branches and the given model share: it would be written once for each of them. Switch that off in the model, or keep what "
                 "changes in a buffer"
             )
-        if words and found:
-            _complain(self.root, plan.purity, difference(words, described(clone.tree, found), found), new)
-        self.impure |= found
+        if words and changes:
+            _complain(self.root, plan.purity, difference(words, described(clone.tree, changes), changes), new)
+        self.impure |= changes
         self.watched.add(mode)
 
-    def _privately(self, clone: Clone) -> Values:
+    def _copy_unregistered(self, clone: Clone) -> Values:
         """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
-        places = tensors_in(clone.tree)
-        put(carried(places, clone.tree, clone.tree), clone.tree)
-        return places
+        attributes = tensors_in(clone.tree)
+        put(carried(attributes, clone.tree, clone.tree), clone.tree)
+        return attributes
 
-    def keep(self, plan: Plan, alone: bool) -> None:
+    def keep(self, plan: Plan, at_once: bool) -> None:
         """Let the wrapped object end as if it had been called once.
 
         Args:
             plan: of the run.
-            alone: whether the first branch stood for all.
+            at_once: whether all branches ran on the clone of the first.
         """
         if not self.impure:
             return
@@ -253,11 +257,11 @@ class Branches:
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         transfer(self.impure, source.tree, self._tree)
         self._kept = fingerprint(self._tree, self.impure)
-        self._memory, self._current = {}, set(keys[: 1 if alone else None])
+        self._memory, self._current = {}, set(keys[: 1 if at_once else None])
         self._note()
 
 
-def _weights(tree: Tree) -> int:
+def _count_weights(tree: Tree) -> int:
     """The number of weights of a network whose layers are linear, 0 for others."""
     layers = [module for module in tree.values() if module._parameters]
     if any(not isinstance(layer, nn.Linear) for layer in layers):
@@ -276,17 +280,17 @@ def _versions(tree: Tree) -> dict[int, tuple[str, int]]:
 
 
 def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict]) -> None:
-    for (path, kind), held in after.items():
-        was = before.get((path, kind), {})
-        what = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
-        for name, key in held.items():
+    for (path, kind), contents in after.items():
+        earlier = before.get((path, kind), {})
+        word = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
+        for name, key in contents.items():
             where = f"{path}.{name}" if path else name
-            if name not in was:
+            if name not in earlier:
                 raise RuntimeError(
-                    f"forward of {root._get_name()} made the {what} {where!r}, which no optimizer, state_dict or voter would know; call the "
+                    f"forward of {root._get_name()} made the {word} {where!r}, which no optimizer, state_dict or voter would know; call the "
                     "model once with real inputs before wrapping it"
                 )
-            if kind == "_modules" and was[name] != key:
+            if kind == "_modules" and earlier[name] != key:
                 raise RuntimeError(
                     f"forward of {root._get_name()} puts another layer in the place of {where!r}, which only one branch would have; make the "
                     "change before wrapping"

@@ -1,4 +1,4 @@
-"""Objects among the inputs that forward changes, such as a cache of keys and values: each branch has its own, from call to call."""
+"""Effects of forward on its inputs: tensors that it writes into, and objects that it changes, of which each branch has its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from .attributes import mark
 from .branch_values import duplicate, holds_tensors
 
 Key = tuple[tuple[str, int], ...]  # where a branch stands along the axes, places 0 left out
-DEPTH = 8
+_DEPTH = 8
+
+
+def object_mark(value: Any) -> Any:
+    """Something that is equal before and after exactly if nothing inside the object was changed."""
+    return mark(value, _DEPTH)
 
 
 def is_object(leaf: Any) -> bool:
@@ -39,61 +44,65 @@ def refuse_iterators(leaves: Sequence[Any]) -> None:
             )
 
 
-class Objects:
-    """Knows for an object that the first branch has worked on those that the other branches have in its place."""
+class InputEffects:
+    """What forward does to its inputs.
+
+    For an object among them, such as a cache of keys and values, it knows those that the other branches have in its place, from call to call.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
-        self.changes: bool | None = (
-            None  # whether forward changes objects among its inputs; unknown before the first call
-        )
+        self.writes_tensors: bool | None = None  # unknown before the first call
+        self.changes_objects: bool | None = None
+        self._copies: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
 
-    def branches(self, leaves: Sequence[Any], keys: Sequence[Key], apart: bool) -> list[dict[Key, Any] | None]:
+    def objects_of_branches(
+        self, leaves: Sequence[Any], keys: Sequence[Key], copy_first: bool
+    ) -> list[dict[Key, Any] | None]:
         """For each leaf that is an object what each branch is to have in its place; None for other leaves.
 
         Args:
             leaves: of the inputs.
             keys: the branches.
-            apart: whether the first branch is to have a copy as well, not the caller's own.
+            copy_first: whether the first branch is to have a copy as well, not the caller's own.
 
         Raises:
             RuntimeError: if somebody changed the object since the branches last worked on theirs, or they were other branches.
         """
-        return [self._of(leaf, keys, apart) if is_object(leaf) else None for leaf in leaves]
+        return [self._of(leaf, keys, copy_first) if is_object(leaf) else None for leaf in leaves]
 
-    def _of(self, leaf: Any, keys: Sequence[Key], apart: bool) -> dict[Key, Any]:
-        known = self._known.get(id(leaf))
-        if apart and self.changes is not False:
+    def _of(self, leaf: Any, keys: Sequence[Key], copy_first: bool) -> dict[Key, Any]:
+        known = self._copies.get(id(leaf))
+        if copy_first and self.changes_objects is not False:
             return {key: duplicate(leaf) for key in keys}
         if known is None or known[0]() is not leaf:
-            if self.changes is False or len(keys) == 1:
+            if self.changes_objects is False or len(keys) == 1:
                 return dict.fromkeys(keys, leaf)
             return {key: duplicate(leaf) if k else leaf for k, key in enumerate(keys)}
-        _, then, others = known
-        if list(others) == list(keys) and len(keys) == 1:  # nobody else has one
+        _, earlier_mark, by_branch = known
+        if list(by_branch) == list(keys) and len(keys) == 1:  # nobody else has one
             return {keys[0]: leaf}
         name = type(leaf).__name__
-        if mark(leaf, DEPTH) != then:
+        if object_mark(leaf) != earlier_mark:
             raise RuntimeError(
                 f"the {name} among the inputs was changed outside the model since the last call, which only the first of "
-                f"{len(others)} branches would see; do without it (use_cache=False), or wrap what changes it as well"
+                f"{len(by_branch)} branches would see; do without it (use_cache=False), or wrap what changes it as well"
             )
-        if missing := [key for key in keys if key not in others]:
+        if missing := [key for key in keys if key not in by_branch]:
             raise RuntimeError(
                 f"the {name} among the inputs comes from a call with other branches (there is none for {dict(missing[0])}); ask in the same "
                 "way as in that call (training mode, return_risk), or start with a new one"
             )
-        return others
+        return by_branch
 
     def remember(self, keys: Sequence[Key], objects: Sequence[Any]) -> None:
         """The objects that the branches have in the place of the first one's, from now on."""
         first = objects[0]
         with contextlib.suppress(TypeError):  # what has no weak reference is not remembered: a copy is made each time
             number = id(first)
-            reference = weakref.ref(first, lambda _: self._known.pop(number, None))
-            self._known[number] = reference, mark(first, DEPTH), dict(zip(keys, objects, strict=True))
+            reference = weakref.ref(first, lambda _: self._copies.pop(number, None))
+            self._copies[number] = reference, object_mark(first), dict(zip(keys, objects, strict=True))
 
-    def kept(self, keys: Sequence[Key], columns: Iterator[Sequence[Any]]) -> None:
+    def remember_outputs(self, keys: Sequence[Key], columns: Iterator[Sequence[Any]]) -> None:
         """Remember those among the outputs, a column of all branches each, that hold tensors and that each branch made for itself."""
         for items in columns:
             if is_object(items[0]) and len({id(item) for item in items}) == len(items) and holds_tensors(items[0]):

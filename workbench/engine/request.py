@@ -1,0 +1,75 @@
+"""Requests to executors: run the branches of a plan on these inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from .branch import Clone
+from .clones import Clones
+from .effects.attributes import Attribute
+from .effects.inputs import InputEffects, Key
+from .effects.random import RandomSources, RandomStreams
+from .plan import Index, Plan
+from .results import Result
+from .tree import tensors
+
+
+@dataclass
+class Request:
+    """All that an executor gets to see of the engine.
+
+    An executor calls `begin`, and runs each branch on its `clone`, `watching` it. What it cannot do right it refuses by any exception; the
+    ladder undoes what the attempt has left, and tries the next rung.
+
+    Args:
+        plan: what differs between the branches.
+        args, kwargs: the inputs.
+        clones: of the model, one for each branch.
+        effects: what forward is known to do to its inputs.
+        first: whether an executor meets calls of this kind for the first time, and should look closer.
+        autocast: the type of device that autocast is on for, if it is.
+    """
+
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    clones: Clones
+    effects: InputEffects
+    first: bool = False
+    autocast: str = ""
+
+    @property
+    def training(self) -> bool:
+        """Whether the wrapped object is in training mode."""
+        return self.clones.root.training
+
+    @property
+    def impure(self) -> frozenset[Attribute]:
+        """The attributes that forward was seen to change."""
+        return self.clones.impure
+
+    def sources(self) -> RandomSources:
+        """What the model may draw random numbers from."""
+        return self.clones.sources(tensors((self.args, self.kwargs)))
+
+    def streams(self, sources: RandomSources) -> RandomStreams:
+        """The random streams of the branches."""
+        return RandomStreams(self.plan.axes, sources, self.clones.draws_outside_torch())
+
+    def begin(self, at_once: bool = False) -> list[Key]:
+        """Make the clones ready; with `at_once` only that of the first branch, which stands for all."""
+        return self.clones.begin(self.plan, at_once)
+
+    def clone(self, index: Index) -> Clone:
+        """The clone of a branch, after `begin`."""
+        return self.clones.of(self.plan, index)
+
+    def watching(self, clone: Clone, first: bool) -> AbstractContextManager[None]:
+        """Around the pass of a branch: notes what the first one changes, and lets the others start from what that was before."""
+        return self.clones.watching(clone, self.plan, first)
+
+
+Executor = Callable[[Request], Sequence[Result]]  # one result a branch, in the order of `plan.indices`

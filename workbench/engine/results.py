@@ -1,0 +1,76 @@
+"""Results of branches: of each by itself, or of all in one pass, stacked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Result:
+    """What one branch gave."""
+
+    output: Any
+    buffers: dict[str, Tensor]  # the slots whose value changed
+    taps: dict[str, Tensor] = field(default_factory=dict)
+
+
+class StackedResults(Sequence[Result]):
+    """What all branches gave in one pass, cut apart only where a single one is asked for.
+
+    Args:
+        sizes: number of branches along each axis, outermost first.
+        leaves: the leaves of the output: tensors [*sizes, ...], and whatever is no tensor once for all.
+        rebuild: puts as many leaves into the shape of the model's output.
+        buffers, taps: [*sizes, ...], see `Result`.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        leaves: list[Any],
+        rebuild: Callable[[list[Any]], Any],
+        buffers: dict[str, Tensor],
+        taps: dict[str, Tensor],
+    ) -> None:
+        self.sizes, self.leaves, self.rebuild, self.buffers, self.taps = sizes, leaves, rebuild, buffers, taps
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes)
+
+    @overload
+    def __getitem__(self, k: int) -> Result: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Result]: ...
+    def __getitem__(self, k: int | slice) -> Result | list[Result]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        positions: list[int] = []
+        rest = range(len(self))[k]
+        for size in reversed(self.sizes):
+            rest, position = divmod(rest, size)
+            positions.insert(0, position)
+        index = tuple(positions)
+        return Result(
+            self.rebuild([leaf[index] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]),
+            {slot: tensor[index] for slot, tensor in self.buffers.items()},
+            {name: tensor[index] for name, tensor in self.taps.items()},
+        )
+
+    def __add__(self, other: StackedResults) -> StackedResults:
+        """The results of two chunks of the outermost axis."""
+        return StackedResults(
+            (self.sizes[0] + other.sizes[0], *self.sizes[1:]),
+            [
+                torch.cat([first, second]) if isinstance(first, Tensor) else first
+                for first, second in zip(self.leaves, other.leaves, strict=True)
+            ],
+            self.rebuild,
+            {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
+            {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
+        )

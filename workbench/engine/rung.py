@@ -1,0 +1,143 @@
+"""Rungs of the ladder: an executor, what it can run, and one try of it that leaves no trace where it refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .effects.inputs import is_object
+from .effects.random import were_drawn
+from .executors import loop
+from .plan import Plan
+from .request import Executor, Request
+from .results import Result
+from .tree import flatten, follow, tensors, versions
+
+
+def _no_obstacle(root: nn.Module, plan: Plan) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One row in the table of the ladder.
+
+    Args:
+        run: the executor.
+        obstacle: why it cannot run the plan on this module; "" if nothing is known to speak against it.
+        at_once: all branches run in one pass, on the clone of the first.
+        trunk_only: it pays for branches that share a trunk only.
+        needs_rules: it refuses operations that have no batching rule.
+    """
+
+    run: Executor
+    obstacle: Callable[[nn.Module, Plan], str] = _no_obstacle
+    at_once: bool = False
+    trunk_only: bool = False
+    needs_rules: bool = False
+
+
+class SpoiledInputsError(Exception):
+    """A rung has failed in the middle of a call, after it had changed the inputs, so that no other can be tried."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def attempt(rung: Rung, request: Request) -> Sequence[Result]:
+    """Run a request; the first of its kind on copies of the inputs, since a model that writes into them must be found out.
+
+    Raises:
+        SpoiledInputsError: if the inputs have changed.
+        Exception: whatever else speaks against the rung; everything is as it was.
+    """
+    first, clones = request.first, request.clones
+    leaves, rebuild = flatten((request.args, request.kwargs))
+    used = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    tried = request
+    if first:
+        args, kwargs = rebuild(used)
+        tried = replace(request, args=args, kwargs=kwargs)
+    written = versions(used)
+    objects = [leaf for leaf in used if is_object(leaf)]
+    if objects and request.effects.changes_objects is not False:
+        raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
+    sources = clones.sources(leaves)
+    before = sources.all() if first else None
+    draws_once = rung.at_once and any(axis.randomness != "same" and axis.size > 1 for axis in request.plan.axes)
+    outside = sources.outside_vmap() if first and draws_once else []
+    try:
+        results = rung.run(tried)
+        if first and versions(used) != written:
+            raise RuntimeError("the model writes into its inputs")
+        if first and request.autocast and rung.at_once:
+            _refuse_other_dtypes(request, results)
+        if first and draws_once and were_drawn(outside, sources.outside_vmap()):
+            raise RuntimeError(
+                "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
+            )
+        if first:
+            originals = {id(copied): leaf for copied, leaf in zip(used, leaves, strict=True)}
+            follow((request.args, request.kwargs), (tried.args, tried.kwargs), originals)
+        return results
+    except Exception as error:
+        clones.forget()  # a failed pass may have left dead tensors in its clone
+        if before is not None:
+            sources.restore(before)
+        elif versions(used) != written:
+            raise SpoiledInputsError(error) from None
+        raise
+
+
+def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
+    """Autocast must give what it gives a branch by itself, which is run to see it."""
+    plan = request.plan
+    fixed = {**plan.fixed, **{axis.name: 0 for axis in plan.axes}}
+    sources = request.sources()
+    before = sources.all()
+    try:
+        one = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
+        alone = tensors(loop.run(replace(_with_copies(request), plan=one, first=False))[0].output)
+    finally:
+        sources.restore(before)
+    for tensor, wanted in zip(tensors(results[0].output), alone, strict=True):
+        if tensor.dtype != wanted.dtype:
+            raise RuntimeError(f"autocast gives {tensor.dtype} where a branch by itself has {wanted.dtype}")
+
+
+def _with_copies(request: Request) -> Request:
+    """The request on copies of its tensors."""
+    leaves, rebuild = flatten((request.args, request.kwargs))
+    args, kwargs = rebuild([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    return replace(request, args=args, kwargs=kwargs)
+
+
+def seconds(rung: Rung, request: Request) -> float:
+    """How long a rung takes for a request, backward pass included; what it draws is given back."""
+    clones = request.clones
+    leaves = flatten((request.args, request.kwargs))[0]
+    sources = clones.sources(leaves)
+    before = sources.all()
+    start = _now(leaves)
+    try:
+        results = loop.run(_with_copies(request)) if rung.run is loop.run else attempt(rung, request)
+        outputs = [leaf for result in results for leaf in tensors(result.output) if leaf.requires_grad]
+        parameters = [p for p in clones.root.parameters() if p.requires_grad]
+        if outputs and parameters:
+            torch.autograd.grad([leaf.abs().sum() for leaf in outputs], parameters, allow_unused=True)
+        return _now(leaves) - start
+    finally:
+        sources.restore(before)
+        if clones.impure:
+            clones.forget()
+
+
+def _now(leaves: list[Any]) -> float:
+    if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves):
+        torch.cuda.synchronize()
+    return time.perf_counter()
