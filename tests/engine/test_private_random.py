@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import compose, fit, sample, sculpt, vote
-from workbench.engine.effects.private_random import CPU, KEY, _lending, generator_of, own_random
+from workbench.engine.effects.private_random import CPU, KEY, _kernel_that_borrows, generator_of, own_random
 from workbench.errors import WorkbenchWarning
 from workbench.training import checkpoint as checkpoint_module
 
@@ -263,7 +263,7 @@ def test_what_takes_no_generator_is_lent_our_state_and_says_so() -> None:
         def __str__(self) -> str:
             return "foreign"
 
-    kernel = _lending(Foreign())
+    kernel = _kernel_that_borrows(Foreign())
     keys = torch._C._dispatch_keyset_full()
     before = state()
 

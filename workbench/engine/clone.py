@@ -55,10 +55,10 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
     shell(root)
     seen: set[int] = set()
-    kept = {id(old): left_out(old) for old, _ in pairs}
+    shared = {id(old): left_out(old) for old, _ in pairs}
     for module, _ in pairs:
         for name, value in attributes(module):
-            if name not in kept[id(module)]:
+            if name not in shared[id(module)]:
                 share(value, memo, seen)
     for old, new in pairs:
         state: dict[str, Any] = {
@@ -67,7 +67,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
             "_modules": {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)},
         }
         for name, value in attributes(old):
-            if name in kept[id(old)]:
+            if name in shared[id(old)]:
                 state[name] = value
             elif name in old.__dict__:
                 state[name] = _copied(value, memo)
@@ -81,8 +81,8 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
 def left_out(module: nn.Module) -> set[str]:
     """Attributes that the class itself keeps out of its copies, such as the trainer that a module belongs to: they are shared, not copied."""
-    own = getattr(type(module), "__getstate__", None)
-    if own is None or own is getattr(object, "__getstate__", None):
+    method = getattr(type(module), "__getstate__", None)
+    if method is None or method is getattr(object, "__getstate__", None):
         return set()
     try:
         state = module.__getstate__()
@@ -147,24 +147,24 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
     return copied
 
 
-class _Inside:
-    """An immutable holder (a tuple, a partial function's arguments) that can be written to by putting another in its place."""
+class _ReplacingItems:
+    """The items of an immutable holder (a tuple, a partial function's arguments), written to by putting another holder in its place."""
 
     def __init__(self, container: Any, key: Any) -> None:
         self.container, self.key = container, key
 
     def __getitem__(self, i: int) -> Any:
-        held = self.container[self.key]
-        return held.args[i] if isinstance(held, functools.partial) else held[i]
+        holder = self.container[self.key]
+        return holder.args[i] if isinstance(holder, functools.partial) else holder[i]
 
     def __setitem__(self, i: int, value: Any) -> None:
-        held = self.container[self.key]
-        if isinstance(held, functools.partial):
-            args = (*held.args[:i], value, *held.args[i + 1 :])
-            held.__setstate__((held.func, args, held.keywords, held.__dict__))  # type: ignore[attr-defined]
+        holder = self.container[self.key]
+        if isinstance(holder, functools.partial):
+            args = (*holder.args[:i], value, *holder.args[i + 1 :])
+            holder.__setstate__((holder.func, args, holder.keywords, holder.__dict__))  # type: ignore[attr-defined]
         else:
-            items = (*held[:i], value, *held[i + 1 :])
-            self.container[self.key] = type(held)._make(items) if hasattr(held, "_make") else type(held)(items)
+            items = (*holder[:i], value, *holder[i + 1 :])
+            self.container[self.key] = type(holder)._make(items) if hasattr(holder, "_make") else type(holder)(items)
 
 
 def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:
@@ -177,14 +177,14 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
     Returns:
         Triples (container, key, name), ready for `container[key] = other`.
     """
-    found: list[tuple[Any, Any, str]] = []
+    entries: list[tuple[Any, Any, str]] = []
     seen: set[int] = set()
 
     def note(container: Any, key: Any, tensor: Tensor) -> None:
         if wanted is None or id(tensor) in wanted:
-            found.append((container, key, "" if wanted is None else wanted[id(tensor)]))
+            entries.append((container, key, "" if wanted is None else wanted[id(tensor)]))
 
-    def look(container: Any, depth: int) -> None:
+    def search(container: Any, depth: int) -> None:
         if id(container) in seen or depth > 5:
             return
         seen.add(id(container))
@@ -192,18 +192,18 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
             if isinstance(value, Tensor):
                 note(container, key, value)
             elif isinstance(value, dict | list) and key != "_modules":
-                look(value, depth + 1)
+                search(value, depth + 1)
             elif isinstance(value, tuple | functools.partial):
-                inside = _Inside(container, key)
+                items = _ReplacingItems(container, key)
                 for i, item in enumerate(value.args if isinstance(value, functools.partial) else value):
                     if isinstance(item, Tensor):
-                        note(inside, i, item)
+                        note(items, i, item)
                     elif isinstance(item, dict | list):
-                        look(item, depth + 2)
+                        search(item, depth + 2)
                 if isinstance(value, functools.partial):
-                    look(value.keywords, depth + 1)
+                    search(value.keywords, depth + 1)
 
     for module in root.modules():
         if not is_scripted(module):
-            look(module.__dict__, 0)
-    return found
+            search(module.__dict__, 0)
+    return entries

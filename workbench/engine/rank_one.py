@@ -104,30 +104,30 @@ class FactoredWeight(Tensor):
                 return function(*args, **kwargs)
         weight = args[1] if function in _OPERATIONS and len(args) > 2 else None
         if type(weight) is FactoredWeight and weight.open is torch.is_grad_enabled():
-            return weight._layer(function, *args, **kwargs)
-        return cls._otherwise(function, args, kwargs)
+            return weight._operate(function, *args, **kwargs)
+        return cls._with_products(function, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        return cls._otherwise(func, args, kwargs or {})
+        return cls._with_products(func, args, kwargs or {})
 
     @staticmethod
-    def _otherwise(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _with_products(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call with the products in place; ends the pass where it can be started again."""
         leaves, rebuild = flatten((args, kwargs))
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, FactoredWeight):
                 leaf.dense_slots.add(leaf.slot)
                 if leaf.dense_slots.running:
-                    raise FactoredWeightUsed(
-                        f"the model itself uses the weight {leaf.slot} of rank-one voters, in {function}"
-                    )
+                    raise FactoredWeightUsed(f"the model itself uses the factored weight {leaf.slot}, in {function}")
                 leaves[i] = product(*leaf.factors)
         args, kwargs = rebuild(leaves)
         return function(*args, **kwargs)
 
-    def _layer(self, function: Any, x: Tensor, _: Any, bias: Tensor | None, *rest: Any, **more: Any) -> Tensor:
+    def _operate(self, function: Any, x: Tensor, _: Any, bias: Tensor | None, *rest: Any, **more: Any) -> Tensor:
+        """The operation of a layer, scaled on both sides where that is less work than the product."""
         weight, left, right = self.factors
         groups = rest[3] if len(rest) > 3 else more.get("groups", 1)  # of both kinds of convolutions
         if groups > 1:

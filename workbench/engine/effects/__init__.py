@@ -1,1 +1,7 @@
-"""What a pass does beside its output: attributes, objects, buffers and random draws, each kept right over all branches."""
+"""Effects of a pass beside its output, kept right over all branches.
+
+- `attributes`: which attributes of the modules forward changes; `branch_values`: each branch's own values of them.
+- `inputs`: tensors and objects among the inputs that forward changes.
+- `buffers`: merged once over all branches.
+- `random`: the random streams of the branches; `private_random`: draws that start at a seed and leave all others alone.
+"""

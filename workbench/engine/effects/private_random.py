@@ -1,4 +1,4 @@
-"""Random draws that start at a seed and leave those of everybody else alone, also where several threads compute at once.
+"""Private random draws: they start at a seed and leave those of everybody else alone, also where several threads compute at once.
 
 torch has one generator for each device, which all threads share. The main thread borrows it: seeded, and set back afterwards. Any other thread,
 such as that of a widget's training, borrows nothing, since cells run meanwhile; there, each operation that would draw from torch's generator is
@@ -69,7 +69,7 @@ def generator_of(device: torch.device) -> torch.Generator:
         ...     torch.equal(torch.rand(2), first)
         True
     """
-    private = _present()
+    private = _of_this_thread()
     return _shared(device) if private is None else private[_numbered(device)]
 
 
@@ -89,8 +89,8 @@ def _shared(device: torch.device) -> torch.Generator:
 
 def _is_shared(generator: Any) -> bool:
     """Whether it is one of torch's own, which can have several Python objects."""
-    own: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
-    return generator._cdata in [one._cdata for one in own]
+    shared: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
+    return generator._cdata in [one._cdata for one in shared]
 
 
 def _numbered(device: torch.device) -> torch.device:
@@ -115,14 +115,14 @@ class _Private(dict):
 _LOCAL = threading.local()
 
 
-def _present() -> _Private | None:
+def _of_this_thread() -> _Private | None:
     return getattr(_LOCAL, "private", None)
 
 
 @contextmanager
 def _private(seed: int) -> Iterator[None]:
     _install()
-    outer = _present()
+    outer = _of_this_thread()
     _LOCAL.private = _Private(seed)
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
     try:
@@ -152,7 +152,7 @@ def _install() -> None:
         others.fallback_fallthrough(KEY)
         libraries: dict[str, Any] = {}
         for name in torch._C._dispatch_get_all_op_names():
-            if (make := _kind(name)) is not None:
+            if (make := _kernel_maker(name)) is not None:
                 space = name.partition("::")[0]
                 if space not in libraries:
                     libraries[space] = library.Library(space, "IMPL")
@@ -167,16 +167,16 @@ def _operation(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
-def _kind(name: str) -> Callable[[Any], Kernel] | None:
+def _kernel_maker(name: str) -> Callable[[Any], Kernel] | None:
     """What makes a kernel for an operation; None for one that draws nothing, or does so by other operations."""
     packet, _, overload = name.partition(".")
     types = [str(argument.type) for argument in torch._C._get_schema(packet, overload).arguments]
     if "Optional[Generator]" in types:  # those without a tensor make one and draw into it
-        return _giving if any("Tensor" in kind for kind in types) else None
+        return _kernel_with_generator if any("Tensor" in kind for kind in types) else None
     if name == "aten::native_dropout":
-        return _dropout
-    alone = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
-    return _lending if alone and torch.Tag.nondeterministic_seeded in _operation(name).tags else None
+        return _kernel_of_dropout
+    on_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+    return _kernel_that_borrows if on_cuda and torch.Tag.nondeterministic_seeded in _operation(name).tags else None
 
 
 def _source(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[_Private | None, torch.device]:
@@ -189,7 +189,7 @@ def _source(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[_Private | No
             f"the backward pass computes again what drew random numbers ({op}), by torch.utils.checkpoint, which can repeat draws in the main "
             "thread only: train there (workbench.fit in a cell of its own, or block=True), or switch checkpointing or the dropout in it off"
         )
-    private = _present()
+    private = _of_this_thread()
     if private is None:  # torch takes the dispatch key along into threads of its own
         raise RuntimeError(
             f"{op} draws in a thread that torch has started, such as that of the backward pass on a GPU, for a training that is not in the main "
@@ -207,22 +207,22 @@ def _recomputes() -> bool:
     return False
 
 
-def _giving(op: Any) -> Kernel:
+def _kernel_with_generator(op: Any) -> Kernel:
     """An operation that takes a generator is given ours, unless the model brings one of its own."""
     position = [argument.name for argument in op._schema.arguments].index("generator")  # the last one, or by keyword
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         private, device = _source(op, args, kwargs)
         if private is not None:
-            found = args[position] if len(args) > position else kwargs.get("generator")
-            if found is None or _is_shared(found):
+            generator = args[position] if len(args) > position else kwargs.get("generator")
+            if generator is None or _is_shared(generator):
                 args, kwargs = args[:position], {**kwargs, "generator": private[device]}
         return op.redispatch(keys & _below(), *args, **kwargs)
 
     return kernel
 
 
-def _dropout(op: Any) -> Kernel:
+def _kernel_of_dropout(op: Any) -> Kernel:
     """On CUDA, dropout is one kernel that takes no generator; it has a sister that does, and draws the same."""
 
     def kernel(keys: Any, input: Tensor, p: float, train: bool | None) -> Any:
@@ -235,28 +235,29 @@ def _dropout(op: Any) -> Kernel:
     return kernel
 
 
-def _lending(op: Any) -> Kernel:
+def _kernel_that_borrows(op: Any) -> Kernel:
     """What can only draw from the shared generator of a GPU, such as fused attention with dropout, is lent our state for that moment."""
-    told: list[str] = []
+    warned = False
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal warned
         private, device = _source(op, args, kwargs)
         if private is None or not has_generator(device):
             return op.redispatch(keys & _below(), *args, **kwargs)
-        ours, shared = private[device], _shared(device)
+        generator, shared = private[device], _shared(device)
         with _LENDING:
-            theirs, before = shared.get_state(), ours.get_state()
+            borrowed, before = shared.get_state(), generator.get_state()
             try:
                 shared.set_state(before)
                 out = op.redispatch(keys & _below(), *args, **kwargs)
                 after = shared.get_state()
             finally:
-                shared.set_state(theirs)
+                shared.set_state(borrowed)
         if torch.equal(before, after):  # nothing was drawn, or by operations that we meet
             return out
-        ours.set_state(after)
-        if not told:
-            told.append(str(op))
+        generator.set_state(after)
+        if not warned:
+            warned = True
             message = (
                 f"{op} draws from the generator that all threads share: what another cell draws at the same moment can change this training, "
                 "and the other way round. Attention draws nothing with dropout=0"
