@@ -51,9 +51,9 @@ class Request:
         """The attributes that forward was seen to change."""
         return self.clones.impure
 
-    def sources(self) -> RandomSources:
-        """What the model may draw random numbers from."""
-        return self.clones.sources(tensors((self.args, self.kwargs)))
+    def sources(self, leaves: list[Any] | None = None) -> RandomSources:
+        """What the model may draw random numbers from; the leaves of the inputs spare a walk through them."""
+        return self.clones.sources(tensors((self.args, self.kwargs)) if leaves is None else leaves)
 
     def streams(self, sources: RandomSources) -> RandomStreams:
         """The random streams of the branches."""

@@ -31,7 +31,7 @@ def run(request: Request) -> list[Result]:
     plan, effects = request.plan, request.effects
     results: list[Result] = []
     leaves, rebuild = flatten((request.args, request.kwargs))
-    streams = request.streams(request.sources())
+    streams = request.streams(request.sources(leaves))
     keys = request.begin()
     objects = effects.objects_of_branches(leaves, keys, copy_first=bool(plan.dealt))
     places = [i for i, by_branch in enumerate(objects) if by_branch is not None]

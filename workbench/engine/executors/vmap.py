@@ -93,25 +93,37 @@ def _branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[
     factored = clone.factored_slots(plan)
     rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
     rules.update({f"{slot}@{i}": factor for slot in factored for i, factor in enumerate(plan.rules[slot].factors)})
-    branched = {slot: _along_axes(*rule.dense(plan.bank), plan, start, count) for slot, rule in rules.items()}
+    active = {axis.name: i for i, axis in enumerate(plan.axes)}
+    branched: dict[str, BranchedTensor] = {}
+    for slot, rule in rules.items():
+        tensor, axes = rule.dense(plan.bank)
+        if axes:
+            tensor, axes = _along_axes(tensor, axes, plan.fixed, active)
+            if axes and active[axes[0]] == 0 and count < tensor.shape[0]:
+                tensor = tensor.narrow(0, start, count)
+        branched[slot] = tensor, axes
     if clone.buffers:
         branched.update(_branched_buffers(plan, clone, branched, count))
     return branched
 
 
-def _along_axes(tensor: Tensor, axes: tuple[str, ...], plan: Plan, start: int, count: int) -> BranchedTensor:
-    """A tensor with those of its axes in front that the plan runs along, in the plan's order."""
-    active = {axis.name: i for i, axis in enumerate(plan.axes)}
+def _along_axes(tensor: Tensor, axes: tuple[str, ...], fixed: dict[str, int], active: dict[str, int]) -> BranchedTensor:
+    """A tensor with those of its axes in front that the plan runs along, in the plan's order.
+
+    Args:
+        tensor: it has `axes` in front.
+        axes: their names.
+        fixed: positions along axes that are held.
+        active: number of each axis that the plan runs along, outermost first.
+    """
     for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
         if axes[position] not in active:
-            tensor = tensor.select(position, plan.fixed.get(axes[position], 0))
+            tensor = tensor.select(position, fixed.get(axes[position], 0))
     names = [name for name in axes if name in active]
     # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
     order = sorted(range(len(names)), key=lambda i: active[names[i]])
     if order != list(range(len(names))):
         tensor = tensor.permute(*order, *range(len(names), tensor.dim()))
-    if plan.axes[0].name in names and count < tensor.shape[0]:
-        tensor = tensor.narrow(0, start, count)
     return tensor, tuple(names[i] for i in order)
 
 
