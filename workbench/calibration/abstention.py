@@ -25,6 +25,7 @@ from workbench.calibration.base import (
     risk_named,
 )
 from workbench.core.method import evaluating
+from workbench.errors import require
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
 from workbench.risk import Risk
 
@@ -84,9 +85,7 @@ def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -
         return max_error
     if not binary:
         return min(max_error, total / n + max_error * math.sqrt(math.log(1 / delta) / (2 * n)))
-    from scipy.special import betaincinv
-
-    return float(betaincinv(total + 1, n - total, 1 - delta))
+    return float(require("scipy.special").betaincinv(total + 1, n - total, 1 - delta))
 
 
 def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.base import Answers, Calibrated, check_rows, check_values, distribution_of, level, risk_named
 from workbench.distributions import Distribution
+from workbench.errors import require
 from workbench.metrics.regression import pit
 from workbench.risk import Risk
 
@@ -32,8 +33,8 @@ def fit_recalibration(u: Tensor) -> tuple[Tensor, Tensor]:
         tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
     """
     import numpy as np
-    from sklearn.isotonic import IsotonicRegression
 
+    IsotonicRegression = require("sklearn.isotonic").IsotonicRegression
     stated = np.sort(u.detach().cpu().double().numpy())
     observed = np.arange(1, len(stated) + 1) / (len(stated) + 1)
     line = IsotonicRegression(y_min=0, y_max=1).fit(np.r_[0, stated, 1], np.r_[0, observed, 1])

@@ -21,6 +21,7 @@ from workbench.calibration.base import (
     risk_named,
 )
 from workbench.distributions import Distribution, Normal
+from workbench.errors import require
 from workbench.metrics._inputs import predicted
 from workbench.risk import Risk
 
@@ -46,8 +47,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         >>> torch.softmax(logits[0] / T, -1)
         tensor([0.7500, 0.2500])
     """
-    from scipy.optimize import minimize_scalar
-
+    minimize_scalar = require("scipy.optimize").minimize_scalar
     scores = logits.detach().cpu().double().flatten(0, -2).log_softmax(-1)
     labels = labels.cpu().flatten()
     if (lost := scores.gather(1, labels[:, None]).isneginf()).any():
@@ -110,7 +110,7 @@ def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distr
         )
     if distribution is Normal or isinstance(distribution, Normal):
         return z.square().mean().sqrt().item()
-    from scipy.optimize import minimize_scalar
+    minimize_scalar = require("scipy.optimize").minimize_scalar
 
     def loss(log_scale: float) -> float:
         return -distribution.log_prob(target, prediction, risk * math.exp(log_scale)).mean().item()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.distributions.base import Distribution, _holds, same_shape
+from workbench.errors import require
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 SQRT2 = math.sqrt(2)
@@ -136,8 +137,7 @@ class _StudentCdf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, distribution: StudentT) -> Tensor:
-        from scipy.special import stdtr
-
+        stdtr = require("scipy.special").stdtr
         ctx.save_for_backward(z)
         ctx.distribution = distribution
         return torch.as_tensor(stdtr(distribution._numpy_df(), z.detach().double().cpu().numpy())).to(z)
@@ -188,8 +188,7 @@ class StudentT(_LocationScale):
         Returns:
             StudentT with df between 2.01 and 1000 (which is Normal for all practical purposes).
         """
-        from scipy.optimize import minimize_scalar
-
+        minimize_scalar = require("scipy.optimize").minimize_scalar
         y, loc, risk = (t.detach().double().cpu() for t in (y, loc, risk))
 
         def loss(log_excess: float) -> float:
@@ -226,8 +225,7 @@ class StudentT(_LocationScale):
         return _StudentCdf.apply(z, self)
 
     def _standard_icdf(self, q: Tensor) -> Tensor:
-        from scipy.special import stdtrit
-
+        stdtrit = require("scipy.special").stdtrit
         return torch.as_tensor(stdtrit(self._numpy_df(), q.detach().double().cpu().numpy())).to(q)
 
     def _numpy_df(self) -> Any:
@@ -239,8 +237,7 @@ class StudentT(_LocationScale):
         return torch.sqrt(df * torch.expm1(2 / df * _exponential(like, generator))) * torch.cos(angle)
 
     def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        from scipy.special import betaln
-
+        betaln = require("scipy.special").betaln
         exact = self._numpy_df()
         df, z = torch.as_tensor(exact).to(risk), self._z(y, loc, risk)
         ratio = torch.as_tensor(betaln(0.5, exact - 0.5) - 2 * betaln(0.5, exact / 2)).exp().to(risk)

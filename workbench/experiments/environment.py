@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from workbench import __version__
+
 
 def environment(folder: Path | str | None = None) -> dict[str, str]:
     """What a result was computed with.
@@ -74,8 +76,8 @@ def version(file: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that decide numbers and pictures; "none" for one that is not installed."""
-    installed = {}
-    for package in ("workbench", "torch", "numpy", "pandas", "matplotlib", "papermill"):
+    installed = {"workbench": __version__}
+    for package in ("torch", "numpy", "pandas", "matplotlib", "papermill"):
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

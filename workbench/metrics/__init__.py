@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.errors import require
 from workbench.metrics import classification, detection, ensembles, regression, selective  # noqa: F401
 from workbench.metrics.registry import METRICS, metric
 
@@ -84,6 +85,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        require("torchmetrics")
         return getattr(import_module("workbench.metrics.modules"), name)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 import torch
 
+from workbench.errors import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
@@ -123,8 +125,7 @@ def point_look(n: int) -> dict[str, Any]:
 def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
     """The given Axes, or those of a new figure of a size in inches; with our look."""
     if ax is None:
-        import matplotlib.pyplot as plt
-
+        plt = require("matplotlib.pyplot")
         ax = plt.subplots(figsize=size, layout="constrained")[1]
     _style(ax)
     return ax

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.errors import require
 from workbench.plots._common import (
     SERIES,
     Values,
@@ -106,9 +107,8 @@ def roc(
         >>> ax.get_legend_handles_labels()[1]
         ['chance', 'vacuitic: AUROC 0.875']
     """
-    from scipy.stats import rankdata
-    from sklearn.metrics import auc, roc_curve
-
+    rankdata = require("scipy.stats").rankdata
+    metrics = require("sklearn.metrics")
     sets = [
         usable(vector(v, name), name=name, infinite=True) for v, name in ((risk_in, "risk_in"), (risk_out, "risk_out"))
     ]
@@ -116,12 +116,12 @@ def roc(
     risk_label(kind)  # refuses an unknown kind before a figure is made
     # ranks have the same curve, and let an infinite risk count as what it is: the highest
     ranks = rankdata(np.concatenate([known, unknown]))
-    false, true, _ = roc_curve(np.repeat([0, 1], [known.size, unknown.size]), ranks)
+    false, true, _ = metrics.roc_curve(np.repeat([0, 1], [known.size, unknown.size]), ranks)
     ax = new_axes(ax, (4.8, 4.8))
     shade = colour(ax, kind)
     if "chance" not in ax.get_legend_handles_labels()[1]:
         diagonal(ax, "chance")
-    ax.plot(false, true, color=shade, linewidth=2, label=f"{label or kind}: AUROC {auc(false, true):.3f}")
+    ax.plot(false, true, color=shade, linewidth=2, label=f"{label or kind}: AUROC {metrics.auc(false, true):.3f}")
     ax.set(xlabel="false positive rate (known inputs)", ylabel="true positive rate (unknown inputs)")
     ax.set(xlim=(-0.01, 1), ylim=(0, 1.01))
     legend(ax, [note for _, lines in sets for note in lines], loc="lower right")
@@ -148,8 +148,7 @@ def ood(risk_in: Values, risk_out: Values, *, kind: str = "total", unit: str = "
         >>> ood(torch.linspace(0, 1, 50), torch.linspace(2, 3, 20)).shape
         (2,)
     """
-    import matplotlib.pyplot as plt
-
+    plt = require("matplotlib.pyplot")
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained", width_ratios=(1.3, 1))
     try:
         ood_histogram(risk_in, risk_out, axes[0], kind=kind, unit=unit)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.errors import require
 from workbench.plots._common import (
     COLOURS,
     Array,
@@ -193,8 +194,7 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
         >>> ax.get_legend_handles_labels()[1]
         ['ideal', 'observed (n = 10,000), mean gap 0.004']
     """
-    from scipy.special import erf
-
+    erf = require("scipy.special").erf
     centre, sd, truth = elements(prediction=prediction, risk=risk, target=target)
     finite(prediction=centre, target=truth)
     not_negative(risk=sd)
@@ -243,8 +243,7 @@ def risk_against_error(
         >>> ax.get_legend_handles_labels()[1], ax.get_xlabel()
         (['Spearman 1.00 (n = 50)', 'mean of 10 bins'], 'epistemic risk (K)')
     """
-    from scipy.stats import rankdata
-
+    rankdata = require("scipy.stats").rankdata
     if n_bins < 1:
         raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
     risks, errors = elements(risk=risk, error=error)

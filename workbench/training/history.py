@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from workbench.errors import require
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -67,8 +69,7 @@ class History:
         The losses are what was minimised: of standardised targets where targets were standardised. `validation_loss`
         is NaN where there was no validation.
         """
-        import pandas as pd
-
+        pd = require("pandas")
         kinds = {name: int if name == "epoch" else float for name in COLUMNS}
         return pd.DataFrame(self.records, columns=list(COLUMNS)).astype(kinds)
 
