@@ -23,7 +23,6 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import workbench
-from workbench.errors import require
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -98,7 +97,7 @@ for missing, call in calls.items():
     try:
         call()
     except ImportError as error:
-        assert str(error) == f'this needs {missing}, which is not installed: pip install "risk-workbench[lab]"', error
+        assert str(error) == f"this needs {missing}, which is not installed: pip install 'risk-workbench[lab]'", error
     else:
         raise AssertionError(f"{missing} was found")
 print("named", len(calls))
@@ -197,19 +196,6 @@ def test_the_core_alone_wraps_trains_saves_and_loads(bare_python: Path, tmp_path
 @pytest.mark.slow
 def test_what_is_missing_is_named_with_its_extra(bare_python: Path, tmp_path: Path) -> None:
     assert run_bare(bare_python, ASK_FOR_MORE, tmp_path) == "named 4\n"
-
-
-def test_require_imports_or_names_the_extra() -> None:
-    assert require("os.path") is os.path
-    with pytest.raises(ImportError, match=r'^this needs no_such_module, .* pip install "risk-workbench\[dask\]"$'):
-        require("no_such_module.part", extra="dask")
-
-
-def test_a_broken_module_is_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_module.py").write_text("import its_missing_dependency")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="'its_missing_dependency'"):
-        require("broken_module")
 
 
 def test_the_changelog_and_the_citation_are_of_this_version() -> None:

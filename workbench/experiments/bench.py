@@ -164,9 +164,10 @@ def page(folder: Path, docs: Path) -> Path:
     sections = [
         "# Benchmarks",
         "Made by `workbench bench --page` from the files in [benchmarks/results](../benchmarks/results), which "
-        "`workbench bench NAME` writes; do not edit it. How a benchmark is run, and how one is written: "
-        "[benchmarks/README.md](../benchmarks/README.md).",
+        "`workbench bench NAME` writes; do not edit it. The appendix says with which commands and versions, on what. "
+        "How a benchmark is run, and how one is written: [benchmarks/README.md](../benchmarks/README.md).",
     ]
+    origins: list[str] = []
     for name, path in names(folder).items():
         results = folder / "results" / f"{name}.csv"
         if results.is_file():
@@ -181,7 +182,10 @@ def page(folder: Path, docs: Path) -> Path:
                     f"{path.name} can't sum up the {len(frame)} rows of {results.name} ({type(error).__name__}: {error}): run the rest of it "
                     f"(workbench bench {name}), or mend its summary"
                 ) from error
-            sections += [f"## {name}", description(path), summary, _made_by(frame, results.with_suffix(".json"))]
+            sections += [f"## {name}", description(path), summary]
+            origins += [f"### Made by: {name}", _made_by(frame, results.with_suffix(".json"))]
+    if origins:
+        sections += ["## Appendix: commands, machines, versions", *origins]
     target = docs / "benchmarks.md"
     target.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     return target
@@ -203,7 +207,7 @@ def _made_by(frame: pd.DataFrame, record: Path) -> str:
         lines.append(f"Versions of the code: {', '.join(f'{version} ({n} cells)' for version, n in cells.items())}.")
     else:
         lines.append(f"Version of the code: {cells.index[0]}.")
-    return "\n".join(["Made by:", "", *(f"- {line}" for line in lines)])
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _duration(seconds: float) -> str:
