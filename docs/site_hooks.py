@@ -73,9 +73,9 @@ def undocumented(module: ModuleType) -> list[str]:
             missing.append(f"{module.__name__}.{name}")
         for member, definition in vars(value).items() if inspect.isclass(value) else ():
             is_code = inspect.isroutine(definition) or isinstance(definition, property) or hasattr(definition, "func")
-            if is_code and not member.startswith("_") and not inspect.getdoc(inspect.getattr_static(value, member)):
-                if not inspect.getdoc(getattr(value, member)):
-                    missing.append(f"{module.__name__}.{name}.{member}")
+            documented = inspect.getdoc(definition) or inspect.getdoc(getattr(value, member))
+            if is_code and not member.startswith("_") and not documented:
+                missing.append(f"{module.__name__}.{name}.{member}")
     return missing
 
 
