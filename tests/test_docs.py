@@ -55,7 +55,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             exec(compile(block, f"{page.name}, python block {number}", "exec", dont_inherit=True), scope)
 
 
-@pytest.mark.parametrize("page", pages(code=False))
+@pytest.mark.parametrize("page", [*pages(code=False), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [target for _, target in LINK.findall(without_code(page))]
     assert [target for target in targets if not (page.parent / target).exists()] == []
