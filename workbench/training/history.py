@@ -69,9 +69,8 @@ class History:
         The losses are what was minimised: of standardised targets where targets were standardised. `validation_loss`
         is NaN where there was no validation.
         """
-        pd = require("pandas")
         kinds = {name: int if name == "epoch" else float for name in COLUMNS}
-        return pd.DataFrame(self.records, columns=list(COLUMNS)).astype(kinds)
+        return require("pandas").DataFrame(self.records, columns=list(COLUMNS)).astype(kinds)
 
     @property
     def seconds(self) -> float:
