@@ -152,12 +152,13 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     """
     from workbench import compose, sculpt, vote
     from workbench.calibration.conformal import conformal_quantile
+    from workbench.core.rows import TensorRows
     from workbench.data import load
     from workbench.distributions import Normal
-    from workbench.training.cutting import Layout, Part, cut_folds
-    from workbench.training.fitting import one_cycle
-    from workbench.training.folds import CrossFit
-    from workbench.training.rows import Rows, moments
+    from workbench.training.cross_fitting import CrossFit
+    from workbench.training.defaults import one_cycle
+    from workbench.training.fold_layout import FoldedRows, Layout, assign_folds
+    from workbench.training.standardization import moments
 
     start, recipe = time.perf_counter(), METHODS[method]
     numbers = range(int(splits.split("-")[0]), int(splits.split("-")[1]) + 1)
@@ -175,9 +176,9 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
         order = torch.randperm(n, generator=torch.Generator().manual_seed(number))
         used = order[round(recipe.conformal * n) :].sort().values
         set_aside.append(order[: round(recipe.conformal * n)])
-        parts.append(Part(count + used, cut_folds(len(used), recipe.folds, None, seed=number)))
+        parts.append(FoldedRows(count + used, assign_folds(len(used), recipe.folds, None, seed=number)))
         count += n
-    pool = Rows(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])).to(device, torch.float32)
+    pool = TensorRows(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])).to(device, torch.float32)
     layout = Layout(len(sets), len(recipe.lr), recipe.held, recipe.repeats)
     voters = len(list(layout))
     with torch.random.fork_rng():
@@ -309,7 +310,7 @@ def _cv_plus(mixture: Mixture, fitted: Any, decisions: Any, p: int) -> tuple[Ten
     settings, folds = fitted.layout.settings, fitted.layout.folds
     loc, risk = (t.unflatten(0, (settings, folds, -1)) for t in (mixture.loc, mixture.risk))
     at = torch.tensor(decisions.weights, dtype=torch.float64).reshape(-1, 1, 1, 1)
-    seen = fitted.heard(decisions, p)
+    seen = fitted.summarize(decisions, p)
     middle = (at * loc.mean(2)).sum(0)  # [folds, rows, 1]
     spread = (at[..., None] * (risk.square() + (loc - middle[:, None]).square())).sum(0).mean(1).sqrt()
     scores = (seen.target - seen.prediction).abs().double() / seen.risk.total.double()

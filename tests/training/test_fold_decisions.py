@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.distributions import Laplace, Normal, StudentT
-from workbench.training.decisions import decide, decide_classes, pool
+from workbench.training.fold_decisions import decide, decide_classes, pool
 
 
 def test_decisions_on_numbers_that_can_be_checked() -> None:

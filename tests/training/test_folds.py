@@ -20,9 +20,9 @@ from workbench.errors import WorkbenchWarning
 from workbench.testing.models import build, inputs
 from workbench.testing.zoo import CASES
 from workbench.training import checkpoint as checkpoint_module
-from workbench.training.cutting import cut_folds
-from workbench.training.folds import CrossFit
-from workbench.training.optimizer import BETAS, EPSILON, StackedAdam
+from workbench.training.cross_fitting import CrossFit
+from workbench.training.fold_layout import assign_folds
+from workbench.training.stacked_adam import BETAS, EPSILON, StackedAdam
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def test_no_voter_sees_its_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = CrossFit.settle
     monkeypatch.setattr(CrossFit, "settle", lambda self, *args: (kept.append(self.snapshots[-1]), settle(self, *args)))
     x, y = plane()
-    fold = cut_folds(60, 3, None, 0)
+    fold = assign_folds(60, 3, None, 0)
     other = torch.where((fold == 1)[:, None], -y, y)
     for target in (y, other):
         quiet(wrapped(), (x, target), folds=fold, standardize=False)

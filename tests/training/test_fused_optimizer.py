@@ -11,10 +11,11 @@ from helpers.training_models import Interrupt, net, plain, plane, quiet, same, w
 from torch import nn
 
 from workbench import compose
+from workbench.core.rows import TensorRows
 from workbench.errors import WorkbenchWarning
 from workbench.training import checkpoint as checkpoint_module
-from workbench.training import choices
-from workbench.training.rows import Batches, Rows
+from workbench.training import defaults
+from workbench.training.batches import Batches
 
 
 def one_by_one(parameters: list[torch.Tensor], **settings: Any) -> torch.optim.Optimizer:
@@ -22,8 +23,8 @@ def one_by_one(parameters: list[torch.Tensor], **settings: Any) -> torch.optim.O
 
 
 def made(model: nn.Module) -> torch.optim.Optimizer:
-    batches = Batches(Rows((torch.zeros(8, 2),), torch.zeros(8, 1)), 4, torch.device("cpu"), torch.float32)
-    return choices.optimizer_of(compose()(model), None, 0.01, 0.0, batches, 2)[0]
+    batches = Batches(TensorRows((torch.zeros(8, 2),), torch.zeros(8, 1)), 4, torch.device("cpu"), torch.float32)
+    return defaults.make_optimizer(compose()(model), None, 0.01, 0.0, batches, 2)[0]
 
 
 def test_a_step_is_one_kernel_where_torch_has_one() -> None:
@@ -56,7 +57,7 @@ def test_training_goes_on_from_a_checkpoint_of_an_optimizer_that_was_not_fused(
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "standardize": True}
     criterion = Interrupt(12)
     with monkeypatch.context() as before:
-        before.setattr(choices, "_adam", one_by_one)
+        before.setattr(defaults, "_adam", one_by_one)
         whole = plain()
         quiet(whole, data, **settings)
         with pytest.warns(WorkbenchWarning, match="interrupted"):

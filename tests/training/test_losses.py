@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench import compose, fit
-from workbench.training import losses as module
-from workbench.training.losses import Losses
-from workbench.training.rows import Batch
+from workbench.core.rows import Batch
+from workbench.training import running_loss as module
+from workbench.training.running_loss import RunningLoss
 
 
 class Copy:
@@ -45,7 +45,7 @@ def batch(n: int) -> Batch:
 
 
 def test_a_loss_is_waited_for_when_the_next_is_on_its_way(late: list[int]) -> None:
-    found = Losses(lambda *_: "")
+    found = RunningLoss(lambda *_: "")
     values = [torch.tensor(value) for value in (1.0, 2.0, 6.0)]
     for number, (value, rows) in enumerate(zip(values, (4, 4, 2), strict=True)):
         assert found.add(value, "", batch(rows)) is not value  # detached
@@ -55,7 +55,7 @@ def test_a_loss_is_waited_for_when_the_next_is_on_its_way(late: list[int]) -> No
 
 
 def test_on_the_cpu_at_once() -> None:
-    found = Losses(lambda value, place, rows: f"{value} at {place} in {len(rows)}")
+    found = RunningLoss(lambda value, place, rows: f"{value} at {place} in {len(rows)}")
     assert found.add(torch.tensor(2.5), "here", batch(3)) == 2.5
     with pytest.raises(FloatingPointError, match="inf at there in 2"):
         found.add(torch.tensor(float("inf")), "there", batch(2))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from workbench import compose, neo, sample, sculpt
 from workbench.training import History, fit
-from workbench.training.choices import cross_entropy_of_probs, one_cycle
+from workbench.training.defaults import cross_entropy_of_probs, one_cycle
 
 # ---- every wrapper ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workbench import compose, data, sample, sculpt, vote
-from workbench.training.rows import Batches, Rows, cut, moments
+from workbench.core.rows import TensorRows
+from workbench.training.batches import Batches
+from workbench.training.standardization import moments
+from workbench.training.validation import hold_out
 
 # ---- units -----------------------------------------------------------------------------------------------------------
 
@@ -37,8 +40,8 @@ def test_the_standardisation_is_of_the_rows_trained_on() -> None:
     x[:, 1] = 4.0
     wrapped = plain()
     quiet(wrapped, (x, y), epochs=1, validation=0.2, seed=3)
-    kept, held = cut(Rows(x, y), 0.2, 3)
-    assert isinstance(kept, Rows)
+    kept, held = hold_out(TensorRows(x, y), 0.2, 3)
+    assert isinstance(kept, TensorRows)
     assert (len(kept), len(held)) == (40, 10)  # type: ignore[arg-type]
     scaling = wrapped.scaling
     np.testing.assert_allclose(scaling.x_mean, kept.x.numpy().mean(0), rtol=1e-5)  # type: ignore[union-attr]
@@ -103,20 +106,20 @@ def test_validation_rows_are_never_trained_on() -> None:
 
 def test_the_cut_is_stratified_and_copes_with_a_class_of_one_row() -> None:
     y = torch.tensor([0] * 60 + [1] * 30 + [2] * 9 + [3])
-    kept, held = cut(Rows(torch.arange(100.0)[:, None], y), 0.2, seed=0)
-    assert isinstance(kept, Rows)
-    assert isinstance(held, Rows)
+    kept, held = hold_out(TensorRows(torch.arange(100.0)[:, None], y), 0.2, seed=0)
+    assert isinstance(kept, TensorRows)
+    assert isinstance(held, TensorRows)
     counts = torch.bincount(held.y, minlength=4)
     assert len(held) == 20
     assert (counts - 0.2 * torch.bincount(y)).abs().max() <= 1
     assert sorted([*kept.args[0].flatten().tolist(), *held.args[0].flatten().tolist()]) == list(range(100))
-    others: list[Any] = [cut(kept, 0.2, seed)[1] for seed in (1, 2)]
+    others: list[Any] = [hold_out(kept, 0.2, seed)[1] for seed in (1, 2)]
     assert not torch.equal(others[0].x, others[1].x)
 
 
 def test_no_batch_has_a_single_row_and_each_row_comes_once() -> None:
     for n, size in itertools.product((2, 3, 16, 17, 33, 40), (2, 8, 16, 64)):
-        rows = Rows(torch.arange(float(n))[:, None], torch.zeros(n, 1))
+        rows = TensorRows(torch.arange(float(n))[:, None], torch.zeros(n, 1))
         batches = Batches(rows, size, torch.device("cpu"), torch.float32, torch.Generator().manual_seed(0))
         first, second = ([batch.x.flatten().tolist() for batch in batches] for _ in range(2))
         assert min(map(len, first)) >= 2

@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from workbench import compose, data, is_wrapped, neo, sample, sculpt, vote
+from workbench.data.reader import data_of
 from workbench.widgets import Comparison
-from workbench.widgets.common.inputs import data_of
 from workbench.widgets.comparison.panels import kind_of
 
 

@@ -11,18 +11,17 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
 
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
+from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import tree_map
 from workbench.risk import Risk
-from workbench.training.rows import Batch, Rows, bad_rows, read, target
 
 RISKS = tuple(field.name for field in fields(Risk))
 FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to
@@ -319,41 +318,26 @@ def collect(
 
 
 def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batch]:
-    if isinstance(data, Data):
+    if isinstance(data, Data | str):
         raise ValueError(
             "data: a Data holds training rows, which say nothing about new ones; hold some out before training (train, held = "
             "data.validation(0.2)) and give these"
         )
-    if not targets and isinstance(data, Tensor):
-        source: Any = Rows(data, torch.zeros(len(data)))
-    elif not targets and isinstance(data, Dataset) and not isinstance(data, TensorDataset):
-        source = data
-    elif not targets and isinstance(data, TensorDataset) and len(data.tensors) == 1:
-        source = Rows(data.tensors[0], torch.zeros(len(data)))
-    else:
-        source = read(data)
-
-    def place(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(like.device, like.dtype) if leaf.is_floating_point() else leaf.to(like.device)
-
-    if isinstance(source, Rows):
+    source = read(data, targets=targets, numbered=False)
+    if isinstance(source, TensorRows):
         for numbers in torch.arange(len(source)).split(size):
             rows = source.take(numbers)
-            yield Batch(numbers, tree_map(place, rows.x), rows.y)
+            yield Batch(numbers, place(rows.x, like.device, like.dtype), rows.y)
         return
     loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=size)
     for item in loader:
-        pair = isinstance(item, tuple | list) and len(item) == 2
-        if targets and not pair:
+        if targets and not (isinstance(item, tuple | list) and len(item) == 2):
             raise TypeError(f"data: found {type(item).__name__} in place of pairs (x, y)")
-        x = item[0] if isinstance(item, tuple | list) else item
-        y = target(item[1]) if pair else None
+        x, y = split_batch(item)
+        y = with_class_numbers(y)
         if targets and not isinstance(y, Tensor):
             raise TypeError(f"data: targets must be a tensor, found {type(y).__name__}")
-        # collating makes a list of a tuple of positional arguments
-        yield Batch(None, tree_map(place, tuple(x) if isinstance(x, list) else x), y)
+        yield Batch(None, place(x, like.device, like.dtype), y)
 
 
 # ---- checks

@@ -1,4 +1,4 @@
-"""What a batch of training inputs may be: tensors, tuples of positional and dicts of keyword inputs, with or without targets."""
+"""Open the inputs of a batch into positional and keyword arguments of a model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from ..engine.clone import eager
 from .function import Function
+from .rows import in_batches, split_batch
 
 
-def opened(wrapped: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword inputs: a tuple holds positional ones, a dict keyword ones where the model takes its items, else it is one."""
-    if isinstance(given, tuple):
-        return given, {}
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given) and takes(_called(wrapped), **given):
-        return (), dict(given)
-    return (given,), {}
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if (
+        isinstance(inputs, Mapping)
+        and all(isinstance(key, str) for key in inputs)
+        and takes(_called(wrapped), **inputs)
+    ):
+        return (), dict(inputs)
+    return (inputs,), {}
 
 
 def _called(wrapped: Any) -> Callable[..., Any]:
@@ -33,7 +36,7 @@ def _called(wrapped: Any) -> Callable[..., Any]:
 
 
 def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether it can be called so."""
+    """Whether a function can be called with these arguments."""
     try:
         inspect.signature(forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -41,17 +44,13 @@ def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def batches_of(batches: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
     """Positional and keyword inputs and the targets of every batch, None where there are none.
 
     Args:
-        batches: a tensor; or an iterable of inputs or of (input, target) pairs, where an input is a tensor, a tuple of positional inputs, or
-            a dict of keyword inputs.
+        data: inputs, or rows (x, y), in any form that `rows.in_batches` takes.
         wrapped: the model that they are for.
     """
-    if isinstance(batches, Tensor):
-        yield from (((rows,), {}, None) for rows in batches.split(1024))
-        return
-    for batch in batches:
-        given, *rest = batch if isinstance(batch, list | tuple) else (batch,)
-        yield (*opened(wrapped, tuple(given) if isinstance(given, list) else given), rest[0] if rest else None)
+    for batch in in_batches(data, wrapped):
+        x, y = split_batch(batch)
+        yield (*opened(wrapped, x), y)

@@ -118,7 +118,8 @@ class Wrapped(Persistent):
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
 
         Args:
-            inputs: a tensor [rows, ...], or an iterable of input batches or of (input, target) pairs; laplace takes its noise from the targets.
+            inputs: a tensor [rows, ...], an iterable of input batches or of (input, target) pairs, or rows in any form that `workbench.fit`
+                takes; laplace takes its noise from the targets.
 
         Returns:
             The object itself.

@@ -363,12 +363,13 @@ class _Tap(Intervention):
 def _spread(inputs: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
     """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
     from ..core.inputs import batches_of
+    from ..core.rows import in_batches
 
     if isinstance(inputs, Tensor):
         step = -(-len(inputs) // MOST_ROWS) if inputs.dim() else 1
         yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
         return
-    step = 1
+    step, inputs = 1, in_batches(inputs, wrapped)
     for i, batch in enumerate(inputs):
         if i == 0 and isinstance(inputs, Sized):
             first = next((t for t in tensors(batch) if t.dim()), None)

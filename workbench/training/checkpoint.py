@@ -1,17 +1,19 @@
-"""The state of a training on disk, from which it goes on as if it had never stopped."""
+"""Keep the state of a training on disk, from which it goes on as if it had never stopped."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ..atomic import replacing
+from workbench.atomic import replacing
+from workbench.core.rows import Source, TensorRows
 
 EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
@@ -72,8 +74,19 @@ def describe(value: Any) -> str:
         'MSELoss()'
     """
     if isinstance(value, functools.partial):
-        given = [*map(describe, value.args), *(f"{name}={describe(v)}" for name, v in value.keywords.items())]
-        return f"{describe(value.func)}({', '.join(given)})"
+        arguments = [*map(describe, value.args), *(f"{name}={describe(v)}" for name, v in value.keywords.items())]
+        return f"{describe(value.func)}({', '.join(arguments)})"
     if callable(value) and not isinstance(value, torch.nn.Module):
         return getattr(value, "__qualname__", type(value).__qualname__)
     return repr(value)
+
+
+def checksum(source: Source | None) -> str:
+    """What tells one set of rows from another: sha256 of rows in memory, else their kind and number."""
+    if not isinstance(source, TensorRows):
+        return "none" if source is None else f"{type(source).__name__} of {len(cast(Sized, source))}"
+    total = hashlib.sha256()
+    for leaf in (*source.inputs, source.y):
+        total.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
+        total.update(leaf.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()

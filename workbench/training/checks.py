@@ -1,4 +1,4 @@
-"""What `fit` looks at before anything is changed: settings, one batch, and whether targets fit predictions."""
+"""Check settings and one batch before a training changes anything."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
+from workbench.core.rows import Batch, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import tensors
-from workbench.training.rows import Batch, Rows
 
 Criterion = Callable[[Any, Any], Tensor]
-LR = 0.01
+LR = 0.01  # of the default optimizer
+FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
 
 
 def check_numbers(
@@ -30,6 +31,7 @@ def check_numbers(
     patience: int | None,
     dtype: torch.dtype | None,
 ) -> None:
+    """Raise if a setting of `fit` is out of range, or an optimizer is no callable that makes one."""
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
         if value is not None and (isinstance(value, bool) or operator.index(value) < least):
             raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
@@ -48,7 +50,7 @@ def check_numbers(
         raise ValueError("lr and weight_decay are of the default optimizer; set those of your own where it is made")
 
 
-def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, known: list[Rows]) -> bool:
+def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows]) -> bool:
     """Predict one batch, see that the targets fit, and say whether the prediction can be trained."""
     modes = [(module, module.training) for module in wrapped.modules()]
     wrapped.eval()
@@ -71,7 +73,7 @@ def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, known
                     f"they must have one shape{hint}"
                 )
         elif criterion is None:
-            _check_labels(prediction, y, known)
+            _check_labels(prediction, y, in_memory)
     elif criterion is None:
         raise TypeError(
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
@@ -80,14 +82,14 @@ def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, known
     return any(leaf.requires_grad for leaf in tensors(prediction))
 
 
-def _check_labels(prediction: Tensor, y: Tensor, known: list[Rows]) -> None:
+def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) -> None:
     if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
         raise ValueError(
             f"y: class numbers are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; cross entropy wants "
             "class numbers [n] for scores [n, classes]; for values rather than classes give y as float [n, outputs]"
         )
     classes = prediction.shape[1]
-    for labels in [rows.y for rows in known] or [y]:
+    for labels in [rows.y for rows in in_memory] or [y]:
         least, most = int(labels.min()), int(labels.max())
         if least < 0 or most >= classes:
             raise ValueError(
@@ -101,5 +103,5 @@ def _of_rows(tensor: Tensor) -> str:
 
 
 def keeps_meaning(criterion: Criterion | None) -> bool:
-    """Whether a criterion of standardised targets asks for the same as one of targets in their own units."""
+    """Whether a criterion of standardized targets asks for the same as one of targets in their own units."""
     return criterion in (None, F.mse_loss, F.l1_loss) or type(criterion) in (nn.MSELoss, nn.L1Loss)

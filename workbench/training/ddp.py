@@ -1,4 +1,4 @@
-"""One training in many processes, as torchrun starts them: each takes its share of every batch, and gradients are averaged."""
+"""Train in many processes, as torchrun starts them: each takes its share of every batch, and gradients are averaged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.core.method import evaluating
+from workbench.core.rows import Batch, Source
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
-from workbench.training.checkpoint import Checkpoint
+from workbench.training.batches import Batches
+from workbench.training.checkpoint import Checkpoint, checksum
 from workbench.training.history import History
-from workbench.training.loop import Loop, own
+from workbench.training.loop import Loop
 from workbench.training.progress import Stopped
-from workbench.training.rows import Batch, Batches, Source, checksum
+from workbench.training.unshadowed import unshadowed
 
 LAUNCH = "torchrun --nproc-per-node=2 train.py"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -75,15 +77,15 @@ def agree(train: Source, valid: Source | None, settings: dict[str, str], watched
         TypeError: the rows come from a DataLoader, in every process.
     """
     kinds = [type(source).__name__ for source in (train, valid)]
-    told = {**settings, "device": "", "data": checksum(train), "validation": checksum(valid), "callback": str(watched)}
+    rows = {"data": checksum(train), "validation": checksum(valid)}
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (told, kinds))
+    dist.all_gather_object(every, ({**settings, **rows, "device": "", "callback": str(watched)}, kinds))
     if any("DataLoader" in kind for _, kinds in every for kind in kinds):
         raise TypeError(
             "strategy: each process takes its share of every batch itself; give tensors, arrays or a torch Dataset rather than a DataLoader"
         )
-    for rank, (theirs, _) in enumerate(every):
-        if differing := [name for name, value in every[0][0].items() if theirs.get(name) != value]:
+    for rank, (others, _) in enumerate(every):
+        if differing := [name for name, value in every[0][0].items() if others.get(name) != value]:
             raise ValueError(
                 f"strategy: processes 0 and {rank} were given different {', '.join(differing)}; give all the same, each takes its share itself"
             )
@@ -97,7 +99,7 @@ class _Training(nn.Module):
         self.wrapped, self.criterion = wrapped, criterion
 
     def forward(self, x: Any, y: Any) -> Tensor:
-        return own(self.wrapped, "loss")(self.criterion, x, y)
+        return unshadowed(self.wrapped, "loss")(self.criterion, x, y)
 
 
 class ParallelLoop(Loop):
@@ -107,17 +109,19 @@ class ParallelLoop(Loop):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.progress = self.progress and self.rank == 0
         if self.checkpoint is not None:
-            self.checkpoint = _OfTheFirst(self.checkpoint)
+            self.checkpoint = _FirstProcessCheckpoint(self.checkpoint)
         training = _Training(self.wrapped, self.criterion)
         places = None if self.train.device.type == "cpu" else [self.train.device]
-        self.parallel = DistributedDataParallel(training, device_ids=places, find_unused_parameters=self._idle())
+        self.parallel = DistributedDataParallel(
+            training, device_ids=places, find_unused_parameters=self._leaves_parameters_out()
+        )
         history = super().run()
         del self.parallel
         if not history.interrupted:
             _share(self.wrapped)  # what is fitted in closed form was so in each process
         return history
 
-    def _idle(self) -> bool:
+    def _leaves_parameters_out(self) -> bool:
         """Whether the loss leaves out some of the parameters, which then has to be found out in each step."""
         train = self.train
         batch = next(iter(Batches(train.source, train.size, train.device, train.dtype)))
@@ -126,8 +130,8 @@ class ParallelLoop(Loop):
         flags = torch.backends.cudnn.flags(enabled=False)
         with evaluating(self.wrapped, whole=True), own_random(self.seed, train.device), flags:
             loss = super()._loss(batch)
-            found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
-        return any(gradient is None for gradient in found)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
+        return any(gradient is None for gradient in gradients)
 
     def _train(self, epoch: int) -> float:
         # noise is other in each process, as on other rows of one batch, and goes on after a break as without one
@@ -140,8 +144,8 @@ class ParallelLoop(Loop):
         weight = len(mine) * self.world / n  # so that the average over processes is the mean over rows
         index = torch.tensor(mine or [0], device=self.train.device)
         x, y = (
-            tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, part)
-            for part in (batch.x, batch.y)
+            tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
+            for tree in (batch.x, batch.y)
         )
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
         return weight * training(x, y)
@@ -151,14 +155,14 @@ class ParallelLoop(Loop):
         dist.all_reduce(mean)
         return mean
 
-    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
+    def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         """The first process alone is watched; if it is told to stop, all do."""
         if self.callback is None:
             return
         stop = torch.zeros((), device=self.train.device)
         try:
             if self.rank == 0:
-                super()._tell(epoch, loss, epoch_ended)
+                super()._call_back(epoch, loss, epoch_ended)
         except BaseException:
             stop.fill_(1)
             raise
@@ -168,23 +172,24 @@ class ParallelLoop(Loop):
             raise Stopped
 
 
-class _OfTheFirst(Checkpoint):
+class _FirstProcessCheckpoint(Checkpoint):
     """A checkpoint that the first process alone reads and writes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.path, checkpoint.settings)
 
     def read(self) -> dict[str, Any] | None:
-        found: list[Any] = [None, None]
+        state_and_error: list[Any] = [None, None]
         if dist.get_rank() == 0:
             try:
-                found[0] = super().read()
+                state_and_error[0] = super().read()
             except ValueError as error:
-                found[1] = str(error)
-        dist.broadcast_object_list(found, 0)
-        if found[1] is not None:
-            raise ValueError(found[1])
-        return found[0]
+                state_and_error[1] = str(error)
+        dist.broadcast_object_list(state_and_error, 0)
+        state, message = state_and_error
+        if message is not None:
+            raise ValueError(message)
+        return state
 
     def write(self, state: Any, force: bool = False) -> None:
         if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""`fit`: one call that trains any wrapped model."""
+"""Train any wrapped model with one call, `fit`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ from torch.optim import Optimizer
 
 from workbench.core.crossfit import seat
 from workbench.core.predict import pair_of
+from workbench.core.rows import Batch, Source, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
-from workbench.training.checkpoint import Checkpoint, describe
+from workbench.training.batches import Batches
+from workbench.training.checkpoint import Checkpoint, checksum, describe
 from workbench.training.checks import LR, Criterion, check_numbers, try_batch
-from workbench.training.choices import (
-    batch_size_of,
-    criterion_of,
-    cross_entropy_of_probs,
-    device_of,
-    one_cycle,
-    optimizer_of,
-    scaling_of,
-    sources,
-)
-from workbench.training.cutting import Part, folded, settings_of
+from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, agree, join
-from workbench.training.folds import CrossFit
+from workbench.training.defaults import (
+    cross_entropy_of_probs,
+    default_batch_size,
+    default_criterion,
+    make_optimizer,
+    one_cycle,
+    resolve_device,
+)
+from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
-from workbench.training.loop import Loop, own
+from workbench.training.loop import Loop
 from workbench.training.progress import Callback
-from workbench.training.rows import Batches, Rows, checksum
+from workbench.training.standardization import choose_standardization
+from workbench.training.unshadowed import unshadowed
+from workbench.training.validation import read_and_hold_out
+
+MEANS = (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs)  # criteria that are means over rows
 
 
 def fit(
@@ -69,9 +73,9 @@ def fit(
 
     Args:
         wrapped: what a wrapper made of a model; `compose()(model)` is the plain baseline.
-        data: a workbench Data (its training rows), a pair (x, y) of tensors or arrays with x [n, ...] (or a tuple of
-            positional arguments) and y float [n, outputs] or integer class numbers [n], a torch Dataset of pairs
-            (x, y), or a DataLoader, which is used as it is.
+        data: a workbench Data (its training rows) or the name of one, a pair (x, y) of tensors or arrays with x [n, ...] (or a
+            tuple of positional or a dict of keyword arguments) and y float [n, outputs] or integer class numbers [n], a
+            torch Dataset of pairs (x, y), or a DataLoader, which is used as it is.
         epochs: passes over the rows.
         batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
         lr: peak learning rate (with folds: rates) of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
@@ -129,30 +133,24 @@ def fit(
         if isinstance(wrapped, nn.Module):
             raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
         raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
-    rates, decays = settings_of(lr, weight_decay, folds)
+    rates, decays = pair_settings(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
     if folds is not None:
-        for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
-            if value is not None:
-                raise ValueError(f"{name}: with folds the rows that a voter has not seen decide; leave {name} out")
+        _check_that_folds_decide(validation, optimizer, patience)
         validation = 0
     if strategy is not None:
         device = join(strategy, folds, device)
-    train, valid = sources(data, 0.1 if validation is None else validation, batch_size, seed)
-    cut = None if folds is None else folded(wrapped, train, folds, len(rates), seed)
+    train, valid = read_and_hold_out(data, 0.1 if validation is None else validation, batch_size, seed)
+    cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-    with own_random(seed, like.device):
-        first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
-        if first is None:
-            raise ValueError("data: the DataLoader gives no batch")
-        learns = try_batch(wrapped, first, criterion, [part for part in (train, valid) if isinstance(part, Rows)])
-    scaling = scaling_of(wrapped, train, criterion, standardize, learns)
-    place, dtype = device_of(device, like.device), dtype or like.dtype
-    size = batch_size or batch_size_of(train)
+    first, learns = _try_first_batch(wrapped, train, valid, criterion, like, seed)
+    scaling = choose_standardization(wrapped, train, criterion, standardize, learns)
+    place, dtype = resolve_device(device, like.device), dtype or like.dtype
+    size = batch_size or default_batch_size(train)
     batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
 
     wrapped.to(place, dtype)
@@ -168,53 +166,47 @@ def fit(
     }
     if checkpoint is not None:
         settings |= {"data": checksum(train), "validation": checksum(valid)}
-    pair = pair_of(wrapped._workbench, own(wrapped, "methods"))
-    asked = criterion or (None if cut is not None and pair is not None else criterion_of(wrapped, first.y))
-    settings["criterion"] = "likelihood" if asked is None else describe(asked)
+    likelihood = cut is not None and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
+    criterion = criterion or (None if likelihood else default_criterion(wrapped, first.y))
+    settings["criterion"] = "likelihood" if criterion is None else describe(criterion)
     if cut is None:
-        made, scheduler = optimizer_of(wrapped, optimizer, rates[0], decays[0], batches, epochs)
-        # however its steps are computed, it is the same training: checkpoints of another way go on
-        same = made.defaults if scheduler is None else {**made.defaults, "fused": None}
-        kind = f"{type(made).__name__}{sorted(same.items())}, schedule {scheduler is not None}"
+        steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
+        settings["optimizer"] = _describe_optimizer(steps_with, scheduler is not None)
     else:
-        kind = f"StackedAdam, lr {rates}, weight decay {decays}"
         settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
-    settings["optimizer"] = kind
+        settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
     if strategy is not None:
         agree(train, valid, settings, callback is not None)
 
     start = copy.deepcopy(wrapped.state_dict())
-    seat(wrapped, None)  # what an earlier cross-fitting found out is of other weights
-    if scaling is not None:
-        own(wrapped, "unscale")()
-    if scaling:
-        own(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
-    wrapped._workbench.rows = len(train) if isinstance(train, Rows) else None
-    if cut is not None and isinstance(train, Rows):
-        fitted = CrossFit(
+    _reset(wrapped, scaling, train, place, dtype)
+    keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
+    if cut is not None and isinstance(train, TensorRows):
+        fold, layout = cut
+        cross_fit = CrossFit(
             wrapped=wrapped,
             rows=train.to(place, dtype),
-            parts=[Part(torch.arange(len(train)), cut[0])],
-            layout=cut[1],
+            parts=[FoldedRows(torch.arange(len(train)), fold)],
+            layout=layout,
             lr=rates,
             weight_decay=decays,
-            criterion=asked,
-            whole=asked in (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs),
+            criterion=criterion,
+            whole=criterion in MEANS,
             epochs=epochs,
             batch_size=size,
             schedule=one_cycle,
             seed=seed,
             progress=progress,
-            checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
+            checkpoint=keeper,
             callback=callback,
         )
-        fitted.run()
-        return fitted.finish()
-    assert asked is not None
+        cross_fit.run()
+        return cross_fit.finish()
+    assert criterion is not None
     loop = (Loop if strategy is None else ParallelLoop)(
         wrapped=wrapped,
-        criterion=asked,
-        optimizer=made,
+        criterion=criterion,
+        optimizer=steps_with,
         scheduler=scheduler,
         train=batches,
         valid=None if valid is None else Batches(valid, 4 * size, place, dtype),
@@ -222,8 +214,44 @@ def fit(
         patience=patience,
         seed=seed,
         progress=progress,
-        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, settings),
+        checkpoint=keeper,
         best=start,
         callback=callback,
     )
     return loop.run()
+
+
+def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> None:
+    for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
+        if value is not None:
+            raise ValueError(f"{name}: with folds the rows that a voter has not seen decide; leave {name} out")
+
+
+def _try_first_batch(
+    wrapped: Wrapped, train: Source, valid: Source | None, criterion: Criterion | None, like: Tensor, seed: int
+) -> tuple[Batch, bool]:
+    """A first batch, which the model is tried with, and whether its prediction can be trained."""
+    with own_random(seed, like.device):
+        first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
+        if first is None:
+            raise ValueError("data: the DataLoader gives no batch")
+        in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]
+        return first, try_batch(wrapped, first, criterion, in_memory)
+
+
+def _describe_optimizer(optimizer: Optimizer, has_schedule: bool) -> str:
+    """Its settings; however its steps are computed, it is the same training: checkpoints of another way go on."""
+    settings = {**optimizer.defaults, "fused": None} if has_schedule else optimizer.defaults
+    return f"{type(optimizer).__name__}{sorted(settings.items())}, schedule {has_schedule}"
+
+
+def _reset(
+    wrapped: Wrapped, scaling: dict[str, Tensor] | None, train: Source, place: torch.device, dtype: torch.dtype
+) -> None:
+    """Set the standardization, and forget what an earlier training found out about other weights."""
+    seat(wrapped, None)
+    if scaling is not None:
+        unshadowed(wrapped, "unscale")()
+    if scaling:
+        unshadowed(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
+    wrapped._workbench.rows = len(train) if isinstance(train, TensorRows) else None

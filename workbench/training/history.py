@@ -1,4 +1,4 @@
-"""What a training leaves behind: its losses, epoch by epoch."""
+"""Course of a training: its losses, epoch by epoch, and what cross-fitting found out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workbench.risk import Risk
-    from workbench.training.decisions import Decisions
+    from workbench.training.fold_decisions import Decisions
 
 COLUMNS = ("epoch", "loss", "validation_loss", "lr", "seconds")
 

@@ -1,9 +1,8 @@
-"""The training loop: epochs, validation, best weights, resumption."""
+"""Training loop: epochs, validation, best weights, resumption."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import time
 import warnings
@@ -17,22 +16,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.core.method import Method
+from workbench.core.rows import Batch, bad_rows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
+from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
+from workbench.training.checks import FROZEN
 from workbench.training.history import History
-from workbench.training.losses import Losses
-from workbench.training.progress import Callback, Progress, Stopped, tell
-from workbench.training.rows import Batch, Batches, Inputs, bad_rows
-
-FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
-
-
-def own(wrapped: Wrapped, name: str) -> Any:
-    """What `Wrapped` has by this name; the user's model may have an attribute or method of the same name."""
-    return inspect.getattr_static(Wrapped, name).__get__(wrapped)
+from workbench.training.progress import Callback, Progress, Stopped, call_back
+from workbench.training.running_loss import RunningLoss
+from workbench.training.unshadowed import unshadowed
 
 
 @dataclass
@@ -92,23 +87,25 @@ class Loop:
                 raise
             # half an epoch is better than none
             self._finish(go_back=self.best_epoch > 0)
-            if own(self.wrapped, "needs_fit"):
-                own(self.wrapped, "fit")(Inputs(self.train))  # in random order: it may look at the first rows only
-                held = None if self.valid is None else Inputs(self.valid)
-                for method in self.wrapped._workbench.methods if held is not None else ():
-                    method.tune(self.wrapped, held)
+            self._fit_in_closed_form()
         if interrupted:
-            done = len(self.records)
-            kept = (
-                f"the weights of epoch {self.best_epoch} are kept"
-                if self.best_epoch
-                else "the weights stay as they are"
+            best = self.best_epoch
+            weights = f"the weights of epoch {best} are kept" if best else "the weights stay as they are"
+            warnings.warn(
+                f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {weights}, and the model can be used",
+                WorkbenchWarning,
+                stacklevel=3,
             )
-            message = (
-                f"training was interrupted after {done} of {self.epochs} epochs; {kept}, and the model can be used"
-            )
-            warnings.warn(message, WorkbenchWarning, stacklevel=3)
         return History(self.records, self.best_epoch, interrupted or stopped)
+
+    def _fit_in_closed_form(self) -> None:
+        """Fit what methods learn from the training rows at once, and tune it on those that validate."""
+        if not unshadowed(self.wrapped, "needs_fit"):
+            return
+        unshadowed(self.wrapped, "fit")(Pairs(self.train))  # in random order: it may look at the first rows only
+        if self.valid is not None:
+            for method in self.wrapped._workbench.methods:
+                method.tune(self.wrapped, Pairs(self.valid))
 
     def _finish(self, go_back: bool = True) -> None:
         if go_back:
@@ -137,19 +134,19 @@ class Loop:
                 for method in self._collectors():
                     method.collect(self.wrapped, epoch, self.epochs)
                 if self.valid is None or self._collectors() or validation < self.best_loss:
-                    best = copy.deepcopy(self.wrapped.state_dict())
-                    self.best, self.best_epoch, self.best_loss = best, epoch, validation
+                    self.best = copy.deepcopy(self.wrapped.state_dict())
+                    self.best_epoch, self.best_loss = epoch, validation
                 self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
-                shown = {"loss": loss} if self.valid is None else {"loss": loss, "validation_loss": validation}
-                bar.set_postfix(shown, refresh=False)
+                losses = {"loss": loss} if self.valid is None else {"loss": loss, "validation_loss": validation}
+                bar.set_postfix(losses, refresh=False)
                 bar.update()
-                self._tell(epoch, loss, epoch_ended=True)
+                self._call_back(epoch, loss, epoch_ended=True)
 
     def _train(self, epoch: int) -> float:
         self.wrapped.train()
-        losses = Losses(self._not_finite)
+        losses = RunningLoss(self._not_finite)
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
             loss = self._loss(batch)
@@ -165,19 +162,19 @@ class Loop:
             if self.scheduler is not None:
                 self.scheduler.step()
             self.steps += 1
-            self._tell(epoch, value)
+            self._call_back(epoch, value)
         mean = losses.mean()
         if not losses.rows:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
-        return own(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
+        return unshadowed(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
 
     def _mean(self, loss: Tensor) -> Tensor:
         return loss
 
-    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
+    def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is None:
             return
         try:
@@ -186,13 +183,13 @@ class Loop:
             steps = 0
         validation = self.records[-1][2] if self.records else math.nan
         progress = Progress(epoch, self.epochs, self.steps, steps, loss, validation, epoch_ended, self.wrapped)
-        tell(self.callback, progress, self.seed, self.train.device)
+        call_back(self.callback, progress, self.seed, self.train.device)
 
     def _collectors(self) -> list[Method]:
         return [method for method in self.wrapped._workbench.methods if method.collects]
 
     def _pace(self, epochs: int, steps: int) -> None:
-        """Methods that collect weights know at which learning rate; an optimizer of the user's own keeps its own."""
+        """Set the learning rate that methods that collect weights want; an optimizer of the user's keeps its own."""
         for method in self._collectors() if self.scheduler is not None else ():
             share = method.pace(epochs + steps / len(self.train), self.epochs)
             for group in self.optimizer.param_groups:
@@ -201,7 +198,7 @@ class Loop:
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:
         self.wrapped.eval()
-        losses = Losses(self._not_finite)
+        losses = RunningLoss(self._not_finite)
         # the same draws in every epoch, so that losses of two epochs differ by their weights only
         with own_random(self.seed, batches.device):
             for batch in batches:
@@ -212,22 +209,23 @@ class Loop:
         return mean
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
-        found = []
-        for name, part in (("x", batch.x), ("y", batch.y)):
-            bad = sorted({int(row) for leaf in tensors(part) for row in bad_rows(leaf)})
+        """What to say of a loss that is not finite."""
+        causes = []
+        for name, values in (("x", batch.x), ("y", batch.y)):
+            bad = sorted({int(row) for leaf in tensors(values) for row in bad_rows(leaf)})
             if bad:
                 kind = "rows" if batch.numbers is not None else "rows of the batch"
                 numbers = bad if batch.numbers is None else [int(batch.numbers[row]) for row in bad]
-                found.append(f"{name} holds NaN or infinite numbers in {kind} {', '.join(map(str, numbers[:5]))}")
+                causes.append(f"{name} holds NaN or infinite numbers in {kind} {', '.join(map(str, numbers[:5]))}")
         weights = [name for name, p in self.wrapped.named_parameters() if not p.isfinite().all()]
         if weights:
-            found.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")
+            causes.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")
         lr = self.optimizer.param_groups[0]["lr"]
-        kept = f"of epoch {self.best_epoch}" if self.best_epoch else "it had before"
+        present = f"of epoch {self.best_epoch}" if self.best_epoch else "it had before"
         return (
             f"the loss is {value} at {place} (learning rate {lr:.3g}): "
-            f"{'; '.join(found) or 'inputs, targets and weights are finite'}. Try a smaller lr, standardize=True, and "
-            f"look at these rows. The model has the weights {kept}"
+            f"{'; '.join(causes) or 'inputs, targets and weights are finite'}. Try a smaller lr, standardize=True, and "
+            f"look at these rows. The model has the weights {present}"
         )
 
     def _state(self) -> dict[str, Any]:
@@ -246,8 +244,8 @@ class Loop:
 
     def _generators(self) -> dict[str, torch.Generator]:
         of_loader = getattr(self.train.source, "generator", None)
-        given = {"order": self.train.generator, "loader": of_loader, **generators_of(self.train.device)}
-        return {name: generator for name, generator in given.items() if generator is not None}
+        all_of_them = {"order": self.train.generator, "loader": of_loader, **generators_of(self.train.device)}
+        return {name: generator for name, generator in all_of_them.items() if generator is not None}
 
     def _resume(self) -> None:
         state = None if self.checkpoint is None else self.checkpoint.read()

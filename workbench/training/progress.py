@@ -1,4 +1,4 @@
-"""How far a training is, for those who watch it."""
+"""Progress of a training, for callbacks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Progress:
 Callback = Callable[[Progress], Any]
 
 
-def tell(callback: Callback, progress: Progress, seed: int, device: torch.device) -> None:
+def call_back(callback: Callback, progress: Progress, seed: int, device: torch.device) -> None:
     """Call it, with random draws of its own and the model's mode as it was afterwards; `Stopped` is raised if it says so."""
     training = progress.wrapped.training
     with own_random(seed, device):
@@ -65,4 +65,4 @@ def tell(callback: Callback, progress: Progress, seed: int, device: torch.device
         raise Stopped
 
 
-__all__ = ["Callback", "Progress", "Stopped", "tell"]
+__all__ = ["Callback", "Progress", "Stopped", "call_back"]

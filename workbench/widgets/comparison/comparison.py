@@ -13,9 +13,10 @@ from torch import nn
 
 from workbench.core.wrapper import OUTPUTS, Wrapper
 from workbench.data import Data, Split
+from workbench.data.reader import data_of
 
 from ..common import cases, pictures
-from ..common.inputs import Model, check_fits, data_of
+from ..common.inputs import Model, check_fits
 from ..common.jobs import Job, Jobs
 from . import export as _export
 from .board import Board, Findings

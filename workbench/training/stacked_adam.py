@@ -1,4 +1,4 @@
-"""Adam for stacked voters, each with a learning rate and a weight decay of its own."""
+"""Adam for stacked voters, each with its own learning rate and weight decay."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class StackedAdam:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.keep if self.steps > 200 else 0.5)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from here need: moments, average, number of steps."""
+        """What it takes to go on from here: moments, average, number of steps."""
         return {"first": self.first, "second": self.second, "average": self.average, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         for name in ("first", "second", "average"):
-            for mine, theirs in zip(getattr(self, name), state[name], strict=True):
-                mine.copy_(theirs)
+            for tensor, stored in zip(getattr(self, name), state[name], strict=True):
+                tensor.copy_(stored)
         self.steps = state["steps"]

@@ -1,4 +1,4 @@
-"""Cross-fitting: every voter trains without one fold of the rows, so that what it says there is as good as a prediction of new ones."""
+"""Cross-fitting: every voter trains without one fold of the rows, so that its predictions there are as good as those of new rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from workbench.core import members
 from workbench.core.crossfit import Committee, seat
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.predict import pair_of
+from workbench.core.rows import TensorRows
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
@@ -24,14 +25,14 @@ from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
 from workbench.methods.vote import NAME as VOTERS
 from workbench.risk import Risk
+from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.cutting import Layout, Part
-from workbench.training.decisions import Decisions, decide, decide_classes
+from workbench.training.fold_decisions import Decisions, decide, decide_classes
+from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
-from workbench.training.loop import own
-from workbench.training.optimizer import StackedAdam
-from workbench.training.progress import Callback, Progress, Stopped, tell
-from workbench.training.rows import Batches, Inputs, Rows
+from workbench.training.progress import Callback, Progress, Stopped, call_back
+from workbench.training.stacked_adam import StackedAdam
+from workbench.training.unshadowed import unshadowed
 
 WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
 
@@ -58,8 +59,8 @@ class CrossFit:
     """
 
     wrapped: Any
-    rows: Rows
-    parts: Sequence[Part]
+    rows: TensorRows
+    parts: Sequence[FoldedRows]
     layout: Layout
     lr: Sequence[float]
     weight_decay: Sequence[float]
@@ -74,14 +75,14 @@ class CrossFit:
     callback: Callback | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     snapshots: list[dict[str, Tensor]] = field(default_factory=list)
-    said: list[tuple[list[Tensor], list[Tensor] | None]] = field(default_factory=list)
+    answers: list[tuple[list[Tensor], list[Tensor] | None]] = field(default_factory=list)
     interrupted: bool = False
     stopped: bool = False
 
     def __post_init__(self) -> None:
         self.train = [self.parts[p].rows[self.parts[p].fold != k] for p, _, k, _ in self.layout]
-        self.held = [self.parts[p].rows[self.parts[p].fold == k] for p, _, k, _ in self.layout]
-        self.own = nn.utils.rnn.pad_sequence(self.train, batch_first=True, padding_value=-1)
+        self.held_out = [self.parts[p].rows[self.parts[p].fold == k] for p, _, k, _ in self.layout]
+        self.padded_rows = nn.utils.rnn.pad_sequence(self.train, batch_first=True, padding_value=-1)
         self.per_epoch = max(1, min(map(len, self.train)) // self.batch_size)
         self.size = min(self.batch_size, min(map(len, self.train)))
         self.steps = self.epochs * self.per_epoch
@@ -100,7 +101,7 @@ class CrossFit:
 
     # ---- training
     def run(self) -> None:
-        """Train all voters; afterwards there are snapshots and what voters said about rows that they have not seen."""
+        """Train all voters; afterwards there are snapshots and predictions of the rows that voters have not seen."""
         before = copy.deepcopy(self.wrapped.state_dict())
         with own_random(self.seed, self.rows.y.device):
             try:
@@ -139,8 +140,8 @@ class CrossFit:
                     total += loss
                     bar.update()
                     if self.optimizer.steps in self.when:
-                        self._look()
-                    self._tell(epoch, loss)
+                        self._keep_snapshot()
+                    self._call_back(epoch, loss)
                 mean = total.item() / self.per_epoch / len(self.train)
                 if not math.isfinite(mean):
                     raise FloatingPointError(
@@ -151,59 +152,59 @@ class CrossFit:
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
                 bar.set_postfix({"loss": mean}, refresh=False)
-                self._tell(epoch, mean, epoch_ended=True)
+                self._call_back(epoch, mean, epoch_ended=True)
 
-    def _tell(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
+    def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is not None:
             done, steps = self.optimizer.steps, self.steps
             loss = loss if epoch_ended else loss / len(self.train)
             progress = Progress(epoch, self.epochs, done, steps, loss, math.nan, epoch_ended, self.wrapped)
-            tell(self.callback, progress, self.seed, self.rows.y.device)
+            call_back(self.callback, progress, self.seed, self.rows.y.device)
 
     def _order(self) -> Tensor:
         """The rows of each voter in a new order, as many as the voter with the fewest has."""
-        keys = torch.rand(self.own.shape, generator=self.order)
-        keys[self.own < 0] = 2  # where a voter has no more rows
-        return self.own.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
+        keys = torch.rand(self.padded_rows.shape, generator=self.order)
+        keys[self.padded_rows < 0] = 2  # where a voter has no more rows
+        return self.padded_rows.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
 
     def _step(self, numbers: Tensor) -> Tensor:
         """One step of all voters on rows [voters, size] of their own; the sum of their losses."""
         batch = self.rows.take(numbers.flatten())
         args, y = batch.args, batch.y
-        if (scaling := own(self.wrapped, "scaling")) is not None:
+        if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
             args, y = scaling.inputs(args), scaling.targets(y)
-        own_rows = torch.arange(numbers.numel()).reshape(numbers.shape)
-        loss = members.loss(self.wrapped, self.criterion, args, y, own_rows, self.whole)
+        rows_of_voters = torch.arange(numbers.numel()).reshape(numbers.shape)
+        loss = members.loss(self.wrapped, self.criterion, args, y, rows_of_voters, self.whole)
         loss.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
         return loss.detach()
 
-    def _look(self) -> None:
-        """Keep the averaged weights, and what they say about the rows that the voters have not seen."""
+    def _keep_snapshot(self) -> None:
+        """Keep the averaged weights, and what they predict for the rows that the voters have not seen."""
         state = dict([*self.wrapped.named_parameters(), *self.wrapped.named_buffers()])
         with torch.no_grad():
             present = [p.detach().clone() for p in self.optimizer.parameters]
             torch._foreach_copy_(self.optimizer.parameters, self.optimizer.average)
             try:
-                kept, said = {name: t.detach().clone() for name, t in state.items()}, self._answers()
-                self.snapshots.append(kept)
-                self.said.append(said)
+                snapshot, answers = {name: t.detach().clone() for name, t in state.items()}, self._predict_held_out()
+                self.snapshots.append(snapshot)
+                self.answers.append(answers)
             finally:
                 torch._foreach_copy_(self.optimizer.parameters, present)
                 self.wrapped.train()
 
-    def _answers(self) -> tuple[list[Tensor], list[Tensor] | None]:
+    def _predict_held_out(self) -> tuple[list[Tensor], list[Tensor] | None]:
         self.wrapped.eval()
-        most = max(map(len, self.held))
-        padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held])
+        most = max(map(len, self.held_out))
+        padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held_out])
         padded = padded.to(self.rows.y.device)
-        said: list[tuple[Tensor, Tensor | None]] = []
+        answers: list[tuple[Tensor, Tensor | None]] = []
         for numbers in padded.split(4 * self.batch_size, 1):
             y, risk = self.ask(self.rows.take(numbers.flatten()).args, numbers.shape[1])
-            said.append((y, risk))
-        loc = torch.cat([y for y, _ in said], 1)
-        risk = None if said[0][1] is None else torch.cat([r for _, r in said if r is not None], 1)
-        lengths = [len(rows) for rows in self.held]
+            answers.append((y, risk))
+        loc = torch.cat([y for y, _ in answers], 1)
+        risk = None if answers[0][1] is None else torch.cat([r for _, r in answers if r is not None], 1)
+        lengths = [len(rows) for rows in self.held_out]
         return (
             [one[:n] for one, n in zip(loc, lengths, strict=True)],
             None if risk is None else [one[:n] for one, n in zip(risk, lengths, strict=True)],
@@ -211,8 +212,8 @@ class CrossFit:
 
     def ask(self, args: tuple[Any, ...], each: int) -> tuple[Tensor, Tensor | None]:
         """Prediction and noise [voters, each, ...] where every voter gets so many rows of its own, one voter after another."""
-        own_rows = torch.arange(len(self.train) * each).reshape(-1, each)
-        y, risk = members.answers(self.wrapped, args, own_rows)
+        rows_of_voters = torch.arange(len(self.train) * each).reshape(-1, each)
+        y, risk = members.answers(self.wrapped, args, rows_of_voters)
         if not isinstance(y, Tensor):
             raise TypeError(
                 f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
@@ -225,9 +226,9 @@ class CrossFit:
     def finish(self) -> History:
         """Decide, and make the model what was decided."""
         if self.interrupted:
-            kept = "what was decided by then is kept" if self.snapshots else "the weights are those of this moment"
+            state = "what was decided by then is kept" if self.snapshots else "the weights are those of this moment"
             warnings.warn(
-                f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {kept}, and the model can be used",
+                f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {state}, and the model can be used",
                 WorkbenchWarning,
                 stacklevel=3,
             )
@@ -235,29 +236,29 @@ class CrossFit:
             return History(self.records, 0, self.interrupted or self.stopped)
         decisions = self.decide()
         self.settle([decisions])
-        if own(self.wrapped, "needs_fit"):
+        if unshadowed(self.wrapped, "needs_fit"):
             some = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
             with own_random(self.seed, self.rows.y.device):
-                own(self.wrapped, "fit")(Inputs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
-        return History(self.records, len(self.records), self.interrupted or self.stopped, self.heard(decisions))
+                unshadowed(self.wrapped, "fit")(Pairs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
+        return History(self.records, len(self.records), self.interrupted or self.stopped, self.summarize(decisions))
 
     def out_of_fold(self, part: int = 0) -> tuple[Tensor, Tensor | None]:
-        """What those say that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
+        """Predictions and noise of those that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
         fold = self.parts[part].fold
         place = torch.cumsum(fold < self.layout.folds, 0) - 1  # of a row among those judged
 
-        def gathered(said: list[list[Tensor]]) -> Tensor:
-            like = said[0][0]
-            shape = (len(said), self.layout.settings, self.layout.repeats, len(self.judged(part)), *like.shape[1:])
+        def gathered(answers: list[list[Tensor]]) -> Tensor:
+            like = answers[0][0]
+            shape = (len(answers), self.layout.settings, self.layout.repeats, len(self.judged(part)), *like.shape[1:])
             out = like.new_empty(shape)
             for v, (p, s, k, r) in enumerate(self.layout):
                 if p == part:
-                    for t, one in enumerate(said):
+                    for t, one in enumerate(answers):
                         out[t, s, r, place[fold == k]] = one[v]
             return out
 
-        risks = [risk for _, risk in self.said if risk is not None]
-        return gathered([y for y, _ in self.said]), gathered(risks) if risks else None
+        risks = [risk for _, risk in self.answers if risk is not None]
+        return gathered([y for y, _ in self.answers]), gathered(risks) if risks else None
 
     def judged(self, part: int = 0) -> Tensor:
         """Numbers of the rows of a part that some voter has not seen: all, if every fold is held out in turn."""
@@ -278,17 +279,18 @@ class CrossFit:
 
     def settle(self, decisions: Sequence[Decisions]) -> None:
         """Make the model what was decided, for each part."""
-        of = [(decisions[p], s) for p, s, _, _ in self.layout]
-        apart = any(d.mean_at[s] != d.scale_at[s] for d, s in of)
-        sculpt = pair_of(self.wrapped._workbench, own(self.wrapped, "methods"))
+        decided = [(decisions[p], s) for p, s, _, _ in self.layout]  # for each voter
+        differ = any(d.mean_at[s] != d.scale_at[s] for d, s in decided)
+        sculpt = pair_of(self.wrapped._workbench, unshadowed(self.wrapped, "methods"))
         tied = sculpt is not None and not all(
             isinstance(rule, Split) for rule in self.wrapped._workbench.rules.values()
         )
-        if apart and tied:
+        if differ and tied:
             untie(self.wrapped, sculpt.name)
         place = self.rows.y.device
         times = {
-            kind: torch.tensor([getattr(d, f"{kind}_at")[s] for d, s in of], device=place) for kind in ("mean", "scale")
+            kind: torch.tensor([getattr(d, f"{kind}_at")[s] for d, s in decided], device=place)
+            for kind in ("mean", "scale")
         }
         with torch.no_grad():
             for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
@@ -301,15 +303,15 @@ class CrossFit:
                 for t, snapshot in enumerate(self.snapshots):
                     chosen = times["scale" if noise else "mean"] == t
                     tensor[chosen] = snapshot[source][chosen]
-        weights = torch.tensor([d.weights[s] for d, s in of], dtype=torch.float64) / (
+        weights = torch.tensor([d.weights[s] for d, s in decided], dtype=torch.float64) / (
             self.layout.folds * self.layout.repeats
         )
-        factor = torch.tensor([d.factor[s] for d, s in of], dtype=torch.float64)
+        factor = torch.tensor([d.factor[s] for d, s in decided], dtype=torch.float64)
         fold = torch.tensor([k for _, _, k, _ in self.layout])
         seat(self.wrapped, Committee(weights / weights.sum(), factor, decisions[0].df, fold))
 
-    def heard(self, decisions: Decisions, part: int = 0) -> OutOfFold:
-        """What was said about the rows of a part by those who have not seen them, as it was decided."""
+    def summarize(self, decisions: Decisions, part: int = 0) -> OutOfFold:
+        """The predictions of the rows of a part by those who have not seen them, as it was decided."""
         loc, risk = self.out_of_fold(part)
         shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
         at = shares.reshape(-1, *[1] * (loc.dim() - 2))
@@ -321,7 +323,7 @@ class CrossFit:
         if not self.rows.y.is_floating_point():
             y = self._log_probs(y[None])[0].exp()
         mean = (y * at).sum(0).mean(0)
-        found = Risk()
+        uncertainty = Risk()
         if self.rows.y.is_floating_point():
             variance = {"epistemic": ((y - mean).square() * at).sum(0).mean(0)}
             factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(at.shape)
@@ -329,9 +331,9 @@ class CrossFit:
                 noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
                 variance["aleatoric"] = (noise.square() * at).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
-            found = Risk(**{name: value.sqrt() for name, value in variance.items()})
+            uncertainty = Risk(**{name: value.sqrt() for name, value in variance.items()})
         fold = self.parts[part].fold
-        return OutOfFold(mean, found, self.rows.y[self.judged(part)], fold[fold < self.layout.folds], decisions)
+        return OutOfFold(mean, uncertainty, self.rows.y[self.judged(part)], fold[fold < self.layout.folds], decisions)
 
     # ---- going on
     def _state(self) -> dict[str, Any]:
@@ -341,7 +343,7 @@ class CrossFit:
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
             "records": self.records,
             "snapshots": self.snapshots,
-            "said": self.said,
+            "said": self.answers,
         }
 
     def _generators(self) -> dict[str, torch.Generator]:
@@ -357,7 +359,7 @@ class CrossFit:
         self.optimizer.load_state_dict(state["optimizer"])
         for name, generator in self._generators().items():
             generator.set_state(state["generators"][name])
-        self.records, (self.snapshots, self.said) = (
+        self.records, (self.snapshots, self.answers) = (
             list(state["records"]),
             tree_map(
                 lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf, (state["snapshots"], state["said"])

@@ -1,4 +1,4 @@
-"""Losses of batches, looked at where that makes nobody wait."""
+"""Average the losses of batches without waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbench.training.rows import Batch
+from workbench.core.rows import Batch
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
 
 
-class Losses:
+class RunningLoss:
     """The mean over rows of the losses of batches; one that is not finite ends the training.
 
-    To read a number from a GPU is to wait until it has done all that it was told. So its losses are copied in the order of its work, and looked
-    at when the next batch has been started: it always has something to do, and a loss that is not finite is found one batch later.
+    Reading a number from a GPU waits until all its work is done. So its losses are copied in the order of its work, and read when the next batch
+    has been started: it always has something to do, and a loss that is not finite is found one batch later.
 
     Args:
         refusal: refusal(loss, place, batch) -> what to say of a loss that is not finite.
@@ -37,7 +37,7 @@ class Losses:
             batch: its rows.
 
         Returns:
-            The loss, as a number if it was looked at.
+            The loss, as a number if it was read.
 
         Raises:
             FloatingPointError: this loss is not finite, or the one before.
@@ -46,18 +46,18 @@ class Losses:
         sent = send(loss)
         self._sent.append((sent, place, batch))
         if sent[1] is None:
-            return self._look()
+            return self._wait_for_first()
         if len(self._sent) > 1:
-            self._look()
+            self._wait_for_first()
         return loss
 
     def mean(self) -> float:
         """Over all rows; NaN if there were none."""
         while self._sent:
-            self._look()
+            self._wait_for_first()
         return self.total / self.rows if self.rows else math.nan
 
-    def _look(self) -> float:
+    def _wait_for_first(self) -> float:
         (loss, copied), place, batch = self._sent.pop(0)
         if copied is not None:
             copied.synchronize()
@@ -77,4 +77,4 @@ def send(loss: Tensor) -> Sent:
     return copy, torch.cuda.current_stream(loss.device).record_event()
 
 
-__all__ = ["Losses"]
+__all__ = ["RunningLoss"]

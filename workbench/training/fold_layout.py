@@ -1,4 +1,4 @@
-"""Folds, and who trains without which."""
+"""Layout of folds and voters: which rows are in which fold, and which voter trains without it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from workbench.core.ownership import EXTRAS
+from workbench.core.rows import Source, TensorRows
 from workbench.engine.plan import Rule, Split, Stacked
 from workbench.methods.vote import NAME as VOTERS
-from workbench.training.rows import Rows, Source
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Rows that are cut into folds of their own, with voters of their own; most trainings have one part.
+class FoldedRows:
+    """Rows that are cut into folds of their own, with voters of their own; most trainings have one such part.
 
     Args:
         rows: numbers of the rows [n].
@@ -59,12 +59,13 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
         )
     groups = folds * settings * parts
     if vote.n_voters % groups:
-        wanted = f"{groups}, {2 * groups} ..."
-        of = f"{folds} folds" + (f" x {settings} settings" if settings > 1 else "")
-        raise ValueError(f"folds: {vote.n_voters} voters can't be shared out evenly to {of}; take n_voters={wanted}")
-    own_values = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
+        several = f"{folds} folds" + (f" x {settings} settings" if settings > 1 else "")
+        raise ValueError(
+            f"folds: {vote.n_voters} voters can't be shared out evenly to {several}; take n_voters={groups}, {2 * groups} ..."
+        )
+    stacked = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
     for name, parameter in wrapped.named_parameters():
-        if parameter.requires_grad and name not in own_values and not name.startswith(EXTRAS):
+        if parameter.requires_grad and name not in stacked and not name.startswith(EXTRAS):
             raise ValueError(
                 f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
                 f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
@@ -79,7 +80,7 @@ def _stacked(rule: Rule) -> list[str]:
     return [rule.name] if isinstance(rule, Stacked) and rule.axis == VOTERS else []
 
 
-def cut_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor:
+def assign_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor:
     """A fold for each of n rows, at random and as even as can be, for each class as well."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     if labels is not None:
@@ -89,37 +90,39 @@ def cut_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor:
     return fold
 
 
-def settings_of(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], list[float]]:
+def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], list[float]]:
     """Learning rates and weight decays of the settings: as many of both, one where there are no folds.
 
     Raises:
         ValueError: there are several without folds, or not as many of one as of the other.
     """
-    given = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
-    most = max(map(len, given))
+    both = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
+    most = max(map(len, both))
     if most > 1 and folds is None:
         raise ValueError(
             f"lr={lr}, weight_decay={weight_decay}: several settings need folds=, by which they are weighed"
         )
-    if any(len(values) not in (1, most) for values in given):
+    if any(len(values) not in (1, most) for values in both):
         raise ValueError(
             f"lr={lr} and weight_decay={weight_decay} go together, one by one; give as many of both, or one of one"
         )
-    rates, decays = (values * (most // len(values)) for values in given)
+    rates, decays = (values * (most // len(values)) for values in both)
     return rates, decays
 
 
-def folded(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -> tuple[Tensor, Layout]:
+def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -> tuple[Tensor, Layout]:
     """The fold of each row, and the layout of the voters.
 
     Raises:
         TypeError: the rows are not in memory, so that they can't be cut.
         ValueError: folds can't be cut so, or the voters do not fit.
     """
-    if not isinstance(train, Rows):
+    if not isinstance(train, TensorRows):
         raise TypeError(
             f"folds: the rows of a {type(train).__name__} can't be cut into folds; give tensors or arrays (x, y)"
         )
+    if isinstance(train.x, dict):
+        raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
     n = len(train)
     if isinstance(folds, Tensor):
         if folds.shape != (n,) or folds.is_floating_point():
@@ -133,7 +136,7 @@ def folded(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) ->
             raise ValueError(f"folds must be a whole number, or one for each row; found {folds!r}")
         count = folds
         labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
-        fold = cut_folds(n, max(count, 1), labels, seed)
+        fold = assign_folds(n, max(count, 1), labels, seed)
     if not 2 <= count <= n // 2:
         raise ValueError(f"folds: {count} for {n} rows; there must be at least 2, and 2 rows in each")
     return fold, check_voters(wrapped, count, settings)

@@ -1,4 +1,4 @@
-"""What out-of-fold predictions decide: from when the weights are taken, how wide the noise is, and how much each setting counts."""
+"""Decide by out-of-fold predictions: from when the weights are taken, how wide the noise is, and how much each setting counts."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distributi
     best: tuple[float, Decisions] | None = None
     for df in degrees:
         family = distribution if math.isinf(df) else StudentT(df)
-        found = [_scale(chosen[s][:, few], risk[:, s][:, :, few], y[few], family) for s in range(settings)]
-        scale_at, factor = [at for at, _ in found], [value for _, value in found]
+        scales = [_best_scale(chosen[s][:, few], risk[:, s][:, :, few], y[few], family) for s in range(settings)]
+        scale_at, factor = [at for at, _ in scales], [value for _, value in scales]
         wide = torch.stack([risk[scale_at[s], s] * factor[s] for s in range(settings)])
         weights, pooled = pool(_mixed(family.log_prob(y.expand_as(chosen), chosen, wide), 1))
         score = float(pooled.mean())
@@ -103,7 +103,7 @@ def _mixed(terms: Tensor, dim: int) -> Tensor:
     return terms.logsumexp(dim) - math.log(terms.shape[dim])
 
 
-def _scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> tuple[int, float]:
+def _best_scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> tuple[int, float]:
     """The snapshot and the factor with the greatest likelihood: loc [members, n, e], risk [times, members, n, e], y [n, e]."""
     scores = []
     for one in risk:

@@ -1,0 +1,87 @@
+"""Deal training rows out in batches, on a device and in a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from workbench.core.rows import Batch, Source, TensorRows, describe, with_class_numbers
+from workbench.engine.tree import tree_map
+
+
+class Batches:
+    """The rows in batches, on a device and in a dtype; each iteration goes through all of them once.
+
+    Args:
+        source: what `read` gave.
+        size: rows in a batch; the last one may have fewer, but never one. A DataLoader has its own.
+        device: where the batches go.
+        dtype: what floating-point numbers are cast to; integers stay.
+        generator: draws a new order of the rows for every iteration; None keeps the order.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.source, self.size, self.device, self.dtype, self.generator = source, size, device, dtype, generator
+
+    def __len__(self) -> int:
+        if isinstance(self.source, DataLoader):
+            return len(self.source)
+        n = len(cast(Sized, self.source))
+        return max(1, n // self.size if n % self.size == 1 else -(-n // self.size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.source, DataLoader):
+            for pair in self.source:
+                if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                    raise TypeError(f"data: the DataLoader gives {describe(pair)}; it must give pairs (x, y)")
+                yield self._batch(None, *pair)
+            return
+        n = len(cast(Sized, self.source))
+        order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
+        if isinstance(self.source, TensorRows):
+            order = order.to(self.source.y.device)
+        # one row has no spread, so batch norm fails on it, and no two voters can share it
+        chunks = list(order[: len(self) * self.size].split(self.size))
+        chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])
+        if isinstance(self.source, TensorRows):
+            for numbers in chunks:
+                rows = self.source.take(numbers)
+                yield self._batch(numbers, rows.x, rows.y)
+            return
+        loader = DataLoader(self.source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
+        for numbers, pair in zip(chunks, loader, strict=True):
+            yield self._batch(numbers, *pair)
+
+    def _batch(self, numbers: Tensor | None, x: Any, y: Any) -> Batch:
+        def placed(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
+            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"  # copies of other memory are waited for
+            leaf = leaf.to(dtype).pin_memory() if pinned else leaf
+            return leaf.to(self.device, dtype, non_blocking=pinned)
+
+        # collating makes a list of a tuple of positional arguments
+        x = tuple(x) if isinstance(x, list) else x
+        return Batch(numbers, tree_map(placed, x), tree_map(placed, with_class_numbers(y)))
+
+
+class Pairs:
+    """Pairs (x, y) of batches, as often as they are asked for; a pair tells inputs from several arguments."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((batch.x, batch.y) for batch in self.batches)

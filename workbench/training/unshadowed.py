@@ -1,0 +1,13 @@
+"""Reach what `Wrapped` has where the user's model has an attribute or method of the same name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from workbench.core.wrapped import Wrapped
+
+
+def unshadowed(wrapped: Any, name: str) -> Any:
+    """The method or property of `Wrapped` by this name, bound to a wrapped model."""
+    return inspect.getattr_static(Wrapped, name).__get__(wrapped)

@@ -1,0 +1,66 @@
+"""Hold out the rows that a training is validated on."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from workbench.core.rows import Source, TensorRows
+from workbench.data.reader import read
+
+
+def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
+    """Rows to train on and rows to validate on, as `fit` takes them; None where validation is 0."""
+    train = read(data)
+    if isinstance(train, DataLoader):
+        if batch_size is not None:
+            raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
+    elif len(cast(Sized, train)) < 2:
+        raise ValueError(f"data: found {len(cast(Sized, train))} rows; training needs at least 2")
+    if not isinstance(validation, int | float):
+        return train, _validation_rows(validation, train)
+    if isinstance(train, DataLoader) and validation:
+        raise ValueError(
+            "validation: the rows of a DataLoader can't be cut; give validation=0, or validation=another_loader"
+        )
+    if isinstance(validation, bool) or not 0 <= validation < 1:
+        raise ValueError(f"validation must be a share of at least 0 and below 1, or rows; found {validation!r}")
+    if isinstance(train, DataLoader) or not validation:
+        return train, None
+    return hold_out(train, float(validation), seed)
+
+
+def _validation_rows(validation: Any, train: Source) -> Source:
+    rows = read(validation, "validation")
+    if isinstance(train, TensorRows) and isinstance(rows, TensorRows):
+        shapes = [[tuple(leaf.shape[1:]) for leaf in (*source.inputs, source.y)] for source in (train, rows)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"validation: its rows have shapes {shapes[1]}, those to train on {shapes[0]}")
+    if not isinstance(rows, DataLoader) and not len(cast(Sized, rows)):
+        raise ValueError("validation: there is no row; give validation=0 to do without")
+    return rows
+
+
+def hold_out(
+    source: TensorRows | Dataset, fraction: float, seed: int
+) -> tuple[TensorRows | Dataset, TensorRows | Dataset]:
+    """Rows to train on and rows to validate on; class labels keep their shares as well as whole rows can.
+
+    Every k-th of the rows, in random order but sorted by label, is a stratified sample; a class may have one row.
+    """
+    n = len(cast(Sized, source))
+    held_out = max(1, round(n * fraction))
+    if n - held_out < 2:
+        raise ValueError(f"data: {n} rows are too few to train on 2 and hold out {fraction:g} for validation")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if isinstance(source, TensorRows) and not source.y.is_floating_point() and source.y.dim() == 1:
+        order = order[source.y.cpu()[order].argsort(stable=True)]
+    chosen = torch.zeros(n, dtype=torch.bool)
+    chosen[order[((torch.arange(held_out) + 0.5) * n / held_out).long()]] = True
+    train, valid = (mask.nonzero()[:, 0] for mask in (~chosen, chosen))
+    if isinstance(source, TensorRows):
+        return source.take(train), source.take(valid)
+    return Subset(source, train.tolist()), Subset(source, valid.tolist())
