@@ -1,4 +1,4 @@
-"""What a data set is here: columns with units, a training and a test part, and a card that says where it is from."""
+"""Data sets: columns with units, training and test rows, and a card that says where they are from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
+
+from workbench.errors import require
 
 Task = Literal["regression", "classification"]
 
@@ -56,8 +58,8 @@ class Split:
 
     Example:
         >>> import torch
-        >>> part = Split(torch.zeros(3, 2), torch.ones(3, 1))
-        >>> len(part), len(part.take([0, 2]))
+        >>> split = Split(torch.zeros(3, 2), torch.ones(3, 1))
+        >>> len(split), len(split.take([0, 2]))
         (3, 2)
     """
 
@@ -143,13 +145,14 @@ class Data:
             raise ValueError(f"task must be 'regression' or 'classification'; found {self.task!r}")
         if (self.task == "classification") != (self.classes is not None):
             raise ValueError(f"task {self.task!r} with classes={self.classes!r}: give classes to classification only")
-        for part in (self.train, self.test):
-            if (part.y.dtype == torch.int64) != (self.task == "classification"):
-                raise ValueError(f"task {self.task!r} does not fit targets {_kind(part.y)}")
-            if self.classes is not None and len(part) and not 0 <= part.y.min() <= part.y.max() < len(self.classes):
+        for split in (self.train, self.test):
+            y = split.y
+            if (y.dtype == torch.int64) != (self.task == "classification"):
+                raise ValueError(f"task {self.task!r} does not fit targets {_kind(y)}")
+            if self.classes is not None and len(y) and not 0 <= y.min() <= y.max() < len(self.classes):
                 raise ValueError(
                     f"class numbers must lie between 0 and {len(self.classes) - 1}, as there are {len(self.classes)} "
-                    f"classes; found {int(part.y.min())} to {int(part.y.max())}"
+                    f"classes; found {int(y.min())} to {int(y.max())}"
                 )
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(f"training rows {_kind(self.train.x)} and test rows {_kind(self.test.x)} differ in shape")
@@ -168,10 +171,10 @@ class Data:
     def checksum(self) -> str:
         """sha256 over all tensors of train and test: two data sets with the same checksum hold the same numbers."""
         tensors: dict[str, Tensor] = {}
-        for name, part in (("train", self.train), ("test", self.test)):
-            tensors |= {f"{name}.x": part.x, f"{name}.y": part.y}
-            if part.sigma is not None:
-                tensors[f"{name}.sigma"] = part.sigma
+        for name, split in (("train", self.train), ("test", self.test)):
+            tensors |= {f"{name}.x": split.x, f"{name}.y": split.y}
+            if split.sigma is not None:
+                tensors[f"{name}.sigma"] = split.sigma
         return digest({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
@@ -196,8 +199,8 @@ class Data:
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must lie above 0 and below 1; found {fraction!r}")
         labels = self.train.y if self.classes is not None else None
-        kept, held_out = partition(len(self.train), fraction, seed, labels)
-        return self.train.take(kept), self.train.take(held_out)
+        train, validation = partition(len(self.train), fraction, seed, labels)
+        return self.train.take(train), self.train.take(validation)
 
     def without_repeats(self) -> Data:
         """The same data without the test rows whose x is also a training row (those can be known by heart).
@@ -252,9 +255,8 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n]."""
-    from sklearn.model_selection import train_test_split
-
-    first, second = train_test_split(np.arange(n), test_size=size, random_state=operator.index(seed), stratify=labels)
+    split = require("sklearn.model_selection").train_test_split
+    first, second = split(np.arange(n), test_size=size, random_state=operator.index(seed), stratify=labels)
     return first, second
 
 

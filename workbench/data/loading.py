@@ -1,4 +1,4 @@
-"""load(): from the name of a data set to tensors."""
+"""Load data sets by name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from workbench.data import toy
 from workbench.data.core import Column, Data, Split, partition
 from workbench.data.files import is_local, read
-from workbench.data.provenance import AVAILABLE, note
 from workbench.data.registry import card, entries, resolve
+from workbench.data.usage import AVAILABLE, note
+from workbench.errors import require
 
 
 def names(available: bool = False) -> list[str]:
@@ -36,8 +37,8 @@ def names(available: bool = False) -> list[str]:
 def load(name: str, split: int = 0, **options: Any) -> Data:
     """Load a data set by name, in original units.
 
-    Looks into the folder in the environment variable WORKBENCH_DATA, then into the user cache, and downloads what is
-    in neither. Every file is checked against its sha256.
+    Looks into the folder in the environment variable WORKBENCH_DATA, in a checkout of the repository into its `datasets`,
+    then into the user cache, and downloads what is in none of them. Every file is checked against its sha256.
 
     Args:
         name: one of `names()`.
@@ -62,13 +63,13 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         ((30,), ('malignant', 'benign'), 455)
     """
     name = resolve(name)
-    found = build(name, split, **options)
+    data = build(name, split, **options)
     note(name)
-    return found
+    return data
 
 
 def build(name: str, split: int, **options: Any) -> Data:
-    """What `load` gives for a registered name."""
+    """Make what `load` gives for a registered name."""
     kind = entries()[name]["kind"]
     if kind == "toy":
         make = getattr(toy, name.replace("-", "_"))
@@ -96,39 +97,37 @@ def _uci(name: str, split: int) -> Data:
     entry = entries()[name]
     (arrays,) = read(name)
 
-    def part(rows: np.ndarray) -> Split:
+    def split_of(rows: np.ndarray) -> Split:
         x, y = arrays["X"][rows], arrays["y"][rows, None]
         return Split(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32)))
 
-    train, test = part(arrays["train_idx"][split]), part(arrays["test_idx"][split])
+    train, test = split_of(arrays["train_idx"][split]), split_of(arrays["test_idx"][split])
     return Data(name, "regression", train, test, _columns(name), Column(*entry["target"]), card(name), split=split)
 
 
 def _images(name: str, split: int, n_train: int | None = None, n_test: int | None = None, seed: int = 0) -> Data:
     entry = entries()[name]
     contents = read(name)
-    parts = []
+    splits = []
     for option, n, pixels, numbers in (("n_train", n_train, *contents[:2]), ("n_test", n_test, *contents[2:])):
         labels = torch.from_numpy(numbers.astype(np.int64))
-        every, few = len(labels), len(entry["classes"])
+        every, n_classes = len(labels), len(entry["classes"])
         if n is not None and n != every:
-            if not few <= n <= every - few:
+            if not n_classes <= n <= every - n_classes:
                 raise ValueError(
-                    f"{name}: {option} must be {every} (all) or lie between {few} (one of each class) "
-                    f"and {every - few}; found {n}"
+                    f"{name}: {option} must be {every} (all) or lie between {n_classes} (one of each class) "
+                    f"and {every - n_classes}; found {n}"
                 )
             _, rows = partition(len(labels), n, seed, labels)
             pixels, labels = pixels[rows], labels[torch.from_numpy(rows)]
-        parts.append(Split(torch.from_numpy(pixels.astype(np.float32)[:, None] / 255), labels))
-    (train, test), classes, target = parts, tuple(entry["classes"]), Column(*entry["target"])
-    return Data(name, "classification", train, test, _columns(name), target, card(name), classes, split)
+        splits.append(Split(torch.from_numpy(pixels.astype(np.float32)[:, None] / 255), labels))
+    (train, test), target = splits, Column(*entry["target"])
+    return Data(name, "classification", train, test, _columns(name), target, card(name), tuple(entry["classes"]), split)
 
 
 def _bundled(name: str, split: int) -> Data:
-    import sklearn.datasets
-
     entry = entries()[name]
-    bunch = getattr(sklearn.datasets, entry["loader"])(**entry.get("arguments", {}))
+    bunch = getattr(require("sklearn.datasets"), entry["loader"])(**entry.get("arguments", {}))
     x = torch.from_numpy(bunch.data.astype(np.float32))
     features = (
         _columns(name) if "features" in entry else tuple(Column(c.replace("_", " ")) for c in bunch.feature_names)

@@ -1,15 +1,15 @@
-"""Which data a process has loaded, and the checksums by which the same data are known again."""
+"""Checksums of data sets, by which the same data are known again, and those that a process has loaded."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
 
+from workbench.data.core import digest
+from workbench.data.files import locate, read
+from workbench.data.loading import build, names
 from workbench.data.registry import entries, resolve
-
-AVAILABLE = "names(available=True)"  # what a notebook decides by, when it takes "what is there"
-
-_used: set[str] = set()  # by name; read by `used` at the end of a run
+from workbench.data.usage import AVAILABLE, asked_for
 
 
 def checksum(name: str) -> str:
@@ -29,43 +29,29 @@ def checksum(name: str) -> str:
         (True, 64)
     """
     if name == AVAILABLE:
-        from workbench.data.loading import names
-
         return hashlib.sha256("\n".join(names(available=True)).encode()).hexdigest()
-    from workbench.data.files import locate
-
     name = resolve(name)
-    seen = []
+    states = []
     for file in entries()[name].get("files", ()):
         if (path := locate(file)) is None:
             return "none"
         state = path.stat()
-        seen.append((str(path), state.st_mtime_ns, state.st_size))
-    return _content(name, tuple(seen))
+        states.append((str(path), state.st_mtime_ns, state.st_size))
+    return _content(name, tuple(states))
 
 
 @lru_cache(maxsize=64)
 def _content(name: str, files: tuple[tuple[str, int, int], ...]) -> str:
     """The checksum; files are read once while their times and sizes stay."""
     if files:
-        from workbench.data.files import read
-
         try:
             read(name)  # holds contents against the sums of the registry
         except ValueError:
             return "none"
         return hashlib.sha256("".join(entries()[name]["files"].values()).encode()).hexdigest()
-    from workbench.data.core import digest
-    from workbench.data.loading import build
-
-    found = build(name, 0)
-    parts = {"train": found.train, "test": found.test}
-    return digest({f"{part}.{axis}": getattr(rows, axis).numpy() for part, rows in parts.items() for axis in "xy"})
-
-
-def note(name: str) -> None:
-    """Remember that this process has asked for a data set."""
-    _used.add(name)
+    data = build(name, 0)
+    splits = {"train": data.train, "test": data.test}
+    return digest({f"{split}.{axis}": getattr(rows, axis).numpy() for split, rows in splits.items() for axis in "xy"})
 
 
 def used() -> dict[str, str]:
@@ -77,4 +63,4 @@ def used() -> dict[str, str]:
         >>> used()["diabetes"] == checksum("diabetes")
         True
     """
-    return {name: checksum(name) for name in sorted(_used)}
+    return {name: checksum(name) for name in asked_for()}
