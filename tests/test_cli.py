@@ -117,6 +117,7 @@ def test_data_sets_are_listed_and_shown(
 
     monkeypatch.delenv("WORKBENCH_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("workbench.data.files.REPOSITORY", tmp_path)
     assert main(["data"]) == 0
     listed = capsys.readouterr().out
     assert main(["data", "list"]) == 0

@@ -7,13 +7,20 @@ import gzip
 import hashlib
 import http.server
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 from workbench import data
+from workbench.data import files
 from workbench.data.core import digest
 from workbench.data.registry import entries
 
@@ -22,8 +29,10 @@ YACHT = "uci-regression/yacht.npz"
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """An empty cache, no data folder, and no proxy between us and the server."""
+    """An empty cache, no data folder, no checkout, no wait before a second attempt, and no proxy between us and the server."""
     monkeypatch.delenv("WORKBENCH_DATA", raising=False)
+    monkeypatch.setattr(files, "REPOSITORY", tmp_path / "nowhere")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(variable, "127.0.0.1")
@@ -188,16 +197,16 @@ def test_damaged_local_file_is_named_with_both_checksums(monkeypatch, cache, yac
 def images(monkeypatch, server):
     """A stand-in for MNIST: 200 + 40 random images, served as idx files packed at another level than any original."""
     rng = np.random.default_rng(1)
-    parts, files = {}, {}
+    parts, checksums = {}, {}
     for part, n in (("train", 200), ("t10k", 40)):
         pixels, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), (np.arange(n) % 10).astype(np.uint8)
         parts[part] = (pixels, labels)
         for name, array in ((f"{part}-images-idx3-ubyte.gz", pixels), (f"{part}-labels-idx1-ubyte.gz", labels)):
             header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             raw = header + array.tobytes()
-            files[f"mnist/{name}"] = hashlib.sha256(raw).hexdigest()
+            checksums[f"mnist/{name}"] = hashlib.sha256(raw).hexdigest()
             (server[0] / name).write_bytes(gzip.compress(raw, 1))
-    monkeypatch.setitem(entries()["mnist"], "files", files)
+    monkeypatch.setitem(entries()["mnist"], "files", checksums)
     monkeypatch.setitem(entries()["mnist"], "addresses", [server[1]])
     return parts
 
@@ -236,9 +245,137 @@ def test_damaged_image_file_is_named(cache, images):
 
 
 def test_cache_falls_back_to_the_home_folder(monkeypatch, yacht, table, tmp_path):
+    monkeypatch.setattr(files, "REPOSITORY", tmp_path / "nowhere")
     monkeypatch.delenv("WORKBENCH_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write_npz(tmp_path / ".cache" / "workbench", table)
     assert data.fetch("yacht") == [path]
     assert os.listdir(tmp_path / ".cache" / "workbench" / "uci-regression") == ["yacht.npz"]
+
+
+# ---- a checkout of the repository
+@pytest.fixture
+def checkout(monkeypatch, cache, tmp_path):
+    """A repository that the package seems to be imported from."""
+    repository = tmp_path / "repository"
+    (repository / "datasets").mkdir(parents=True)
+    (repository / "pyproject.toml").touch()
+    (repository / "datasets" / "README.md").touch()
+    monkeypatch.setattr(files, "REPOSITORY", repository)
+    return repository / "datasets"
+
+
+def test_downloads_of_a_checkout_go_to_its_datasets(checkout, cache, yacht, table, server):
+    write_text_files(server[0], table)
+    assert data.fetch("yacht") == [checkout / YACHT]
+    assert not cache.exists()
+    assert sorted(path.name for path in checkout.rglob("*") if path.is_file()) == ["README.md", "yacht.npz"]
+
+
+def test_what_is_elsewhere_is_not_downloaded_again(monkeypatch, checkout, cache, yacht, table, tmp_path):
+    in_cache = write_npz(cache, table)
+    assert data.fetch("yacht") == [in_cache]
+    in_checkout = write_npz(checkout, table)
+    assert data.fetch("yacht") == [in_checkout]
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path / "mine"))
+    in_folder = write_npz(tmp_path / "mine", table)
+    assert data.fetch("yacht") == [in_folder]
+
+
+def test_a_folder_named_datasets_alone_is_no_checkout(checkout, cache):
+    assert files.download_folder() == checkout
+    (checkout.parent / "pyproject.toml").unlink()
+    assert files.download_folder() == cache
+
+
+def test_this_repository_is_one_and_git_ignores_what_is_in_it():
+    if shutil.which("git") is None or not (ROOT / ".git").exists() or not Path(files.__file__).is_relative_to(ROOT):
+        pytest.skip("no git repository, or the package is not imported from it")
+    assert files.checkout_folder() == ROOT / "datasets"
+    ignored = ["git", "-C", str(ROOT), "check-ignore", "-q"]
+    assert subprocess.run([*ignored, "datasets/mnist/x.gz"], check=False).returncode == 0
+    assert subprocess.run([*ignored, "datasets/README.md"], check=False).returncode == 1
+
+
+# ---- downloads
+def test_what_was_downloaded_is_readable_as_other_files_are(cache, images):
+    path = data.fetch("mnist")[0]
+    plain = cache / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["mnist"]
+    assert len(list((cache / "mnist").iterdir())) == 4
+
+
+def test_a_failed_download_is_tried_again(monkeypatch, cache, yacht, table, server):
+    write_text_files(server[0], table)
+    failed = []
+
+    def get(self):
+        if len(failed) < 3 and self.path not in failed:
+            failed.append(self.path)
+            self.send_error(503)
+        else:
+            http.server.SimpleHTTPRequestHandler.do_GET(self)
+
+    monkeypatch.setattr(Quiet, "do_GET", get, raising=False)
+    assert data.fetch("yacht") == [cache / YACHT]
+    assert len(failed) == 3
+
+
+def test_what_a_server_says_it_has_packed_stays_as_it_is_stored(monkeypatch, cache, images):
+    def header(self):
+        if self.path.endswith(".gz") and "gzip" in self.headers.get("Accept-Encoding", ""):
+            self.send_header("Content-Encoding", "gzip")
+        http.server.SimpleHTTPRequestHandler.end_headers(self)
+
+    monkeypatch.setattr(Quiet, "end_headers", header, raising=False)
+    assert len(data.fetch("mnist")) == 4
+
+
+def test_without_pooch_the_extra_is_named_and_nothing_else_needs_it(monkeypatch, cache, yacht, table, tmp_path):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pooch.*risk-workbench\[lab\]"):
+        data.fetch("yacht")
+    assert not cache.exists()
+    path = write_npz(tmp_path / "mine", table)
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path / "mine"))
+    assert data.fetch("yacht") == [path]
+    assert len(data.load("yacht").train) == 8
+
+
+def test_pooch_is_imported_for_downloads_only():
+    code = "import sys; from workbench import data; data.load('cubic'); print({'pooch', 'requests'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---- the registry
+def test_a_data_set_is_one_entry(monkeypatch, cache, table, server):
+    write_text_files(server[0], table)
+    card = {"description": "ten ships", "source": "here", "licence": "CC0", "citation": "none"}
+    entry = {
+        "kind": "uci",
+        "files": {"mine/ships.npz": digest(table)},
+        "addresses": [server[1]],
+        "splits": 20,
+        "features": [[f"x{i}", "m"] for i in range(6)],
+        "target": ["speed", "m/s"],
+        "card": card,
+    }
+    monkeypatch.setitem(entries(), "ten-ships", entry)
+    d = data.load("Ten_Ships", split=19)
+    np.testing.assert_array_equal(d.test.y.numpy()[:, 0], table["y"][table["test_idx"][19]].astype(np.float32))
+    assert (str(d.target), d.card.licence) == ("speed (m/s)", "CC0")
+    assert "ten-ships" in data.names(available=True)
+    assert len(data.checksum("ten-ships")) == 64
+    with pytest.raises(ValueError, match="takes split=0 to 19"):
+        data.load("ten-ships", split=20)
+
+
+def test_the_registry_says_what_its_entries_hold():
+    from workbench.data import registry
+
+    for name, entry in entries().items():
+        assert [key for key in entry if f"`{key}`" not in registry.__doc__] == [], name

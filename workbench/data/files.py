@@ -1,37 +1,48 @@
-"""Finds the files of a data set on this machine, or downloads them; no file is used before its checksum agrees."""
+"""Find the files of a data set on this machine, or download them; no file is used before its checksum agrees."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
-import http.client
 import os
-import urllib.error
-import urllib.request
-import uuid
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from workbench.data.core import digest
 from workbench.data.registry import entries, resolve
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from workbench.errors import require
 
 TIMEOUT = 30  # seconds without an answer before a download counts as failed
+RETRIES = 1
+REPOSITORY = Path(__file__).parents[2]  # of a checkout; some folder of other packages, if the package is installed
 
 
 def roots() -> list[Path]:
-    """Where files are looked for: the folder in WORKBENCH_DATA, if set, then the user cache."""
-    given = os.environ.get("WORKBENCH_DATA")
-    return [*([Path(given).expanduser()] if given else []), cache_folder()]
+    """Where files are looked for: the folder in WORKBENCH_DATA, if set, the datasets of a checkout, the user cache."""
+    users, checkout = os.environ.get("WORKBENCH_DATA"), checkout_folder()
+    return [*([Path(users).expanduser()] if users else []), *([checkout] if checkout else []), cache_folder()]
+
+
+def checkout_folder() -> Path | None:
+    """The folder datasets of the repository that the package is imported from; None if it is installed elsewhere."""
+    known = ("pyproject.toml", "datasets/README.md")
+    return REPOSITORY / "datasets" if all((REPOSITORY / file).is_file() for file in known) else None
 
 
 def cache_folder() -> Path:
-    """Where downloads go: workbench in XDG_CACHE_HOME, or in ~/.cache."""
+    """The user cache: workbench in XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
+
+
+def download_folder() -> Path:
+    """Where downloads go: the datasets of a checkout, else the user cache."""
+    return checkout_folder() or cache_folder()
 
 
 def locate(file: str) -> Path | None:
@@ -56,6 +67,7 @@ def fetch(name: str) -> list[Path]:
     Raises:
         ValueError: no such data set, or what was downloaded has the wrong checksum (it is then deleted).
         FileNotFoundError: a file is neither here nor to be downloaded.
+        ModuleNotFoundError: something has to be downloaded, and pooch is not installed.
 
     Example:
         >>> from workbench import data
@@ -75,10 +87,10 @@ def read(name: str) -> list[Any]:
     """
     contents = []
     for path, (file, expected) in zip(fetch(name), entries()[name]["files"].items(), strict=True):
-        content, found = _content(path, file)
-        if found != expected:
+        content, checksum = _content(path, file)
+        if checksum != expected:
             raise ValueError(
-                f"{path} is damaged: expected content with sha256 {expected}, found {found}. "
+                f"{path} is damaged: expected content with sha256 {expected}, found {checksum}. "
                 f"Delete the file and run `workbench data fetch {name}`."
             )
         contents.append(content)
@@ -110,37 +122,37 @@ def _idx(path: Path) -> tuple[np.ndarray, str]:
 
 
 def _download(name: str, file: str) -> Path:
-    from tqdm.auto import tqdm
-
+    pooch, requests = require("pooch"), require("requests")  # the second comes with the first
     entry = entries()[name]
     expected = entry["files"][file]
-    target = cache_folder() / file
+    target = download_folder() / file
     failures: list[str] = []
     wrong = False
     target.parent.mkdir(parents=True, exist_ok=True)
     for address in entry["addresses"]:
-        part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")
-        try:
-            with tqdm(desc=f"{name}: {target.name}", unit="B", unit_scale=True, leave=False) as bar:
+        # what is not yet verified lies beside the target, so that it can take its place at once
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder, _quiet(pooch):
+            try:
                 if file.endswith(".npz"):
-                    _standard_splits(address, entry["splits"], part, bar)
+                    part = _standard_splits(address, entry["splits"], Path(folder), f"{name}: {target.name}")
                 else:
-                    part.write_bytes(_get(address + target.name, bar))
-            _, found = _content(part, file)
-            if found == expected:
-                os.replace(part, target)
-                return target
-            wrong = True
-            failures.append(f"{address} gave content with sha256 {found}, expected {expected}; it was deleted")
-        except urllib.error.HTTPError as error:
-            failures.append(f"{error.url} answered {error.code} {error.reason}")
-        except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-            failures.append(f"{address} could not be reached ({getattr(error, 'reason', error)})")
-        except (ValueError, IndexError) as error:
-            wrong = True
-            failures.append(f"{address} gave something unreadable ({error})")
-        finally:
-            part.unlink(missing_ok=True)
+                    (part,) = _retrieve(address, [target.name], Path(folder), f"{name}: {target.name}")
+                _, checksum = _content(part, file)
+                if checksum == expected:
+                    # a new file is readable for those whom the umask says; pooch's is for its user alone
+                    os.replace(shutil.copyfile(part, Path(folder) / "verified"), target)
+                    return target
+                wrong = True
+                failures.append(f"{address} gave content with sha256 {checksum}, expected {expected}; it was deleted")
+            except requests.HTTPError as error:
+                answer = error.response
+                failures.append(f"{answer.url} answered {answer.status_code} {answer.reason}")
+            except requests.RequestException as error:
+                cause = next(iter(error.args), error)
+                failures.append(f"{address} could not be reached ({getattr(cause, 'reason', cause)})")
+            except (ValueError, IndexError) as error:
+                wrong = True
+                failures.append(f"{address} gave something unreadable ({error})")
     places = " and ".join(str(root / file) for root in roots())
     message = (
         f"{file}, which data set {name!r} needs, is neither at {places}, nor could it be downloaded: "
@@ -150,24 +162,43 @@ def _download(name: str, file: str) -> Path:
     raise (ValueError if wrong else FileNotFoundError)(message)
 
 
-def _get(url: str, bar: tqdm) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "workbench"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        bar.total = (bar.total or 0) + int(response.headers.get("Content-Length") or 0)
-        pieces = []
-        while piece := response.read(1 << 16):
-            pieces.append(piece)
-            bar.update(len(piece))
-    return b"".join(pieces)
+@contextlib.contextmanager
+def _quiet(pooch: Any) -> Iterator[None]:
+    """Without a line of pooch's for each file: there is a bar."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
-def _standard_splits(address: str, n_splits: int, path: Path, bar: tqdm) -> None:
+def _retrieve(address: str, files: Sequence[str], folder: Path, title: str) -> list[Path]:
+    """Files below an address, downloaded into a folder, each with a second attempt; one alone has a bar of its bytes."""
+    from tqdm.auto import tqdm
+
+    pooch = require("pooch")
+    source = pooch.create(path=folder, base_url=address, registry=dict.fromkeys(files), retry_if_failed=RETRIES)
+    # servers must not unpack what is stored packed
+    options = {"timeout": TIMEOUT, "headers": {"User-Agent": "workbench", "Accept-Encoding": "identity"}}
+    if len(files) == 1:
+        # pooch asks whether there is a bar, which is true of one with a total
+        with tqdm(total=1, desc=title, unit="B", unit_scale=True, leave=False) as bar:
+            downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, **options)
+            return [Path(source.fetch(files[0], downloader=downloader))]
+    downloader = pooch.HTTPDownloader(**options)
+    return [Path(source.fetch(file, downloader=downloader)) for file in tqdm(files, title, unit="file", leave=False)]
+
+
+def _standard_splits(address: str, n_splits: int, folder: Path, title: str) -> Path:
     """The text files of the standard UCI splits, as one .npz with X, y, train_idx and test_idx."""
+    splits = [f"index_{kind}_{k}.txt" for kind in ("train", "test") for k in range(n_splits)]
+    _retrieve(address, ["data.txt", "index_features.txt", "index_target.txt", *splits], folder, title)
 
     def table(name: str, dtype: type) -> np.ndarray:
         # through float, since some of the files write whole numbers as 1.000e+00
-        lines = _get(f"{address}{name}.txt", bar).decode().splitlines()
-        return np.loadtxt(lines, ndmin=1).astype(dtype)
+        return np.loadtxt((folder / f"{name}.txt").read_text(encoding="utf-8").splitlines(), ndmin=1).astype(dtype)
 
     values = table("data", np.float64)
     columns, target = table("index_features", np.int32), table("index_target", np.int32)
@@ -177,5 +208,5 @@ def _standard_splits(address: str, n_splits: int, path: Path, bar: tqdm) -> None
         "train_idx": np.stack([table(f"index_train_{k}", np.int32) for k in range(n_splits)]),
         "test_idx": np.stack([table(f"index_test_{k}", np.int32) for k in range(n_splits)]),
     }
-    with path.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+    np.savez_compressed(folder / "all.npz", **arrays)
+    return folder / "all.npz"

@@ -1,4 +1,19 @@
-"""Reads registry.json: for every data set its kind, files, checksums, columns and card."""
+"""Registry of data sets: what registry.json says of each.
+
+Adding a data set is adding an entry, from its name to:
+
+- `kind`: how it is read. "uci": one table with fixed splits; "images": four idx files, those of MNIST; "scikit-learn": it comes with
+  scikit-learn; "toy": computed by the function of its name in `workbench.data.toy`.
+- `card`: `description`, `source`, `licence`, `citation`, and `notes`, a list of what to beware of.
+- `task`: "regression" or "classification"; only for scikit-learn.
+- `features` and `target`: columns as pairs [name, unit]; scikit-learn may name its features itself. `classes`: names of the classes.
+- `splits`: how many fixed splits there are; without it a split is a seed.
+- `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.core.digest` counts it, of the
+  unpacked bytes of a .gz), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a slash.
+- `loader`: the function of `sklearn.datasets`, and `arguments` for it.
+
+Data of another kind need a function in `workbench.data.loading` as well.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +33,7 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def resolve(name: str) -> str:
-    """The registered name for what the user wrote ("Sine_Gap" is "sine-gap"); a typo gets a suggestion.
+    """Find the registered name for what the user wrote ("Sine_Gap" is "sine-gap"); a typo gets a suggestion.
 
     Raises:
         TypeError: name is not a string.
