@@ -287,28 +287,29 @@ class CrossFit:
         )
         if differ and tied:
             untie(self.wrapped, sculpt.name)
-        place = self.rows.y.device
-        times = {
-            kind: torch.tensor([getattr(d, f"{kind}_at")[s] for d, s in decided], device=place)
-            for kind in ("mean", "scale")
-        }
-        with torch.no_grad():
-            for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
-                noise = sculpt is not None and f"{MARK}{sculpt.name}" in name
-                source = (
-                    name if name in self.snapshots[0] else name.replace(f"{MARK}{sculpt.name}", "") if sculpt else ""
-                )
-                if f"{MARK}{VOTERS}" not in name:
-                    continue
-                for t, snapshot in enumerate(self.snapshots):
-                    chosen = times["scale" if noise else "mean"] == t
-                    tensor[chosen] = snapshot[source][chosen]
+        self._take_from_snapshots(decided, None if sculpt is None else f"{MARK}{sculpt.name}")
         weights = torch.tensor([d.weights[s] for d, s in decided], dtype=torch.float64) / (
             self.layout.folds * self.layout.repeats
         )
         factor = torch.tensor([d.factor[s] for d, s in decided], dtype=torch.float64)
         fold = torch.tensor([k for _, _, k, _ in self.layout])
         seat(self.wrapped, Committee(weights / weights.sum(), factor, decisions[0].df, fold))
+
+    @torch.no_grad()
+    def _take_from_snapshots(self, decided: Sequence[tuple[Decisions, int]], noise: str | None) -> None:
+        """Give each voter the weights of the snapshots that were decided for it, those of its noise (so marked) by themselves."""
+        place = self.rows.y.device
+        mean_at = torch.tensor([d.mean_at[s] for d, s in decided], device=place)
+        scale_at = torch.tensor([d.scale_at[s] for d, s in decided], device=place)
+        for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
+            if f"{MARK}{VOTERS}" not in name:
+                continue
+            of_noise = noise is not None and noise in name
+            # what was untied has no values of its own in a snapshot
+            source = name if name in self.snapshots[0] or noise is None else name.replace(noise, "")
+            for t, snapshot in enumerate(self.snapshots):
+                chosen = (scale_at if of_noise else mean_at) == t
+                tensor[chosen] = snapshot[source][chosen]
 
     def summarize(self, decisions: Decisions, part: int = 0) -> OutOfFold:
         """The predictions of the rows of a part by those who have not seen them, as it was decided."""

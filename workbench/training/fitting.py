@@ -129,10 +129,7 @@ def fit(
         >>> history = fit(wrapped, (x, 1000 * x), epochs=5)
         >>> y, risk = wrapped(x, return_risk=True)
     """
-    if not isinstance(wrapped, Wrapped):
-        if isinstance(wrapped, nn.Module):
-            raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
-        raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
+    wrapped = _checked(wrapped)
     rates, decays = pair_settings(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
@@ -154,6 +151,7 @@ def fit(
     batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
 
     wrapped.to(place, dtype)
+    criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
     settings = {
         "wrapped": wrapped._get_name(),
         "epochs": str(epochs),
@@ -163,12 +161,9 @@ def fit(
         "seed": str(seed),
         "device": place.type,
         "dtype": str(dtype),
+        **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
+        "criterion": "likelihood" if criterion is None else describe(criterion),
     }
-    if checkpoint is not None:
-        settings |= {"data": checksum(train), "validation": checksum(valid)}
-    likelihood = cut is not None and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
-    criterion = criterion or (None if likelihood else default_criterion(wrapped, first.y))
-    settings["criterion"] = "likelihood" if criterion is None else describe(criterion)
     if cut is None:
         steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
         settings["optimizer"] = _describe_optimizer(steps_with, scheduler is not None)
@@ -219,6 +214,21 @@ def fit(
         callback=callback,
     )
     return loop.run()
+
+
+def _checked(wrapped: Any) -> Wrapped:
+    if isinstance(wrapped, Wrapped):
+        return wrapped
+    if isinstance(wrapped, nn.Module):
+        raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+    raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
+
+
+def _default_criterion(wrapped: Wrapped, batch: Batch, has_folds: bool) -> Criterion | None:
+    """With folds the likelihood of the risk heads alone (None) where there are any."""
+    if has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None:
+        return None
+    return default_criterion(wrapped, batch.y)
 
 
 def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> None:
