@@ -171,13 +171,13 @@ def describe(value: Any) -> str:
 
     Example:
         >>> describe(torch.zeros(2, 3)), describe((1, 2)), describe("text")
-        ('a tensor [2, 3]', 'a tuple of 2', 'an object of type str')
+        ('a tensor [2, 3]', 'a tuple of 2', 'str')
     """
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"an object of type {type(value).__name__}"
+    return type(value).__name__
 
 
 def _has_columns(data: Any) -> bool:
