@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from workbench.calibration import Selective
 from workbench.calibration.base import check_model, output_of
-from workbench.risk import Risk
 from workbench.core.rows import bad_rows
-from workbench.widgets.common.cases import Case, cases, number
 from workbench.data.reader import data_of
+from workbench.risk import Risk
+from workbench.widgets.common.cases import Case, cases, number
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
