@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .deprecation import answer_to_moved_modules
 from .methods import BUILT_IN
+from .version import __version__
 
 if TYPE_CHECKING:
     from . import calibration, data, distributions, experiments, metrics, notebook, plots, widgets
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .core.wrapper import Wrapper, compose
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
-    from .methods import laplace, neo, sample, sculpt, snapshot, swag, vote
+    from .methods import augment, laplace, neo, sample, sculpt, snapshot, swag, vote
     from .notebook.record import read_records, record, record_check, record_figure, record_table
     from .notebook.run import run_notebook
     from .risk import Risk
@@ -54,7 +55,6 @@ _HOMES = {
     "register": "core.registry",
     "setting": "core.settings",
 }
-__version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), "__version__"]
 answer_to_moved_modules()
 

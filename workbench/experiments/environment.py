@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench import __version__
+from workbench.version import __version__
 
 
 def environment(folder: Path | str | None = None) -> dict[str, str]:
