@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from workbench.methods import BUILT_IN
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -31,9 +33,7 @@ COPIES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "change
 # page of the reference -> modules whose public names it lists
 REFERENCE = {
     "index": ("workbench",),
-    "wrappers": tuple(
-        f"workbench.methods.{name}" for name in ("vote", "sample", "sculpt", "laplace", "swag", "snapshot", "neo")
-    ),
+    "wrappers": tuple(f"workbench.methods.{name}" for name in BUILT_IN),
     "distributions": ("workbench.distributions",),
     "calibration": ("workbench.calibration",),
     "metrics": ("workbench.metrics",),

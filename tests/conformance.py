@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from helpers import zoo
-from helpers.conformance_reference import Reference, assert_answers
+from helpers.conformance_reference import Reference, ScaledInputs, assert_answers
 from helpers.conformance_table import EXPECTED_REFUSALS, NOISE, REFUSED_BY, ROWS, RUN_BY, VOTERS, WRAPPERS, Wrapping
 from helpers.zoo import Case, leaves
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ def check_parts(case: Case, wrapping: Wrapping) -> None:
 def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
     """In training mode, one call with risks gives the gradients, buffers, attributes and inputs of the plain models."""
     stochastic = "stochastic_train" in case.tags
-    noise = NOISE if wrapping.where in ("weights", "inputs") and strategy == "loop" else 0.0
+    noise = NOISE if wrapping.where in ("weights", "inputs", "transforms") and strategy == "loop" else 0.0
     wrapped = wrapping.wrap(build(case, training=True), strategy, noise)
     reference = Reference(case, wrapping, wrapped)
     zoo.state.LAST_HIDDEN = None
@@ -125,15 +125,16 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
         for name, value in moved.items():
             close(after[name], value, f"buffer {name}")
     first = branches[0]
-    # noise on inputs makes copies, and it is these that the model writes into
-    untouched = inputs(case) if wrapping.where == "inputs" else first.given
+    # noise on inputs and transforms make copies, and it is these that the model writes into
+    untouched = inputs(case) if wrapping.where in ("inputs", "transforms") else first.given
     for leaf, expected_leaf in zip(flatten(given)[0], flatten(untouched)[0], strict=True):
         if isinstance(leaf, Tensor):
             close(leaf, expected_leaf, "input")
     if isinstance(first.model, nn.Module):
         assert_attributes(wrapped, parts(first.model)[""])
     if "writes_global" in case.tags:
-        hidden = [branch.model.trunk(branch.given[0][0]) for branch in branches]
+        scaled = ScaledInputs(noise if wrapping.where == "transforms" else 0.0)
+        hidden = [b.model.trunk(scaled.inputs(*b.given, b.place)[0][0]) for b in branches]
         left: Any = zoo.state.LAST_HIDDEN
         last = torch.tensor(left.tolist(), dtype=torch.float64)  # it can be read: it is not one of a dead vmap
         assert any(torch.allclose(last, h) for h in hidden), "the global holds no branch's value"
@@ -196,7 +197,7 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
         y, risks = ask(wrapped, inputs(case))
     found = [leaf for _, leaf in zoo.float_leaves(risks["epistemic"])]
     assert all(leaf.isfinite().all() for leaf in found)
-    if any(is_float(leaf) for leaf in flatten(inputs(case))[0]) or wrapping.where != "inputs":
+    if any(is_float(leaf) for leaf in flatten(inputs(case))[0]) or wrapping.where not in ("inputs", "transforms"):
         assert any((leaf > 0).any() for leaf in found), "all samples are alike"
     if wrapping.where != "activations":
         assert_answers(reference, reference.answers(noise=NOISE), y, risks)

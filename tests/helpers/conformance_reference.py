@@ -18,7 +18,7 @@ from torch import Tensor
 from helpers.conformance_table import DATA_NOISE, PRIOR_PRECISION, ROWS, Wrapping
 from helpers.zoo import Case, leaves
 from workbench.engine.plan import Intervention
-from workbench.engine.tree import is_float, tree_map
+from workbench.engine.tree import flatten, is_float, tree_map
 from workbench.testing import reference
 from workbench.testing.models import Tree, assert_tree, buffers, build, inputs, parameters, seeded
 from workbench.testing.reference import Branch, Place
@@ -43,8 +43,21 @@ class NoisyInputs(Intervention):
     def __init__(self, amount: float) -> None:
         self.amount = amount
 
-    def inputs(self, args: Any, kwargs: Any) -> Any:
+    def inputs(self, args: Any, kwargs: Any, place: Any) -> Any:
         return tree_map(lambda x: x + self.amount * torch.randn_like(x) if is_float(x) else x, (args, kwargs))
+
+
+class ScaledInputs(Intervention):
+    """The first floating-point input times 1, 1 + amount, 1 + 2 * amount, ..., as `conformance_table` asks augment for."""
+
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+
+    def inputs(self, args: Any, kwargs: Any, place: Any) -> Any:
+        leaves, rebuild = flatten((args, kwargs))
+        first = next(i for i, leaf in enumerate(leaves) if is_float(leaf))
+        leaves[first] = leaves[first] * (1 + self.amount * place["sample"])
+        return rebuild(leaves)
 
 
 class Reference(reference.Reference):
@@ -77,6 +90,8 @@ class Reference(reference.Reference):
             interventions = [NoisyWeights(noise, weights)]
         elif noise and self.wrapping.where == "inputs":
             interventions = [NoisyInputs(noise)]
+        elif noise and self.wrapping.where == "transforms":
+            interventions = [ScaledInputs(noise)]
         with seeded(seed):
             return [self.branch(place, interventions, training) for place in self.places()]
 

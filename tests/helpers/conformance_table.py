@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from helpers.zoo import Case
-from workbench import compose, laplace, neo, sample, sculpt, snapshot, swag, vote
+from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.engine.run import OutputShapeError
 from workbench.testing.checks import COMPOSED_ON
 from workbench.testing.models import seeded
@@ -79,6 +80,12 @@ def _voting(strategy: str, noise: float, share: Any = None) -> Any:
 def _sampling(where: str, strategy: str, noise: float) -> Any:
     distribution = sample.Bernoulli(noise) if where == "activations" else sample.Normal(noise)
     return sample.Wrapper(SAMPLES, distribution, where=where, strategy=strategy)
+
+
+def _augmenting(strategy: str, noise: float) -> Any:
+    return augment.Wrapper(
+        [functools.partial(torch.mul, other=1 + noise * k) for k in range(SAMPLES)], strategy=strategy
+    )
 
 
 def _sculpting(strategy: str, noise: float) -> Any:
@@ -152,6 +159,7 @@ WRAPPERS = {
         Wrapping("sample_activations", lambda s, n: _sampling("activations", s, n), EPISTEMIC, where="activations"),
         Wrapping("sample_weights", lambda s, n: _sampling("weights", s, n), EPISTEMIC, where="weights"),
         Wrapping("sample_inputs", lambda s, n: _sampling("inputs", s, n), EPISTEMIC, where="inputs"),
+        Wrapping("augment", _augmenting, EPISTEMIC, where="transforms"),
         Wrapping("neo", lambda s, n: neo.Wrapper(strategy=s), ("vacuitic",)),
         Wrapping("laplace", lambda s, n: laplace.Wrapper(None, PRIOR_PRECISION, DATA_NOISE, strategy=s), EPISTEMIC),
         Wrapping(
@@ -189,6 +197,10 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("parameter_dict", "vote_share2"): Refusal(ValueError, "share=2, but ParameterDict has 1 layers with weights"),
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
     **{("generator_out", name): Refusal(TypeError, "generator") for name in WRAPPERS},
+    **{
+        (name, "augment"): Refusal(TypeError, "augment transforms floating-point inputs, and found none")
+        for name in ("embedding_bag", "tied")
+    },
     **{
         ("generator_out", name): Refusal(RuntimeError, "sample found no activation")
         for name, wrapping in WRAPPERS.items()
@@ -277,6 +289,7 @@ _WHOLE = tuple(name for name in WRAPPERS if name not in ("vote_share2", "vote_sc
 RUN_BY = {
     **dict.fromkeys(("untouched", "branches", "loss", "plain state", "deepcopy", "pickle"), _WHOLE),
     **dict.fromkeys(("float64", "bfloat16", "autocast"), _WHOLE),
+    "vmap": tuple(name for name in WRAPPERS if name != "augment"),  # whose branches run one after another
     "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
     "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }

@@ -147,7 +147,10 @@ def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
         if type(value) in classes[name]:
             options = {key: getattr(value, key, None) for key in inspect.signature(type(value)).parameters}
             value = {"class": type(value).__name__, **{key: _number(option) for key, option in options.items()}}
-        elif not isinstance(value, bool | int | float | str | list | tuple | None):
+        elif not all(
+            isinstance(item, bool | int | float | str | None)
+            for item in (value if isinstance(value, list | tuple) else (value,))
+        ):
             return {"foreign": _path(type(value))}
         arguments[name] = value
     return {"arguments": arguments}

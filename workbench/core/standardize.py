@@ -45,6 +45,12 @@ class Scaling(nn.Module):
             return args
         return ((args[0] - self.x_mean) / self.x_scale, *args[1:])
 
+    def original(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `inputs` was given."""
+        if self.x_mean is None or not args or not is_float(args[0]):
+            return args
+        return (args[0] * self.x_scale + self.x_mean, *args[1:])
+
     def targets(self, y: Any) -> Any:
         """Targets in standardised units."""
         return (

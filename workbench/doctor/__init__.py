@@ -116,7 +116,7 @@ def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, .
     plain: Any = unwrap(wrapped)
     if scaling is None:
         return plain, args
-    Wrapped.scale(plain, None)
+    Wrapped.unscale(plain)
     return unwrap(plain), scaling.inputs(args)
 
 

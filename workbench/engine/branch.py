@@ -166,7 +166,7 @@ def run_branch(
     picked = values
     for intervention in plan.interventions:
         values = intervention.tensors(values, index)
-        args, kwargs = intervention.inputs(args, kwargs)
+        args, kwargs = intervention.inputs(args, kwargs, index)
     clone.install(values)
     versions = {slot: _count_writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
@@ -189,6 +189,8 @@ def run_branch(
         if mode is not None:
             stack.enter_context(mode)
         output = clone.call_model(*args, **kwargs)
+    for intervention in reversed(plan.interventions):
+        output = intervention.output(output, index)
     new = _written_buffers(clone, values, versions)
     if values is not picked and not torch.is_grad_enabled():  # no backward pass will ask for the tensors of this one
         clone.install({slot: value for slot, value in picked.items() if slot not in clone.buffers})

@@ -198,9 +198,15 @@ class Intervention:
         """The tensors that the branch is to see, given those that the plan picked (slot name -> tensor)."""
         return installed
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs that the branch is to see."""
+    def inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs that the branch is to see; one that reads its place in `index` says why in `loop_only`."""
         return args, kwargs
+
+    def output(self, output: Any, index: Index) -> Any:
+        """What the branch gives, made of what the model gave there."""
+        return output
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]

@@ -143,7 +143,9 @@ class _Noisy(Intervention):
     def _noisy(self, value: Tensor, raw: Tensor | None, additive: bool = False) -> Tensor:
         return self.method.noise.apply(value, raw, self._generator(value.device), additive)
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.method.wrapper.where != "inputs":
             return args, kwargs
         raw = self.method.raw(self.table, "inputs")

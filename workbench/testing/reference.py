@@ -164,7 +164,7 @@ class Reference:
         values = self.values(registered, place)
         for intervention in interventions:
             values = intervention.tensors(values, place)
-            args, kwargs = intervention.inputs(args, kwargs)
+            args, kwargs = intervention.inputs(args, kwargs, place)
         with torch.no_grad():
             for name, tensor in registered.items():
                 tensor.copy_(values[name].reshape(tensor.shape))
@@ -178,7 +178,10 @@ class Reference:
                 if context is not None:
                     stack.enter_context(context)
             eager = getattr(model, "_orig_mod", model)  # compiled code runs past what watches the calls
-            return Branch(place, model, arguments, values, eager(*args, **kwargs))
+            output = eager(*args, **kwargs)
+        for intervention in reversed([*interventions]):
+            output = intervention.output(output, place)
+        return Branch(place, model, arguments, values, output)
 
     def gradients(self, branches: list[Branch], objective: Tensor) -> dict[str, Tensor | None]:
         """The gradient of an objective on the branches' outputs, by name of the registered tensor."""

@@ -82,7 +82,7 @@ class TracedExecutor:
             args, kwargs = _inputs(request, plan, index)
             for intervention in plan.interventions:
                 values = intervention.tensors(values, index)
-                args, kwargs = intervention.inputs(args, kwargs)
+                args, kwargs = intervention.inputs(args, kwargs, index)
             swaps = [
                 (holder, key, holder[key], values[slot]) for slot in values for holder, key in entries.get(slot, ())
             ]
@@ -100,6 +100,8 @@ class TracedExecutor:
                             if context is not None:
                                 stack.enter_context(context)
                     output = self.forward(*args, **kwargs)
+                for intervention in reversed(plan.interventions):
+                    output = intervention.output(output, index)
                 buffers = {slot: entries[slot][0][0][entries[slot][0][1]] for slot in changed_buffers}
             finally:
                 for holder, key, value, _ in swaps:

@@ -99,7 +99,7 @@ class Features:
         self._scaling = None
         if is_wrapped(model):  # which keeps the units
             self._scaling = extra(model, "scaling")
-            Wrapped.scale(model, None)
+            Wrapped.unscale(model)
             model = unwrap(model)
         self._model = model.eval()
         linear = [module for module in self._model.modules() if isinstance(module, nn.Linear)]

@@ -1,0 +1,222 @@
+"""Augment: the model answers transformed copies of its input, and what should stay the same but does not is epistemic risk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.method import Call, Method
+from ..core.ownership import extra
+from ..core.settings import setting
+from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.plan import Axis, Index, Intervention
+from ..engine.tree import flatten, is_float
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
+
+
+class Transform(NamedTuple):
+    """One copy of the input, and how the answer to it is turned back.
+
+    Args:
+        apply: takes an input tensor and gives another with as many rows; None for the input as it is.
+        inverse: takes each floating output tensor; None for outputs that the transform leaves as they are, such as class scores.
+    """
+
+    apply: Callable[[Tensor], Tensor] | None = None
+    inverse: Callable[[Tensor], Tensor] | None = None
+
+
+class _Turn(NamedTuple):
+    """Quarter turns of images [rows, channels, height, width], then a mirror image if `flipped`."""
+
+    quarters: int
+    flipped: bool = False
+
+    def apply(self, x: Tensor) -> Tensor:
+        turned = torch.rot90(x, self.quarters, (-2, -1))
+        return turned.flip(-1) if self.flipped else turned
+
+    def inverse(self, y: Tensor) -> Tensor:
+        return torch.rot90(y.flip(-1) if self.flipped else y, -self.quarters, (-2, -1))
+
+
+# a mirror image from top to bottom is one from left to right, turned by two quarters
+_NAMED = {
+    "flip": (_Turn(0), _Turn(0, True)),
+    "flips": (_Turn(0), _Turn(0, True), _Turn(2), _Turn(2, True)),
+    "rotations": tuple(_Turn(quarters) for quarters in range(4)),
+    "dihedral": tuple(_Turn(quarters, flipped) for flipped in (False, True) for quarters in range(4)),
+}
+
+
+class Wrapper(_Wrapper):
+    """Epistemic risk from the spread of answers to transformed copies of the input (Wang et al. 2019, test-time augmentation).
+
+    In training mode `wrapped(x)` is the model itself; with `return_risk=True`, and always in evaluation mode, every transform is answered and
+    the answers are averaged. Transforms see inputs, and inverses see outputs, in the user's units also where a scaling is set.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapper("flips")(torch.nn.Conv2d(3, 2, 3, padding=1)).eval()
+        >>> y, risk = model(torch.randn(4, 3, 8, 8), return_risk=True)
+        >>> y.shape, risk.shape
+        (torch.Size([4, 2, 8, 8]), torch.Size([4, 2, 8, 8]))
+        >>> signs = [Transform(), Transform(torch.neg, torch.neg)]  # of a model that should be odd
+        >>> y, risk = Wrapper(signs)(torch.nn.Linear(2, 1)).eval()(torch.ones(4, 2), return_risk=True)
+    """
+
+    transforms: Literal["flip", "flips", "rotations", "dihedral"] | Sequence[Any] = setting(
+        default="flip",
+        saved=True,
+        help='what the model answers. Of images [rows, channels, height, width]: "flip", as they are and mirrored from left to right; "flips", '
+        'both ways (4); "rotations", by quarter turns (4); "dihedral", all of these (8). Of anything: a sequence of `Transform(apply, inverse)` '
+        "or of functions of the input, deterministic ones; None in it is the input as it is.",
+    )
+    inputs: Literal["first", "all"] = setting(
+        default="first", saved=True, help="which of the floating-point input tensors are transformed."
+    )
+    maps: Literal["auto"] | bool = setting(
+        default="auto",
+        saved=True,
+        help='for transforms by name: whether outputs are maps, to be turned back. "auto" takes those of the height and width of the input for '
+        "maps and those of one or two dimensions for scores, and refuses all others.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.transforms, str):
+            if self.transforms not in _NAMED:
+                raise ValueError(
+                    f"transforms must be one of {', '.join(_NAMED)} or a sequence, not {self.transforms!r}"
+                )
+            return
+        if not isinstance(self.transforms, Sequence) or not self.transforms:
+            raise ValueError(
+                f"transforms must be one of {', '.join(_NAMED)} or a sequence, not {self.transforms!r:.60}"
+            )
+        object.__setattr__(self, "transforms", tuple(map(_transform, self.transforms)))
+
+    def make(self) -> list[Method]:
+        return [Augment(self)]
+
+
+def _transform(given: Any) -> Transform:
+    if isinstance(given, Transform):
+        pair = given
+    elif isinstance(given, tuple) and len(given) == 2:
+        pair = Transform(*given)
+    else:
+        pair = Transform(given)
+    for function in pair:
+        if function is not None and not callable(function):
+            raise TypeError(f"a transform must be a function, a pair (apply, inverse) or None, not {given!r:.60}")
+    return pair
+
+
+class Augment(Method):
+    """The method on one model; see `Wrapper`."""
+
+    name, kind, order = "augment", "epistemic", 22
+
+    def settings(self) -> dict[str, Any]:
+        transforms = self.wrapper.transforms
+        # functions have no name that another process knows
+        return {**super().settings(), "transforms": transforms if isinstance(transforms, str) else len(transforms)}
+
+    @property
+    def transforms(self) -> Sequence[Any]:
+        """The transforms, in the order of the branches."""
+        transforms = self.wrapper.transforms
+        return _NAMED[transforms] if isinstance(transforms, str) else transforms
+
+    def axis(self, call: Call) -> Axis | None:
+        several = not call.loss and (call.return_risk or not call.training) and not call.dealt
+        return Axis(self.name, len(self.transforms), apart=True) if several else None
+
+    def intervention(self, table: Table, call: Call) -> Intervention | None:
+        return _Transformed(self, table) if self.axis(call) is not None else None
+
+
+class _Transformed(Intervention):
+    loop_only = "each branch answers another transform of the input"
+
+    def __init__(self, method: Augment, table: Table) -> None:
+        self.method, self.taps = method, {}
+        self.named = isinstance(method.wrapper.transforms, str)
+        self.scaling = extra(table.root, "scaling")
+        self.sizes: list[torch.Size] = []  # height and width of the transformed images
+
+    def inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        transform = self.method.transforms[index[self.method.name]]
+        original = args if self.scaling is None else self.scaling.original(args)
+        leaves, rebuild = flatten((original, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+        if not places:
+            kinds = [f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves if isinstance(leaf, Tensor)]
+            raise TypeError(
+                f"augment transforms floating-point inputs, and found none (inputs: {', '.join(kinds) or 'no tensors'}); wrap a function that "
+                "takes floating-point numbers, such as embedded tokens or scaled pixels"
+            )
+        places = places if self.method.wrapper.inputs == "all" else places[:1]
+        self.sizes = [_image_size(leaves[i], self.method.wrapper.transforms) for i in places] if self.named else []
+        if transform.apply is None:
+            return args, kwargs
+        for i in places:
+            leaves[i] = _applied(transform.apply, leaves[i])
+        args, kwargs = rebuild(leaves)
+        return (args if self.scaling is None else self.scaling.inputs(args)), kwargs
+
+    def output(self, output: Any, index: Index) -> Any:
+        transform = self.method.transforms[index[self.method.name]]
+        if transform.inverse is None:
+            return output
+        original = output if self.scaling is None else self.scaling.prediction(output)
+        leaves, rebuild = flatten(original)
+        turned = [transform.inverse(y) if is_float(y) and self._is_turned(y) else y for y in leaves]
+        if all(new is old for new, old in zip(turned, leaves, strict=True)):
+            return output
+        return rebuild(turned) if self.scaling is None else self.scaling.targets(rebuild(turned))
+
+    def _is_turned(self, y: Tensor) -> bool:
+        """Whether an output turns with the input."""
+        if not self.named:
+            return True
+        maps = self.method.wrapper.maps
+        if y.dim() < 3 or maps is False:
+            return False
+        if maps is True or any(sorted(y.shape[-2:]) == sorted(size) for size in self.sizes):
+            return True
+        raise ValueError(
+            f"augment can't tell whether an output of shape {list(y.shape)} is a map of the input, whose images have {list(self.sizes[0])} "
+            "pixels: use augment.Wrapper(..., maps=True) if it turns with the image, maps=False if it does not, or give "
+            "transforms=[augment.Transform(apply, inverse), ...]"
+        )
+
+
+def _image_size(x: Tensor, name: Any) -> torch.Size:
+    if x.dim() < 4:
+        raise ValueError(
+            f'transforms="{name}" is for images [rows, channels, height, width], and the input has shape {list(x.shape)}; use '
+            "augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own"
+        )
+    return x.shape[-2:]
+
+
+def _applied(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    new = apply(x)
+    if not isinstance(new, Tensor) or new.shape[:1] != x.shape[:1]:
+        shape = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise ValueError(
+            f"a transform made {shape} of an input of shape {list(x.shape)}; return a tensor with as many rows"
+        )
+    return new
+
+
+__all__ = ["Augment", "Transform", "Wrapper"]
