@@ -130,7 +130,7 @@ def test_the_model_is_the_weighted_mixture() -> None:
     torch.testing.assert_close(prediction, mean)
     torch.testing.assert_close(risk.epistemic, (weights * (means - mean) ** 2).sum(0).sqrt(), atol=1e-4, rtol=1e-4)
     found = model.predictive(x)
-    torch.testing.assert_close(found.mean(), prediction)
+    torch.testing.assert_close(found.mean, prediction)
     torch.testing.assert_close(found.stddev, risk.total, atol=1e-4, rtol=1e-4)
     each = StudentT(float(committee.df)) if committee.df.isfinite() else Normal()
     terms = each.log_prob(y.expand_as(found.loc), found.loc, found.risk) + found.weights.log()[:, None, None]
@@ -230,7 +230,7 @@ def test_other_risk_heads(family: Any) -> None:
     model = compose(vote.Wrapper(3), sculpt.Wrapper(family, n_layers=1))(net())
     quiet(model, (x, y), folds=3, epochs=20)
     found, risk = model.predictive(x), model(x, return_risk=True)[1]
-    torch.testing.assert_close(found.mean(), model(x))
+    torch.testing.assert_close(found.mean, model(x))
     assert (found.stddev <= risk.total * 1.001).all()  # evidence says an epistemic risk of its own beside the voters'
     assert found.log_prob(y).isfinite().all()
 
