@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calibration_models import classified, known, labelled, regression, rng, scores
+from helpers.calibration_models import answers_of, classified, known, labelled, regression, rng, scores
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -100,16 +100,6 @@ def makers() -> dict[str, Any]:
         ),
         "chain": lambda: (calibrate(calibrate(known(outputs=2), (x, y)), (x, y), "conformal"), x),
     }
-
-
-def answers_of(calibrated: Any, x: Tensor) -> list[Tensor]:
-    y, risk = calibrated(x, return_risk=True)
-    found = [y, getattr(risk, "total", risk)]
-    try:
-        found += calibrated.interval(x, 0.8)
-    except (TypeError, ValueError):
-        found += [calibrated.predict_set(x, 0.8)]
-    return found
 
 
 @pytest.mark.parametrize("name", makers())

@@ -47,7 +47,9 @@ def test_one_member_is_its_family() -> None:
     loc, risk, _ = parts()
     mixture = Mixture(Laplace(), loc[:1], risk[:1], torch.ones(1))
     torch.testing.assert_close(mixture.log_prob(loc[1]), Laplace.log_prob(loc[1], loc[0], risk[0]))
-    torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]))
+    level = torch.tensor(0.2, dtype=torch.float64)
+    torch.testing.assert_close(mixture.icdf(level), Laplace.icdf(level, loc[0], risk[0]), atol=1e-12, rtol=1e-12)
 
 
 def test_draws_follow_it() -> None:

@@ -54,3 +54,13 @@ def labelled(n: int, temperature: float, classes: int = 3, seed: int = 0) -> tup
 
 def classified(n: int = 60) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=rng(3)), torch.randint(3, (n,), generator=rng(4))
+
+
+def answers_of(calibrated: Any, x: Tensor) -> list[Tensor]:
+    y, risk = calibrated(x, return_risk=True)
+    found = [y, getattr(risk, "total", risk)]
+    try:
+        found += calibrated.interval(x, 0.8)
+    except (TypeError, ValueError):
+        found += [calibrated.predict_set(x, 0.8)]
+    return found

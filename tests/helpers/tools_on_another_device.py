@@ -13,14 +13,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from test_calibration import answers_of
-from test_cases import beams, pictures
-from test_metrics_classes import CASES, VotersFirst
 from torch import Tensor, nn
 
-from helpers.calibration_models import known, labelled, regression, scores
+from helpers.calibration_models import answers_of, known, labelled, regression, scores
 from helpers.device_models import mlp, quiet
+from helpers.metric_cases import CASES, VotersFirst
 from helpers.other_device import DEVICE, close, rows
+from helpers.widget_cases import beams, pictures
 from workbench import (  # fmt: skip
     calibrate,
     compose,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.metric_cases import CASES, fed
 from helpers.two_processes import in_two_processes
-from test_metrics_classes import CASES, fed
 
 from workbench import metrics
 

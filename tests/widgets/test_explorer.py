@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calibration_models import known
-from test_cases import beams, pictures, voters
+from helpers.widget_cases import beams, pictures, voters
 from torch import nn
 
 from workbench import compose, data, neo, sample, sculpt, selective, top_uncertain, vote

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cases import Outline, beams, pictures, voters
+from helpers.widget_cases import Outline, beams, pictures, voters
 from test_explorer import ensemble
 from torch import nn
 

@@ -97,7 +97,8 @@ class Mixture(torch.distributions.Distribution):
         Returns:
             [sample..., batch...].
         """
-        levels = torch.as_tensor(value, dtype=self.loc.dtype, device=self.loc.device)
+        # brackets come from the level in torch's default dtype, as in all results so far; give a tensor for one in float64
+        levels = torch.as_tensor(value).to(self.loc)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"q must lie above 0 and below 1; found {value!r}")
         loc, risk = self._members(torch.broadcast_shapes(levels.shape, self._batch_shape))
@@ -105,7 +106,7 @@ class Mixture(torch.distributions.Distribution):
         low, high = ends.amin(0), ends.amax(0)
         for _ in range(60 if self.loc.dtype == torch.float64 else 30):
             middle = 0.5 * (low + high)
-            below = self.cdf(middle) < levels
+            below = self.cdf(middle) < value
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
 

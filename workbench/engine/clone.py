@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..introspect.objects import ATOMS, attributes, is_generator, is_scripted, is_set, parts
+from ..introspect.objects import attributes, is_atom, is_generator, is_scripted, is_set, parts
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -98,10 +98,10 @@ def left_out(module: nn.Module) -> set[str]:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, ATOMS) or is_generator(value):
-        return value
     if type(value) is OrderedDict and not value:  # a dozen of them, for hooks, in most modules
         return OrderedDict()
+    if is_atom(value) or is_generator(value):
+        return value
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # locks, handles, foreign objects: they have no copy, so both trees use the one there is
@@ -110,7 +110,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
     """Tell `copy.deepcopy` what is not to be copied: tensors stay, closures over modules of the tree follow the tree."""
-    if isinstance(value, ATOMS) or id(value) in seen:
+    if is_atom(value) or id(value) in seen or (type(value) is OrderedDict and not value):
         return
     seen.add(id(value))
     if isinstance(value, Tensor) or is_generator(value):

@@ -16,7 +16,13 @@ ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, types.ModuleType),
     *(torch.dtype, torch.device, torch.Size),
 )
+_ATOM_TYPES = frozenset(ATOMS)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+def is_atom(value: Any) -> bool:
+    """Whether a value holds nothing else, and needs no copy."""
+    return type(value) in _ATOM_TYPES or isinstance(value, ATOMS)  # the exact types first: nearly all values are of one
 
 
 def is_scripted(module: nn.Module) -> bool:
@@ -26,7 +32,8 @@ def is_scripted(module: nn.Module) -> bool:
 
 def is_generator(value: Any) -> bool:
     """Whether a value is a source of random numbers: branches draw from one and the same, one after another."""
-    return isinstance(value, torch.Generator | random.Random) or type(value).__module__.startswith("numpy.random")
+    cls = type(value)  # isinstance runs Python code of torch.Generator's, for every attribute of every module
+    return issubclass(cls, (torch.Generator, random.Random)) or cls.__module__.startswith("numpy.random")
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...introspect.objects import ATOMS, is_generator, tensors_and_generators
+from ...introspect.objects import is_atom, is_generator, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
 MISSING: Any = type("Missing", (), {})()  # stands for an attribute that is not there
@@ -20,7 +20,7 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
         value: anything.
         memo: id of an object -> what is to stand in its place.
     """
-    if isinstance(value, ATOMS) or is_generator(value):
+    if is_atom(value) or is_generator(value):
         return value
     memo = {} if memo is None else dict(memo)
     for item in tensors_and_generators(value):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..clone import ATOMS, is_generator
+from ...introspect.objects import ATOMS, is_generator
 from .attributes import mark
 from .branch_values import duplicate, holds_tensors
 
