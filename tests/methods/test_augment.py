@@ -159,11 +159,13 @@ def test_texts_name_it() -> None:
     assert (method.name, method.wrapper.transforms) == ("augment", "rotations")
 
 
-def test_it_compiles_and_answers_as_eager() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_and_answers_as_eager(dynamic: bool) -> None:
     wrapped = augment.Wrapper("flips")(segmentation()).eval()
+    torch.compiler.reset()  # or sizes that other tests compiled for would decide which are symbols
     with torch.no_grad():
         eager = wrapped(X, return_risk=True)
-        compiled = torch.compile(wrapped, backend="eager", fullgraph=True)(X, return_risk=True)
+        compiled = torch.compile(wrapped, backend="eager", fullgraph=True, dynamic=dynamic)(X, return_risk=True)
     for one, other in zip(compiled, eager, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -191,7 +191,8 @@ class _Transformed(Intervention):
         maps = self.method.wrapper.maps
         if y.dim() < 3 or maps is False:
             return False
-        if maps is True or any(sorted(y.shape[-2:]) == sorted(size) for size in self.sizes):
+        height, width = y.shape[-2:]  # not sorted: torch.compile can't sort sizes that are symbols
+        if maps is True or any((height, width) in ((h, w), (w, h)) for h, w in self.sizes):
             return True
         raise ValueError(
             f"augment can't tell whether an output of shape {list(y.shape)} is a map of the input, whose images have {list(self.sizes[0])} "
