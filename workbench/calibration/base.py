@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
+from workbench.core.outputs import form_of
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
@@ -192,8 +193,19 @@ def _record(model: Any) -> Any:
 
 
 def output_of(model: Any) -> str:
-    """What the model gives: "values", "logits" or "probs"."""
-    return _record(model).output
+    """What the model gives: "values", "logits" or "probs".
+
+    Raises:
+        ValueError: if it gives something else, or scores whose classes are not the last dimension.
+    """
+    output = _record(model).output
+    form = form_of(output)
+    if form not in ("values", "logits", "probs") or getattr(output, "dim", None) not in (None, -1):
+        raise ValueError(
+            f"the model was wrapped with output={output!r}; this works on one output that is values [n, ...] or scores of classes "
+            "[n, ..., classes]: wrap a function that returns such a one"
+        )
+    return form
 
 
 def kind_of(model: Any) -> str:

@@ -16,6 +16,7 @@ from ..engine.clone import eager
 from .crossfit import members_axis
 from .function import Function
 from .method import Method
+from .outputs import from_json, to_json
 from .ownership import MARK
 from .registry import wrapper_class, wrapper_names
 from .settings import settings_of
@@ -133,6 +134,7 @@ def _described(part: Any) -> dict[str, Any]:
         "method": record.method,
         "rows": record.rows,
         **{name: getattr(record, name) for name in OPTIONS},
+        "output": to_json(record.output),
     }
 
 
@@ -267,7 +269,8 @@ def _wrapper(part: dict[str, Any], path: Any) -> Wrapper:
             "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
         )
     wrappers = [_built(wrapper_class(name), method["arguments"]) for name, method in part["methods"].items()]
-    return compose(*wrappers).with_options(**{name: part[name] for name in OPTIONS})
+    options = {name: part[name] for name in OPTIONS} | {"output": from_json(part["output"])}
+    return compose(*wrappers).with_options(**options)
 
 
 def _built(wrapper: type[Wrapper], arguments: dict[str, Any]) -> Wrapper:
@@ -316,8 +319,11 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
         raise ValueError(f"in {path} {there} of {text['model']} is wrapped, in this model {here}")
     for at, part in parts.items():
         check_settings(stored_settings(tensors, f"{at}." if at else "")[0], part)
-        for name in ("output", "method"):
-            saved, present = text["parts"][at][name], getattr(part._workbench, name)
+        text_of_part, record = text["parts"][at], part._workbench
+        for name, saved, present in (
+            ("output", from_json(text_of_part["output"]) or "values", record.output or "values"),
+            ("method", text_of_part["method"], record.method),
+        ):
             if saved != present:
                 raise ValueError(
                     f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={present!r}"

@@ -12,12 +12,13 @@ from ..distributions import Normal, StudentT
 from ..distributions.base import Distribution
 from ..distributions.mixture import Mixture
 from ..engine.run import Branched
-from ..engine.tree import is_float
 from ..risk import Risk
-from .crossfit import committee_of
-from .method import Call, apart
+from .crossfit import Committee, committee_of
+from .method import Call
+from .outputs import Values, form_of
 from .ownership import extra, table_of
-from .predict import pair_of, plan_of, reduced, run
+from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
+from .standardize import Scaling
 
 
 def loss(
@@ -45,21 +46,12 @@ def loss(
                 leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair) for leaf in at
             ]
             target = y if group is None else y.index_select(0, group.to(y.device))
-            total = total + _loss_of_model(branched, leaves, criterion, target, pair)
+            total = total + loss_of_model(record, branched.rebuild, leaves, criterion, target, pair)
     total = total * (len(rows) / len(groups)) / _count(branched, pair is not None)
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + len(rows) * term
     return total
-
-
-def _loss_of_model(branched: Branched, leaves: list[Any], criterion: Any, y: Any, pair: Any) -> Tensor:
-    if pair is None:
-        return criterion(branched.rebuild(leaves), y)
-    prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-    beside = branched.rebuild([apart(leaf, 0)[1] if is_float(leaf) else leaf for leaf in leaves])
-    likelihood = pair.likelihood(y, prediction, beside)
-    return likelihood if criterion is None else criterion(prediction, y) + likelihood
 
 
 def _count(branched: Branched, paired: bool) -> int:
@@ -92,11 +84,7 @@ def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
     if scaling is not None:
         args = scaling.inputs(args)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True), rows), args, {})
-    y, risks = reduced(wrapped, branched, True)
-    if scaling is not None:
-        y = scaling.prediction(y)
-        if wrapped._workbench.output == "values":
-            risks = {name: scaling.risk(value) for name, value in risks.items()}
+    y, risks = reduced(wrapped, branched, True, scaling)
     return y, Risk(**risks)
 
 
@@ -112,46 +100,57 @@ def family(wrapped: Any) -> Distribution:
     return next((f for f in families if isinstance(f, Distribution) and f.n_heads == 1), Normal())
 
 
-def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Mixture:
+def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """See `Wrapped.predictive`."""
     record, scaling, committee = wrapped._workbench, extra(wrapped, "scaling"), committee_of(wrapped)
-    if record.output != "values":
+    if form_of(record.output) not in ("values", "several"):
         raise ValueError(
-            f'output="{record.output}" gives class probabilities, which are the predictive distribution: wrapped(x)'
+            f'output="{form_of(record.output)}" gives class probabilities, which are the predictive distribution: wrapped(x)'
         )
     if scaling is not None:
         args = scaling.inputs(args)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
-    pair, of = pair_of(wrapped._workbench, branched.axes), family(wrapped)
+    pair = pair_of(record, branched.axes)
     if committee is None and (pair is None or pair.distribution.n_heads > 1):
         raise ValueError(
             "no member says a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
             "workbench.fit(..., folds=5); for intervals around any prediction there is workbench.calibrate"
         )
-    leaves = [leaf for leaf in branched.leaves if is_float(leaf)]
-    if len(leaves) != 1:
+    meanings = meanings_of(record, branched)
+    mixtures = [
+        _mixture(wrapped, branched.axes, leaf, pair, scaling, committee) if isinstance(meaning, Values) else None
+        for leaf, meaning in zip(branched.leaves, meanings, strict=True)
+    ]
+    if all(mixture is None for mixture in mixtures):
         raise ValueError(
-            f"the model gives {len(leaves)} tensors; predictive needs one: wrap a function or a method that returns it"
+            "no output holds values: of class scores the prediction is the predictive distribution, wrapped(x)"
         )
-    axes = [axis for axis in branched.axes if pair is None or axis != pair.name]
-    if pair is None and leaves[0][(0,) * (len(axes) + 1)].numel() > 1:
+    return branched.rebuild(mixtures)
+
+
+def _mixture(
+    wrapped: Any, axes: tuple[str, ...], leaf: Tensor, pair: Any, scaling: Scaling | None, committee: Committee | None
+) -> Mixture:
+    """What all members say of one output."""
+    models = [axis for axis in axes if pair is None or axis != pair.name]
+    if pair is None and leaf[(0,) * (len(models) + 1)].numel() > 1:
         raise ValueError(
             "cross-fitting without risk heads finds one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
         )
     if pair is None:
-        loc, risk = leaves[0], torch.ones_like(leaves[0])
+        loc, risk = leaf, torch.ones_like(leaf)
     else:
-        parts = pair.reduce({"y": leaves[0]}, branched.axes.index(pair.name))
+        parts = pair.reduce({"y": leaf}, axes.index(pair.name))
         risk = parts["aleatoric"].sqrt()
         loc = parts["y"].to(risk.dtype)
     if scaling is not None:
         loc, risk = scaling.prediction(loc), risk if pair is None else scaling.risk(risk)
     weights = torch.ones((), dtype=risk.dtype, device=risk.device)
-    for i, axis in enumerate(axes):
+    for i, axis in enumerate(models):
         counts = weights.new_full((loc.shape[i],), 1 / loc.shape[i])
         if committee is not None and axis == committee.axis:
             counts = committee.weights.to(weights)
             risk = committee.widened(risk, i)
         weights = weights[..., None] * counts
-    loc, risk = (t.reshape(-1, *t.shape[len(axes) :]) for t in (loc, risk))
-    return Mixture(of, loc, risk, weights.reshape(-1))
+    loc, risk = (t.reshape(-1, *t.shape[len(models) :]) for t in (loc, risk))
+    return Mixture(family(wrapped), loc, risk, weights.reshape(-1))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
+from .outputs import Classes, Meaning
 from .settings import settings_of
 
 if TYPE_CHECKING:
@@ -129,15 +130,16 @@ class Method:
         """Remove the method's axis from a prediction of which no risk is wanted: what `reduce` would make of "y"."""
         return y.mean(dim) if type(self).reduce is Method.reduce else self.reduce({"y": y}, dim)["y"]
 
-    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
+    def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
         """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
 
-        Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...].
+        Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...]. With a meaning, it is that of one
+        output and not of a tree.
         """
         raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
 
-    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
-        """For an axis with `own_first`: class probabilities, given the model's log-scores and what the branch beside it gave."""
+    def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
+        """For an axis with `own_first`: class probabilities [..., classes], given the model's scores and what the branch beside it gave."""
         raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
 
     def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:

@@ -95,7 +95,7 @@ class Record:
     methods: list[Any] = field(default_factory=list)  # each a `Method`, in canonical order
     rules: dict[str, Rule] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
-    output: str = "values"
+    output: Any = None  # what the outputs mean, as `outputs.read` gives it; None, values, if nobody said
     strategy: str = "auto"
     purity: str = "once"  # what is made of attributes that forward changes
     chunk: int | None = None  # how many branches run at once under vmap

@@ -12,12 +12,14 @@ from torch import Tensor
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
-from ..engine.tree import is_float, paths, tensors, tree_map
+from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from .crossfit import Committee, committee_of
 from .dealing import WHOLE, deal, tell
 from .method import Call, apart, sqrt
+from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
 from .ownership import engine_of, extra, table_of
+from .standardize import Scaling
 
 
 # ---- the plan of a call
@@ -74,43 +76,52 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         record.dealable = False
         tell(wrapped, "output", f"vote: the output has no row for each row of the input, {WHOLE}")
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
-    y, risks = reduced(wrapped, branched, return_risk)
-    if scaling is not None:
-        y = scaling.prediction(y)
-        if record.output == "values":
-            risks = {name: scaling.risk(value) for name, value in risks.items()}
+    y, risks = reduced(wrapped, branched, return_risk, scaling)
     if not return_risk:
         return y
     for method in measuring:
         risks[method.kind] = method.measure(wrapped, *probe)[1]
     _warn_nan(wrapped, raw_args, risks)
     measured = [name for name in risks if name != "total"]
-    if len(record.methods) == 1 and len(measured) == 1 and record.output == "values":
+    if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
         return y, risks[measured[0]]
     return y, Risk(**risks)
 
 
-def reduced(wrapped: Any, branched: Branched, return_risk: bool) -> tuple[Any, dict[str, Any]]:
-    """The prediction and the standard deviations by name (entropies for class outputs), with the branches' axes removed."""
+def reduced(
+    wrapped: Any, branched: Branched, return_risk: bool, scaling: Scaling | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The prediction and the risks by name, with the branches' axes removed; each output is what its meaning makes of the branches.
+
+    Args:
+        wrapped: the object.
+        branched: the outputs of all branches.
+        return_risk: whether risks are wanted.
+        scaling: gives values and their standard deviations in original units.
+    """
     record, committee = wrapped._workbench, committee_of(wrapped)
+    meanings = meanings_of(record, branched)
     leaves: list[Any] = []
     risks: dict[str, list[Any]] = {}
-    any_float = False
-    for i, leaf in enumerate(branched.leaves):
+    for i, (leaf, meaning) in enumerate(zip(branched.leaves, meanings, strict=True)):
         measured: dict[str, Any] = {}
         if not isinstance(leaf, Tensor):
             leaves.append(leaf)
-        elif not is_float(leaf):
+        elif meaning is None:
             leaves.append(_majority(record, branched.axes, leaf))
+        elif isinstance(meaning, Classes):
+            check_numbers(meaning, leaf, record.told)
+            y, measured = _classes(record, committee, branched.axes, leaf, meaning, return_risk)
+            leaves.append(y)
         else:
-            any_float = True
-            reduce = _values if record.output == "values" else _classes
-            y, measured = reduce(record, committee, branched.axes, leaf, return_risk)
+            y, measured = _values(record, committee, branched.axes, leaf, return_risk and meaning is not MEAN)
+            if scaling is not None and meaning is not MEAN:
+                y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
             leaves.append(y)
         for name, value in measured.items():
             risks.setdefault(name, [None] * len(branched.leaves))[i] = value
     output = branched.rebuild(leaves)
-    if not any_float:
+    if all(meaning is None for meaning in meanings):
         kinds = ", ".join(
             f"{path}: {str(leaf.dtype).removeprefix('torch.') if isinstance(leaf, Tensor) else type(leaf).__name__}"
             for path, leaf in zip(paths(output), leaves, strict=True)
@@ -122,17 +133,23 @@ def reduced(wrapped: Any, branched: Branched, return_risk: bool) -> tuple[Any, d
     return output, {name: branched.rebuild(values) for name, values in risks.items()}
 
 
+def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
+    """The meaning of each part of an output; see `outputs.resolve`."""
+    return resolve(record.output, lambda: names(branched.rebuild(branched.leaves)), branched.leaves, len(branched.axes))
+
+
 def _values(
     record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     by_name = {method.name: method for method in record.methods}
+    dtype, leaf = leaf.dtype, at_least_float32(leaf) if axes else leaf
     if not return_risk:
         for dim in reversed(range(len(axes))):
             if committee is not None and axes[dim] == committee.axis:
                 leaf = committee.weighed(leaf, dim).mean(dim)
             else:
                 leaf = by_name[axes[dim]].average(leaf, dim)
-        return leaf, {}
+        return leaf.to(dtype), {}
     parts = {"y": leaf}
     for dim in reversed(range(len(axes))):
         if committee is not None and axes[dim] == committee.axis:
@@ -141,7 +158,7 @@ def _values(
             parts = committee.spread(parts, dim)
         else:
             parts = by_name[axes[dim]].reduce(parts, dim)
-    y = parts.pop("y")
+    y = parts.pop("y").to(dtype)
     out = {name: sqrt(variance) for name, variance in parts.items()}
     if parts:
         out["total"] = sqrt(sum(parts.values())) if len(parts) > 1 else next(iter(out.values()))  # type: ignore[arg-type]
@@ -149,36 +166,28 @@ def _values(
 
 
 def _classes(
-    record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
+    record: Any,
+    committee: Committee | None,
+    axes: tuple[str, ...],
+    leaf: Tensor,
+    meaning: Classes,
+    return_risk: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Entropies in nats (Depeweg et al. 2018): total H(E p), aleatoric E H(p), epistemic the mutual information between class and model."""
-    logits = record.output == "logits"
-    if leaf.dim() - len(axes) < 1:
-        raise ValueError(
-            f'output="{record.output}" wants class scores [rows, classes], not shape {tuple(leaf.shape[len(axes) :])}'
-        )
-    if not logits and (leaf.device.type == "cpu" or "probs" not in record.told) and not leaf.is_meta:
-        if bool(((leaf < 0) | (leaf > 1)).any()):
-            raise ValueError('output="probs", but the model gives numbers outside [0, 1]; use output="logits"')
-        if leaf.device.type != "cpu":
-            record.told.add("probs")  # once: a look makes the program wait for the device
     if (pair := pair_of(record, axes)) is not None:
-        own, beside = apart(leaf, axes.index(pair.name))
+        leaf, heads = apart(leaf, axes.index(pair.name))
         axes = tuple(axis for axis in axes if axis != pair.name)
-        probs = pair.probs(own if logits else own.clamp_min(torch.finfo(own.dtype).tiny).log(), beside)
+        probs = pair.probs(leaf, heads, meaning)
     else:
-        probs, own = (leaf.softmax(-1) if logits else leaf), leaf
+        probs = meaning.probabilities(leaf)
 
     def average(values: Tensor) -> Tensor:
         if committee is not None and committee.axis in axes:
             values = committee.weighed(values, axes.index(committee.axis))
         return values.flatten(0, len(axes) - 1).mean(0)
 
-    if axes:
-        mean = average(probs)
-        y = mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if logits else mean
-    else:
-        mean, y = probs, own
+    mean = average(probs) if axes else probs
+    y = meaning.form(mean, leaf) if axes else leaf
     if not return_risk:
         return y, {}
     total, each = _entropy(mean), _entropy(probs)
@@ -247,21 +256,48 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwa
     models = sizes[:-1] if pair is not None else sizes
     terms: list[Tensor] = []
     for k in range(int(torch.Size(models).numel())):
-        at = [
+        leaves = [
             leaf.reshape(-1, *leaf.shape[len(models) :])[k] if isinstance(leaf, Tensor) else leaf
             for leaf in branched.leaves
         ]
-        if pair is None:
-            terms.append(criterion(branched.rebuild(at), y))
-            continue
-        prediction = branched.rebuild([leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in at])
-        beside = branched.rebuild([apart(leaf, 0)[1] if is_float(leaf) else leaf for leaf in at])
-        terms.append(criterion(prediction, y) + pair.likelihood(y, prediction, beside))
+        terms.append(loss_of_model(record, branched.rebuild, leaves, criterion, y, pair))
     total = torch.stack(terms).mean()
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + term
     return total
+
+
+def loss_of_model(
+    record: Any, rebuild: Callable[[list[Any]], Any], leaves: list[Any], criterion: Any, y: Any, pair: Any
+) -> Tensor:
+    """What one model is trained by: the criterion, and the likelihood of its risk heads.
+
+    Args:
+        rebuild: puts leaves into the shape of the model's output.
+        leaves: of the output, with the heads' axis in front if there is a pair.
+        criterion: `criterion(prediction, target)`, None for the likelihood alone.
+        y: the target.
+        pair: the method of the risk heads, if there is one.
+    """
+    if pair is None:
+        return criterion(rebuild(leaves), y)
+    split = [apart(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
+    predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    prediction = rebuild(predictions)
+    tree_names = names(prediction)
+    meanings = resolve(record.output, lambda: tree_names, predictions, 0)
+    if all(meaning is None or isinstance(meaning, Values) for meaning in meanings):
+        likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
+    else:
+        targets = targets_of(y, tree_names, meanings)
+        terms = [
+            pair.likelihood(target, *pairs, meaning)
+            for target, pairs, meaning in zip(targets, split, meanings, strict=True)
+            if target is not None
+        ]
+        likelihood = torch.stack(terms).mean()
+    return likelihood if criterion is None else criterion(prediction, y) + likelihood
 
 
 def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -272,17 +308,17 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
 
-    def levels_of(leaf: Any) -> Tensor | None:
-        if pair is None or not is_float(leaf):
+    def levels_of(leaf: Any, meaning: Meaning | None) -> Tensor | None:
+        if pair is None or not isinstance(meaning, Values):
             return None
         levels = pair.quantiles(*apart(leaf, branched.axes.index(pair.name)))
         others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
         return levels if levels is None or not others else levels.mean(others)
 
-    out = [levels_of(leaf) for leaf in branched.leaves]
+    out = [levels_of(*pairs) for pairs in zip(branched.leaves, meanings_of(record, branched), strict=True)]
     if all(leaf is None for leaf in out):
         raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
-    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])
+    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None stays
 
 
 def fit(wrapped: Any, inputs: Any) -> None:

@@ -10,7 +10,7 @@ import numbers
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, dataclass_transform
 
@@ -29,6 +29,7 @@ class Setting:
         wording: what an error says instead of the bounds, such as "must not be negative".
         classes: classes of which it takes an instance, or the class itself for one with defaults; what texts and files call by name.
         saved: whether a saved state says it, and only fits an object with an equal one.
+        read: read(value) gives the value as it is kept, or raises ValueError; instead of all other checks.
         choices: the fixed values: None, those of a `Literal`, True and False.
         number: int or float where numbers are taken.
         text: whether any text is taken.
@@ -46,6 +47,7 @@ class Setting:
     wording: str = ""
     classes: tuple[type, ...] = ()
     saved: bool = False
+    read: Callable[[Any], Any] | None = None
     choices: tuple[Any, ...] = ()
     number: type[int] | type[float] | None = None
     text: bool = False
@@ -60,6 +62,8 @@ class Setting:
             ValueError: if it is none of those that are taken.
             TypeError: if it should be an instance of a class and is not.
         """
+        if self.read is not None:
+            return self.read(value)
         if self.anything or any(_same(value, choice) for choice in self.choices):
             return value
         if self.base is not None:
@@ -147,6 +151,7 @@ def setting(
     wording: str = "",
     classes: tuple[type, ...] = (),
     saved: bool = False,
+    read: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A field of a class of settings; see `Setting`.
 
@@ -159,7 +164,7 @@ def setting(
         Traceback (most recent call last):
         ValueError: scale must be a number of at least 0, not -1
     """
-    described = Setting("", default, help, least, above, below, wording, classes, saved)
+    described = Setting("", default, help, least, above, below, wording, classes, saved, read)
     return dataclasses.field(default=default, metadata={_METADATA: described})
 
 

@@ -9,7 +9,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY
-from typing import Any, Literal, Self, TypeVar, get_args, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from torch import nn
@@ -22,15 +22,14 @@ from ..introspect.unregistered import warn_unregistered
 from .function import Function
 from .method import Method
 from .optimizer_guard import watch
+from .outputs import Output, read
 from .ownership import MARK, table_of
 from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
 M = TypeVar("M", bound=nn.Module)
-Output = Literal["values", "logits", "probs"]
 Strategy = Literal["auto", "vmap", "rescue", "replay", "loop", "tune"]
 Purity = Literal["once", "warn", "raise", "allow"]
-OUTPUTS = get_args(Output)
 
 
 class Wrapper(Settings):
@@ -42,8 +41,11 @@ class Wrapper(Settings):
 
     _: KW_ONLY
     output: Output = setting(
-        default="values",
-        help='what the model gives: "values" (risk is a standard deviation), class "logits" or "probs" (risks are entropies).',
+        default=None,
+        read=read,
+        help='what the outputs mean: "values" (risk is a standard deviation; what None is taken for), class "logits" or "probs" (risks are '
+        'entropies), "binary" (one score for each yes or no), a meaning of `workbench.outputs` such as Logits(dim=1), or a dict from the name, '
+        "index or dotted path of an output to one of these; outputs that it does not name are averaged, without a risk.",
     )
     strategy: Strategy = setting(
         default="auto",
@@ -282,10 +284,10 @@ def parts_of(wrapper: Wrapper) -> tuple[Wrapper, ...]:
 def attach(wrapped: Any, wrapper: Wrapper) -> None:
     """Put the methods of a wrapper on a wrapped object, in place."""
     record, table = wrapped._workbench, table_of(wrapped)
-    if wrapper.output != "values":
-        if record.output not in ("values", wrapper.output):
+    if wrapper.output is not None:
+        if record.output not in (None, wrapper.output):
             raise ValueError(
-                f'the model was wrapped with output="{record.output}", this wrapper asks for "{wrapper.output}"'
+                f"the model was wrapped with output={record.output!r}, this wrapper asks for {wrapper.output!r}"
             )
         record.output = wrapper.output
     for name in ("strategy", "purity", "chunk"):

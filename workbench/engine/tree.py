@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Rebuild = Callable[[Iterator[Any]], Any]
+_BRACKETS = "[].'\""
 _LEAVES = frozenset([Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device])
 
 
@@ -114,6 +115,14 @@ def paths(tree: Any, root: str = "output") -> list[str]:
     if items is None:
         return [root]
     return [path for name, value in items for path in paths(value, root + name)]
+
+
+def names(tree: Any) -> list[str]:
+    """The dotted name of every leaf, in the order of `flatten`: "heads.0"; "" if the tree is a leaf."""
+    items = children(tree)
+    if items is None:
+        return [""]
+    return [f"{name.strip(_BRACKETS)}.{rest}".strip(".") for name, value in items for rest in names(value)]
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:

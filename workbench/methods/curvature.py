@@ -73,6 +73,19 @@ class Curvature:
         self.gram = self.gram + phi.T @ phi
         self.fisher = self.fisher + (torch.diag(p.sum(0)) - p.T @ p) * slope[:, None] * slope
 
+    def add_labels(self, features: Tensor, probs: Tensor, slope: Tensor) -> None:
+        """A batch of labels that don't exclude each other.
+
+        Args:
+            features: [rows, inputs], the constant of the bias included.
+            probs: sigmoid of the logits [rows, labels].
+            slope: of the logits in the layer's outputs [labels].
+        """
+        phi, p = features.double(), probs.double()
+        self.rows += len(phi)
+        self.gram = self.gram + phi.T @ phi
+        self.fisher = self.fisher + torch.diag((p * (1 - p)).sum(0) * slope.square())
+
     def posterior(self, weights: Tensor, prior_precision: float | None, noise: Tensor | None) -> Posterior:
         """The posterior, with what is not given chosen by marginal likelihood.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, evaluating, sqrt
+from ..core.outputs import Classes, form_of, has_classes, resolve
 from ..core.ownership import engine_of, extra, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -135,7 +136,7 @@ class Laplace(Method):
         rules = table.record.rules
         layer: Any = table.module(self._path)
         outputs, inputs = layer.weight.shape[0], layer.weight.shape[1] + (layer.bias is not None)
-        values = table.record.output == "values"
+        values = not has_classes(table.record.output)
         voters = _voters(table)
         bases = outputs if values and heads_of(table) else 1
         mixed = 1 if values else outputs
@@ -231,6 +232,11 @@ class Laplace(Method):
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
+            if self._draws and not isinstance(looks[0].meaning, Classes):
+                raise ValueError(
+                    f"laplace: the outputs of {self._path or 'the model itself'!r} are values, and other outputs are class scores; name the "
+                    "layer of the scores, layer=..., or the values alone in output={...}"
+                )
             posteriors = [look.posterior(self.wrapper.prior_precision) for look in looks]
             for part in (*PARTS, "prior"):
                 values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]
@@ -292,13 +298,17 @@ def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) ->
     place = next(wrapped.parameters()).device
     args, kwargs, target = tree_map(lambda t: t.to(place) if isinstance(t, Tensor) else t, (args, kwargs, target))
     y = wrapped(*args, **kwargs)
-    if not isinstance(y, Tensor) or not isinstance(target, Tensor) or target.shape != y.shape[:-1]:
+    if not isinstance(y, Tensor) or not isinstance(target, Tensor):
         raise ValueError(
-            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(getattr(y, 'shape', []))}; "
-            f"it got {list(target.shape) if isinstance(target, Tensor) else type(target).__name__}"
+            f"laplace.tune takes one tensor of scores and class numbers, not {type(y).__name__} and {type(target).__name__}"
         )
-    logs = y.log_softmax(-1) if wrapped._workbench.output == "logits" else y.clamp_min(torch.finfo(y.dtype).tiny).log()
-    return -float(logs.gather(-1, target[..., None]).sum())
+    meaning: Any = resolve(wrapped._workbench.output, lambda: [""], [y], 0)[0]
+    logs, labels = meaning.log_scores(y).log_softmax(-1), meaning.labels(target)
+    if labels.shape != logs.shape[:-1]:
+        raise ValueError(
+            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(y.shape)}; it got {list(target.shape)}"
+        )
+    return -float(logs.gather(-1, labels[..., None]).sum())
 
 
 def tune(wrapped: Any, held: Any) -> Any:
@@ -330,8 +340,8 @@ def tune(wrapped: Any, held: Any) -> Any:
 
 def _classifying(wrapped: Any, asked: str) -> Any:
     method = method_of(wrapped, "laplace")
-    if wrapped._workbench.output == "values":
-        raise ValueError(f'{asked} is for class outputs: wrap the model with output="logits" or output="probs"')
+    if form_of(wrapped._workbench.output) not in ("logits", "probs", "binary"):
+        raise ValueError(f'{asked} is for class outputs: wrap the model with output="logits", "probs" or "binary"')
     method.check_ready(wrapped)
     return method
 
@@ -372,7 +382,8 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
             taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
         basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
         v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
-        probs.append((taps["outputs"] / (1 + math.pi * v / 8).sqrt()).softmax(-1))
+        scores = taps["outputs"] / (1 + math.pi * v / 8).sqrt()
+        probs.append(scores.sigmoid() if form_of(wrapped._workbench.output) == "binary" else scores.softmax(-1))
     return torch.stack(probs).mean(0)
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call
+from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs, resolve
 from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
 from ..engine.branch import is_batched
 from ..engine.plan import Axis, Bank, Intervention, Plan
 from ..engine.sites import Sites
-from ..engine.tree import flatten, is_float, tree_map
+from ..engine.tree import flatten, is_float, names, tree_map
 from .curvature import Curvature, Posterior
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Look:
         self.wrapped, self.place, self.noise = wrapped, place, noise
         self.name = path or "the model itself"
         self.record, self.table, self.scaling = wrapped._workbench, table_of(wrapped), extra(wrapped, "scaling")
-        self.values = self.record.output == "values"
+        self.meaning: Meaning | None = None  # of the output that is the layer's, known after the first batch
         self.curvature = Curvature()
         self.weights: Any = None
         self.probe = Probe(names)
@@ -155,15 +156,22 @@ class Look:
         """
         if self.scaling is not None:
             args, target = self.scaling.inputs(args), self.scaling.targets(target)
-        leaves, taps = self._seen(args, kwargs)
+        output, taps = self._seen(args, kwargs)
+        leaves = flatten(output)[0]
         phi, z = rows_of(taps["features"]), taps["outputs"]
         if self.weights is None:
-            self.at, self.slope = self._answer(args, kwargs, leaves, z)
+            meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
+            self.at, self.slope = self._answer(args, kwargs, leaves, meanings, z)
+            self.meaning = meanings[self.at]
             self.weights = taps["weights"]
         leaf = leaves[self.at]
-        if not self.values:
-            probs = leaf.softmax(-1) if self.record.output == "logits" else leaf
-            self.curvature.add_classes(phi, rows_of(probs), self.slope)
+        if isinstance(self.meaning, Binary):
+            self.curvature.add_labels(
+                phi, rows_of(self.meaning.probabilities(leaf)[..., 1].reshape(z.shape)), self.slope
+            )
+            return
+        if isinstance(self.meaning, Classes):
+            self.curvature.add_classes(phi, rows_of(self.meaning.probabilities(leaf)), self.slope)
             return
         precision, residuals, heads = None, None, heads_of(self.table)
         if heads:
@@ -182,32 +190,34 @@ class Look:
             "(input, target) to fit, or laplace.Wrapper(noise=...), or compose it with sculpt"
         )
 
-    def _seen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Tensor]]:
+    def _seen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
         result = self._run(args, kwargs)[1][0]
         if self.probe.calls != 1:
             raise ValueError(
                 f"laplace wants a last layer that runs once in a call, and {self.name!r} ran {self.probe.calls} times as a linear layer. "
                 f"{REMEDY}"
             )
-        return flatten(result.output)[0], result.taps
+        return result.output, result.taps
 
-    def _answer(self, args: tuple, kwargs: dict[str, Any], leaves: list[Any], z: Tensor) -> tuple[int, Tensor]:
+    def _answer(
+        self, args: tuple, kwargs: dict[str, Any], leaves: list[Any], meanings: Sequence[Meaning | None], z: Tensor
+    ) -> tuple[int, Tensor]:
         """Which part of the output is slope * z + constant, elementwise, and the slope of each column; no other part may depend on z."""
         size = z.detach().double().square().mean().sqrt().clamp_min(1e-3).to(z.dtype)
         signs = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(0)).to(z) * 2 - 1
         moved = []
         for self.probe.step in (size, size * signs):
-            moved.append(self._seen(args, kwargs)[0])
+            moved.append(flatten(self._seen(args, kwargs)[0])[0])
         self.probe.step = 0.0
         close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
         found: list[tuple[int, Tensor]] = []
         for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
-            if not is_float(leaf) or all(torch.equal(leaf, other) for other in others):
+            meaning = meanings[i]
+            if not is_float(leaf) or meaning is MEAN or all(torch.equal(leaf, other) for other in others):
                 continue
-            probs = leaf if self.record.output == "probs" else leaf.softmax(-1) if leaf.dim() else leaf
-            if not self.values and leaf.shape == z.shape and close(probs, z.softmax(-1)):
+            if _is_probability_of(meaning, leaf, z, close):
                 found.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
-            elif leaf.numel() == z.numel() and not leaf.is_complex() and self.record.output != "probs":
+            elif leaf.numel() == z.numel() and not leaf.is_complex() and not _gives_probabilities(meaning):
                 slopes, signed = (((other - leaf) / size).double().reshape(z.shape) for other in others)
                 slope, most = rows_of(slopes).mean(0), slopes.abs().max()
                 if (
@@ -230,10 +240,24 @@ class Look:
     def posterior(self, prior_precision: float | None) -> Posterior:
         """The posterior after all batches; see `Curvature.posterior`."""
         noise = None
-        if self.values and self.noise is not None and not heads_of(self.table):
+        if not isinstance(self.meaning, Classes) and self.noise is not None and not heads_of(self.table):
             units = 1.0 if self.scaling is None or self.scaling.y_mean is None else self.scaling.y_scale
             noise = self.noise / (self.slope.abs() * units)
         return self.curvature.posterior(self.weights, prior_precision, noise)
+
+
+def _is_probability_of(meaning: Meaning | None, leaf: Tensor, z: Tensor, close: Callable[..., bool]) -> bool:
+    """Whether class scores say the same probabilities as the layer's outputs."""
+    if isinstance(meaning, Binary):
+        return _gives_probabilities(meaning) and leaf.numel() == z.numel() and close(leaf.reshape(z.shape), z.sigmoid())
+    if not isinstance(meaning, Classes) or not leaf.dim():
+        return False
+    probs = meaning.probabilities(leaf)
+    return probs.shape == z.shape and close(probs, z.to(probs.dtype).softmax(-1))
+
+
+def _gives_probabilities(meaning: Meaning | None) -> bool:
+    return isinstance(meaning, Probs) or (isinstance(meaning, Binary) and not meaning.logits)
 
 
 __all__ = ["ASKED", "AtLayer", "Handle", "Look", "Probe", "augmented", "heads_of"]

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.method import Method, evaluating
+from ..core.outputs import Classes, Values, form_of, has_classes, resolve
 from ..core.ownership import engine_of, extra, extras, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Intervention, Plan
 from ..engine.sites import Sites
-from ..engine.tree import is_float, tensors, tree_map
+from ..engine.tree import flatten, names, tensors, tree_map
 from ..errors import NotFittedError
 from .densities import DENSITIES, Density, DensityName, Energy, MaxLogit, pool
 from .densities.padding import kept_steps
@@ -131,7 +132,7 @@ class Neo(Method):
                 )
         chosen = self.wrapper.density
         density = DENSITIES[chosen]() if isinstance(chosen, str) else copy.deepcopy(chosen)
-        if isinstance(density, Energy | MaxLogit) and table.record.output == "probs":
+        if isinstance(density, Energy | MaxLogit) and form_of(table.record.output) == "probs":
             raise ValueError(
                 f'density={type(density).__name__} works on logits, and output="probs" says that the model gives probabilities; let the model '
                 'return logits, with output="logits"'
@@ -193,7 +194,7 @@ class Neo(Method):
                 f"neo: density={type(density).__name__} is to use class scores, and the model has no output [rows, classes] with at least two "
                 "classes; choose another density, or classes=False"
             )
-        classifies = asked or (self.wrapper.classes is None and (record.output != "values" or known is not None))
+        classifies = asked or (self.wrapper.classes is None and (has_classes(record.output) or known is not None))
         with torch.enable_grad():
             density.fit(
                 [torch.cat(parts) for parts in zip(*collected, strict=True)],
@@ -203,13 +204,14 @@ class Neo(Method):
 
     def _logits(self, wrapped: Any, y: Any, rows: int) -> Tensor | None:
         """The model's class scores [rows, classes], up to a constant for each row; None if it gives none."""
-        for leaf in tensors(y):
-            if is_float(leaf) and leaf.dim() == 2 and leaf.shape[0] == rows and leaf.shape[1] > 1:
-                leaf = leaf.detach()
-                if wrapped._workbench.output == "probs":
-                    return leaf.clamp_min(torch.finfo(leaf.dtype).tiny).log()
-                return leaf
-        return None
+        leaves, output = flatten(y)[0], wrapped._workbench.output
+        meanings = resolve(output, lambda: names(y), leaves, 0)
+        scores = [leaf for leaf, meaning in zip(leaves, meanings, strict=True) if isinstance(meaning, Values)]
+        if has_classes(output):
+            scores = [m.log_scores(leaf) for leaf, m in zip(leaves, meanings, strict=True) if isinstance(m, Classes)]
+            scores = [leaf.flatten(0, 1) if leaf.dim() == 3 and leaf.shape[1] == 1 else leaf for leaf in scores]
+        fits = (leaf for leaf in scores if leaf.dim() == 2 and leaf.shape[0] == rows and leaf.shape[1] > 1)
+        return next((leaf.detach() for leaf in fits), None)
 
     def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int, list[Tensor]]:
         """The model's output, its number of rows, and one vector a row for every layer that was chosen."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, apart
+from ..core.outputs import Classes, Meaning
 from ..core.ownership import extra, extras
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -130,14 +131,22 @@ class Sculpt(Method):
             return beside
         return self.distribution.to_risk(beside.real if beside.is_complex() else beside)
 
-    def likelihood(self, target: Any, prediction: Any, beside: Any) -> Tensor:
-        return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
+    def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
+        if not isinstance(meaning, Classes):
+            return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
+        labels, scores = meaning.labels(target), meaning.log_scores(prediction)
+        return self._of_classes().loss_function(labels, scores, meaning.noise(self._risk(beside)))
 
-    def probs(self, scores: Tensor, beside: Tensor) -> Tensor:
-        probs = getattr(self.distribution, "probs", None)
-        if probs is None:
+    def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
+        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self._risk(beside)))
+
+    def _of_classes(self) -> Any:
+        """The distribution of class labels; normal noise is that of the logits."""
+        if type(self.distribution) is Normal:
+            return LogitNormal()
+        if not hasattr(self.distribution, "probs"):
             raise ValueError(f"class outputs need sculpt.Wrapper(LogitNormal), not {type(self.distribution).__name__}")
-        return probs(scores, self._risk(beside))
+        return self.distribution
 
 
 def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.outputs import has_classes
 from ..core.wrapped import Wrapped, is_wrapped
 from ..core.wrapper import Wrapper, compose
 from ..engine.run import STRATEGIES
@@ -131,7 +132,7 @@ def check_prediction(trial: Trial) -> None:
             assert torch.equal(buffer, before[name]), f"buffer {name} moved in evaluation mode"
 
 
-def _assert_risk(name: str, risk: Any, like: Any, output: str) -> None:
+def _assert_risk(name: str, risk: Any, like: Any, output: Any) -> None:
     if name == "vacuitic":
         assert isinstance(risk, Tensor) and risk.dim() == 1, "vacuitic risk is one number a row"  # noqa: PT018
         assert risk.isfinite().all(), "vacuitic risk is not finite"
@@ -142,18 +143,18 @@ def _assert_risk(name: str, risk: Any, like: Any, output: str) -> None:
         if not is_float(other):
             assert leaf is None, f"{what}: a risk of what is no number"
             continue
-        shape = other.shape if output == "values" else other.shape[:-1]
+        shape = other.shape if not has_classes(output) else other.shape[:-1]
         assert isinstance(leaf, Tensor), f"{what} is missing"
         assert leaf.shape == shape, f"{what}: {tuple(leaf.shape)}, not {tuple(shape)}"
         assert leaf.isfinite().all(), f"{what} is not finite"
         assert not leaf.is_complex() and (leaf >= 0).all(), f"{what} is negative"  # noqa: PT018
 
 
-def _assert_total(risks: dict[str, Any], output: str) -> None:
+def _assert_total(risks: dict[str, Any], output: Any) -> None:
     """Variances add; entropies do as they are."""
     if "total" not in risks:
         return
-    power = 2 if output == "values" else 1
+    power = 2 if not has_classes(output) else 1
     named = {name: dict(leaves(risk)) for name, risk in risks.items() if name != "vacuitic"}
     for path, whole in named.pop("total").items():
         if isinstance(whole, Tensor):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from workbench.core import members
 from workbench.core.crossfit import Committee, seat
+from workbench.core.outputs import form_of, has_classes
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.predict import pair_of
 from workbench.core.rows import TensorRows
@@ -218,7 +219,7 @@ class CrossFit:
             raise TypeError(
                 f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
             )
-        values = self.wrapped._workbench.output == "values" and self.rows.y.is_floating_point()
+        values = not has_classes(self.wrapped._workbench.output) and self.rows.y.is_floating_point()
         noise = risk.aleatoric if values else None
         return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
 
@@ -273,7 +274,7 @@ class CrossFit:
         return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
 
     def _log_probs(self, scores: Tensor) -> Tensor:
-        if self.wrapped._workbench.output == "probs":
+        if form_of(self.wrapped._workbench.output) == "probs":
             return scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
         return scores.log_softmax(4)
 

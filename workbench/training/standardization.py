@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workbench.core.outputs import has_classes
 from workbench.core.rows import Source, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import Criterion, keeps_meaning
@@ -28,7 +29,7 @@ def choose_standardization(
     values: dict[str, Tensor] = {}
     if isinstance(train.x, Tensor) and train.x.is_floating_point():
         values["x_mean"], values["x_scale"] = moments(train.x)
-    asks_for_values = keeps_meaning(criterion) and wrapped._workbench.output == "values"
+    asks_for_values = keeps_meaning(criterion) and not has_classes(wrapped._workbench.output)
     if train.y.is_floating_point() and (standardize or asks_for_values):
         values["y_mean"], values["y_scale"] = moments(train.y, centre=unshadowed(wrapped, "_location_scale"))
     return values

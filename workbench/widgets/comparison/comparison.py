@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from workbench.core.wrapper import OUTPUTS, Wrapper
+from workbench.core.wrapper import Wrapper
 from workbench.data import Data, Split
 from workbench.data.reader import data_of
 
@@ -96,8 +96,8 @@ class Comparison:
         self.data = data_of(data, split)
         self._data_given, self._split = data, split
         task = self.data.task
-        if output is not None and output not in OUTPUTS:
-            raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
+        if output is not None and output not in ("values", "logits", "probs"):
+            raise ValueError(f'output must be "values", "logits" or "probs", not {output!r}')
         chosen = candidates(USUAL[task] if wrappers is None else wrappers)
         chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
         for candidate in chosen:

@@ -1,0 +1,505 @@
+"""What the outputs of a model mean: values, class scores, labels, detections, a state, or no more than a mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..engine.effects.random import values_unavailable
+from ..engine.tree import children, flatten, is_float
+from ..engine.tree import names as tree_names
+
+Short = Literal["values", "logits", "probs", "binary", "mean"]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What one output means."""
+
+    short: ClassVar[str] = ""  # the short form; what the meaning is called where its options don't matter
+
+
+@dataclass(frozen=True)
+class Values(Meaning):
+    """Numbers whose risk is a standard deviation, elementwise and in their units.
+
+    Example:
+        >>> from workbench import vote
+        >>> vote.Wrapper(3, output={"box": Values(), "classes": Logits()})
+        vote.Wrapper(output={'box': 'values', 'classes': 'logits'})
+    """
+
+    short = "values"
+
+
+@dataclass(frozen=True)
+class Mean(Meaning):
+    """A loss or another number that is averaged over voters and samples, without a risk.
+
+    The default for numbers without dimensions beside other outputs, and for what is not named where others are.
+    """
+
+    short = "mean"
+
+
+@dataclass(frozen=True)
+class State(Meaning):
+    """What the caller hands on from call to call, such as the state of a recurrent cell: each branch keeps its own; see the option `state`."""
+
+    short = "state"
+
+
+@dataclass(frozen=True)
+class Classes(Meaning):
+    """Scores of classes or labels, whose risks are entropies in nats (Depeweg et al. 2018)."""
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Probabilities [..., classes] in float32 at least, the classes last, of scores as the model gives them."""
+        raise NotImplementedError
+
+    def log_scores(self, scores: Tensor) -> Tensor:
+        """Log-scores [..., classes] in float32 at least, the classes last, up to a constant for each row."""
+        raise NotImplementedError
+
+    def noise(self, risk: Tensor) -> Tensor:
+        """The standard deviations of `log_scores` [..., classes], of those that stand beside the scores."""
+        return risk
+
+    def labels(self, target: Tensor) -> Tensor:
+        """Class numbers [...] of targets."""
+        return target
+
+    def form(self, probs: Tensor, like: Tensor) -> Tensor:
+        """Probabilities [..., classes] in the form, the places and the dtype in which the model gives scores."""
+        raise NotImplementedError
+
+    def check_shape(self, shape: Sequence[int], write: Callable[[str], str]) -> None:
+        """Raise if scores of this shape have no classes, or none that can be told."""
+
+    def problem(self, scores: Tensor) -> str:
+        """What is wrong with the numbers, or ""; this looks at them, and makes a program wait for its device."""
+        return ""
+
+
+@dataclass(frozen=True)
+class _AlongDimension(Classes):
+    """Scores of classes along one dimension.
+
+    Args:
+        dim: of the classes; 1 for maps [n, classes, ...] as torch's cross entropy takes them, -1 for tokens [n, t, classes]. None is the
+            last of [n, classes], and is refused where there are more dimensions.
+    """
+
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and (isinstance(self.dim, bool) or not isinstance(self.dim, int)):
+            raise ValueError(f"dim is the dimension of the classes, a whole number, not {self.dim!r}")
+
+    def log_scores(self, scores: Tensor) -> Tensor:
+        # counted from behind: branches may stand in front
+        return at_least_float32(self._last(scores))
+
+    def noise(self, risk: Tensor) -> Tensor:
+        return self._last(risk)
+
+    def _last(self, scores: Tensor) -> Tensor:
+        dim = -1 if self.dim is None else self.dim
+        return scores if dim == -1 else scores.movedim(dim, -1)
+
+    def _back(self, scores: Tensor) -> Tensor:
+        dim = -1 if self.dim is None else self.dim
+        return scores if dim == -1 else scores.movedim(-1, dim)
+
+    def from_behind(self, n_dims: int) -> _AlongDimension:
+        """The same with the dimension counted from behind, for scores of so many dimensions."""
+        return self if self.dim is None or self.dim < 0 else type(self)(self.dim - n_dims)
+
+    def check_shape(self, shape: Sequence[int], write: Callable[[str], str]) -> None:
+        name, n_dims = type(self).__name__, len(shape)
+        if self.dim is None and n_dims > 2:
+            raise ValueError(
+                f'output="{self.short}" can\'t tell which dimension of {list(shape)} is that of the classes. Write\n'
+                f"    output={write(f'{name}(dim=1)')}   # maps [n, classes, ...], as torch's cross entropy takes them: {shape[1]} classes\n"
+                f"    output={write(f'{name}(dim=-1)')}  # tokens [n, ..., classes]: {shape[-1]} classes\n"
+                f"with from workbench.outputs import {name}"
+            )
+        if self.dim is None and n_dims < 2:
+            raise ValueError(
+                f'output="{self.short}" wants scores [n, classes], and this output has shape {list(shape)}. Write\n'
+                f"    output={write(BINARY_LINES[self.short])}  # one score a row: a yes or no\n"
+                f"    output={write(f'{name}(dim=-1)')}  # the scores of a single row\n"
+                f"    output={write('Values()')}  # numbers, with a standard deviation\n"
+                "with from workbench.outputs import Binary, Logits, Probs, Values"
+            )
+        if self.dim is not None and not -n_dims <= self.dim < n_dims:
+            raise ValueError(f"{name}(dim={self.dim}): the output has {n_dims} dimensions, {list(shape)}")
+        if shape[-1 if self.dim is None else self.dim] == 1:
+            raise ValueError(
+                f"{name} of one class has probability 1 whatever the model says, and this output has shape {list(shape)}. Write\n"
+                f"    output={write(BINARY_LINES[self.short])}  # one score a row: a yes or no\n"
+                "with from workbench.outputs import Binary"
+            )
+
+
+BINARY_LINES = {"logits": "Binary()", "probs": "Binary(logits=False)"}
+
+
+@dataclass(frozen=True)
+class Logits(_AlongDimension):
+    """Scores of classes of which softmax makes probabilities; prediction is the logarithm of the mean probability.
+
+    Example:
+        >>> import torch
+        >>> from workbench import vote
+        >>> segmenter = vote.Wrapper(3, output=Logits(dim=1))(torch.nn.Conv2d(3, 5, 1)).eval()
+        >>> y, risk = segmenter(torch.zeros(2, 3, 8, 8), return_risk=True)
+        >>> y.shape, risk.total.shape
+        (torch.Size([2, 5, 8, 8]), torch.Size([2, 8, 8]))
+    """
+
+    short = "logits"
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return self.log_scores(scores).softmax(-1)
+
+    def form(self, probs: Tensor, like: Tensor) -> Tensor:
+        return self._back(_log(probs)).to(like.dtype)
+
+    def problem(self, scores: Tensor) -> str:
+        rows = self.log_scores(scores)
+        sum_to_one = bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= 1e-4).all())
+        if sum_to_one and not bool(((rows == 0) | (rows == 1)).all()):
+            return 'the model gives probabilities (rows that sum to 1), of which softmax would be taken again: use output="probs"'
+        return ""
+
+
+@dataclass(frozen=True)
+class Probs(_AlongDimension):
+    """Probabilities of classes that sum to one; prediction is their mean.
+
+    Example:
+        >>> import torch
+        >>> from workbench import vote
+        >>> model = vote.Wrapper(3, output="probs")(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Softmax(-1))).eval()
+        >>> y, risk = model(torch.zeros(5, 2), return_risk=True)
+        >>> risk.names(), risk.epistemic.shape
+        (('aleatoric', 'epistemic', 'total'), torch.Size([5]))
+    """
+
+    short = "probs"
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return at_least_float32(self._last(scores))
+
+    def log_scores(self, scores: Tensor) -> Tensor:
+        return _log(self.probabilities(scores))
+
+    def form(self, probs: Tensor, like: Tensor) -> Tensor:
+        return self._back(probs).to(like.dtype)
+
+    def problem(self, scores: Tensor) -> str:
+        probs = self.probabilities(scores)
+        if outside := _outside(probs):
+            return f'output="probs", but the model gives {outside}; use output="logits"'
+        sums, slack = probs.sum(-1), max(1e-3, 4 * torch.finfo(scores.dtype).eps)
+        if bool(((sums - 1).abs() > slack).any()):
+            return (
+                f'output="probs", but the probabilities of a row sum to {sums.min().item():.3g} to {sums.max().item():.3g}, not to 1: labels '
+                "that don't exclude each other are output=Binary(logits=False), from workbench.outputs import Binary"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Binary(Classes):
+    """A yes or no in each element, one for a row [n] or [n, 1], or of several labels at once [n, labels].
+
+    Prediction is the mean of the sigmoids, in the form in which the model gives scores; risks are the entropies of each element.
+
+    Args:
+        logits: whether the model gives scores of which sigmoid makes probabilities; False for the probabilities themselves.
+
+    Example:
+        >>> import torch
+        >>> from workbench import vote
+        >>> model = vote.Wrapper(3, output="binary")(torch.nn.Linear(2, 6)).eval()
+        >>> y, risk = model(torch.zeros(5, 2), return_risk=True)
+        >>> risk.total.shape
+        torch.Size([5, 6])
+    """
+
+    short = "binary"
+    logits: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.logits, bool):
+            raise ValueError(f"Binary(logits=...) is True or False, not {self.logits!r}")
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        scores = at_least_float32(scores)
+        if self.logits:
+            return torch.stack([(-scores).sigmoid(), scores.sigmoid()], -1)
+        return torch.stack([1 - scores, scores], -1)
+
+    def log_scores(self, scores: Tensor) -> Tensor:
+        # no against yes: a score of 0 and its own, which alone is uncertain
+        scores = at_least_float32(scores)
+        if not self.logits:
+            scores = _log(scores) - _log(1 - scores)
+        return torch.stack([torch.zeros_like(scores), scores], -1)
+
+    def noise(self, risk: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(risk), risk], -1)
+
+    def labels(self, target: Tensor) -> Tensor:
+        return target.long()
+
+    def form(self, probs: Tensor, like: Tensor) -> Tensor:
+        no, yes = probs.unbind(-1)
+        return (_log(yes) - _log(no) if self.logits else yes).to(like.dtype)
+
+    def problem(self, scores: Tensor) -> str:
+        outside = "" if self.logits else _outside(scores)
+        return f'output=Binary(logits=False), but the model gives {outside}; use output="binary"' if outside else ""
+
+
+VALUES, MEAN = Values(), Mean()
+_SHORT: dict[str, Meaning] = {m.short: m for m in (VALUES, Logits(), Probs(), Binary(), MEAN)}
+Output = Short | Meaning | Mapping[str | int, Any] | None
+
+
+# ---- the setting
+def read(output: Any, inside: bool = False) -> Any:
+    """An option `output=` as it is kept: a short form where there is one, else a meaning, or a dict of them by dotted name.
+
+    Raises:
+        ValueError: if it is none of those that are taken.
+    """
+    if output is None and not inside:
+        return None
+    if isinstance(output, str) and output in _SHORT:
+        return output
+    if isinstance(output, type) and issubclass(output, Meaning):
+        output = output()
+    if isinstance(output, Meaning):
+        return next((short for short, meaning in _SHORT.items() if meaning == output), output)
+    if isinstance(output, Mapping) and output and not inside and all(isinstance(key, str | int) for key in output):
+        return {str(key): read(value, inside=True) for key, value in output.items()}
+    raise ValueError(
+        f'output must be "values", "logits", "probs" or "binary", a meaning of workbench.outputs such as Logits(dim=1), or a dict from the '
+        f"name, index or dotted path of an output to one of these, not {output!r}"
+    )
+
+
+def meaning_of(output: Any) -> Meaning:
+    """The meaning that an entry of an option stands for."""
+    return _SHORT[output] if isinstance(output, str) else output
+
+
+def form_of(output: Any) -> str:
+    """What a whole output is called: "values", "logits", "probs" or "binary" if it has one meaning, else "several"."""
+    return "several" if isinstance(output, Mapping) else "values" if output is None else meaning_of(output).short
+
+
+def has_classes(output: Any) -> bool:
+    """Whether some output holds scores of classes, so that risks are entropies there."""
+    entries = output.values() if isinstance(output, Mapping) else (output,)
+    return any(isinstance(entry if entry is None else meaning_of(entry), Classes) for entry in entries)
+
+
+def to_json(output: Any) -> Any:
+    """The option as JSON: {"is": name, option: value} for a meaning without a short form."""
+    if isinstance(output, Mapping):
+        return {"outputs": {name: to_json(entry) for name, entry in output.items()}}
+    if isinstance(output, Meaning):
+        return {"is": type(output).__name__, **{field.name: getattr(output, field.name) for field in fields(output)}}
+    return output
+
+
+def from_json(text: Any) -> Any:
+    """The option that `to_json` wrote.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if isinstance(text, dict) and "outputs" in text:
+        return read({name: from_json(entry) for name, entry in text["outputs"].items()})
+    if isinstance(text, dict):
+        options = {name: value for name, value in text.items() if name != "is"}
+        cls = next(
+            (cls for cls in (Logits, Probs, Binary, Values, Mean, State) if cls.__name__ == text.get("is")), None
+        )
+        if cls is None:
+            raise ValueError(f"output: {text!r} is no meaning of workbench.outputs")
+        return read(cls(**options))
+    return read(text)
+
+
+# ---- which output has which meaning
+def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], depth: int) -> list[Meaning | None]:
+    """The meaning of each leaf of an output, None of what holds no floating-point numbers.
+
+    Args:
+        output: the option as `read` gives it.
+        names: the dotted names of the leaves, "" if the output is a single one.
+        leaves: tensors have so many dimensions of branches in front.
+        depth: that number.
+
+    Raises:
+        ValueError: if it cannot be told; the message shows the lines to write.
+    """
+    floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+    meanings: list[Meaning | None] = [None] * len(leaves)
+    for i in floats:
+        meanings[i] = MEAN
+    if isinstance(output, Mapping):
+        _by_name(output, names(), leaves, floats, depth, meanings)
+        return meanings
+    meaning = VALUES if output is None else meaning_of(output)
+    sized = [i for i in floats if leaves[i].dim() > depth] if len(floats) > 1 else floats
+    if isinstance(meaning, Classes) and len(sized) > 1:
+        sized = _named(meaning, names(), leaves, sized, depth)
+    for i in sized or floats:
+        meanings[i] = _checked(meaning, leaves[i], depth, names() if len(leaves) > 1 else [""], i)
+    return meanings
+
+
+def _named(meaning: Classes, names: list[str], leaves: Sequence[Any], sized: list[int], depth: int) -> list[int]:
+    """The one output that bears the name of the meaning."""
+    chosen = [i for i in sized if names[i].rpartition(".")[2] == meaning.short]
+    if len(chosen) == 1:
+        return chosen
+    lines = [f"    {_key(names[i])}: ...,  # {list(leaves[i].shape[depth:])}" for i in sized]
+    raise ValueError(
+        f'output="{meaning.short}": the model gives {len(sized)} outputs, and any of them could hold the scores. Write\n'
+        f"    output={{{_key(names[sized[0]])}: {_written(meaning)}}}\n"
+        "if it is that one (the others are averaged, without a risk), or say more of\n" + "\n".join(lines)
+    )
+
+
+def _by_name(
+    output: Mapping[str, Any],
+    names: list[str],
+    leaves: Sequence[Any],
+    floats: list[int],
+    depth: int,
+    meanings: list[Meaning | None],
+) -> None:
+    unused = dict(output)
+    for i in floats:
+        key = _key_of(names[i], output)
+        if key is not None:
+            unused.pop(key, None)
+            meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
+    missing = [key for key, entry in unused.items() if not isinstance(meaning_of(entry), Mean | State) and key != "*"]
+    # an output that is not there in this call, such as one of training only, must not be one that bears another name
+    unnamed = [i for i in floats if leaves[i].dim() > depth and _key_of(names[i], output) is None]
+    if missing and (unnamed or len(missing) == len(output)):
+        shapes = ", ".join(f"{_key(names[i])}: {list(leaves[i].shape[depth:])}" for i in floats)
+        raise ValueError(
+            f"output names {', '.join(map(_key, missing))}, which the model does not give; it gives {shapes or 'none of numbers'}"
+            + (". It gives one output, whose meaning is said without a name: output=..." if names == [""] else "")
+        )
+
+
+def _key_of(name: str, output: Mapping[str, Any]) -> str | None:
+    """The longest key that is the name of an output or of what holds it."""
+    keys = [key for key in output if key == name or name.startswith(f"{key}.")]
+    return max(keys, key=len) if keys else "*" if "*" in output else None
+
+
+def _checked(meaning: Meaning, leaf: Tensor, depth: int, names: list[str], i: int) -> Meaning:
+    if not isinstance(meaning, Classes):
+        return meaning
+    if leaf.is_complex():
+        raise ValueError(f'output="{meaning.short}": scores are real numbers, and this output is complex')
+    name = names[i]
+    meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{_key(name)}: {line}}}" if name else line)
+    return meaning.from_behind(leaf.dim() - depth) if isinstance(meaning, _AlongDimension) else meaning
+
+
+def _key(name: str) -> str:
+    return name if name.isdecimal() else repr(name)
+
+
+def _written(meaning: Meaning) -> str:
+    short = next((short for short, known in _SHORT.items() if known == meaning), "")
+    return f'"{short}"' if short else repr(meaning)
+
+
+def check_numbers(meaning: Classes, scores: Tensor, told: set[str]) -> None:
+    """Raise if scores are not what they are said to be: on the CPU at each call, elsewhere at the first.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if scores.is_meta or not scores.numel() or values_unavailable():
+        return
+    key = f"numbers of {meaning.short}"
+    if key in told and (scores.device.type != "cpu" or isinstance(meaning, Logits)):
+        return
+    told.add(key)
+    if problem := meaning.problem(scores.detach()):
+        raise ValueError(problem)
+
+
+def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None]) -> list[Any]:
+    """The target of each part of an output, None of those without one.
+
+    Args:
+        y: a tensor, which is the target of the only part that has a risk; or a tree whose parts bear the names of outputs.
+        names: the dotted names of the outputs.
+        meanings: of the outputs.
+
+    Raises:
+        ValueError: if it cannot be told which output a target is of.
+    """
+    scored = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
+    targets: list[Any] = [None] * len(meanings)
+    if children(y) is None:
+        if len(scored) != 1:
+            outputs = ", ".join(_key(names[i]) for i in scored)
+            raise ValueError(
+                f"the target is one {type(y).__name__}, and the outputs {outputs} have a risk: give a dict of targets with the names of the "
+                f"outputs, or say which one it is of, output={{{_key(names[scored[0]])}: ...}}"
+            )
+        targets[scored[0]] = y
+        return targets
+    by_name = dict(zip(tree_names(y), flatten(y)[0], strict=True))
+    unknown = [name for name in by_name if name not in {names[i] for i in scored}]
+    if unknown:
+        raise ValueError(
+            f"there are targets for {', '.join(map(_key, unknown))}, and outputs with a risk are "
+            f"{', '.join(_key(names[i]) for i in scored) or 'none'}: give targets the names of their outputs"
+        )
+    for i in scored:
+        targets[i] = by_name.get(names[i])
+    return targets
+
+
+# ---- numbers
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """In float32 if its dtype is less precise than that."""
+    return (
+        tensor
+        if tensor.dtype in (torch.float32, torch.float64)
+        else tensor.to(torch.promote_types(torch.float32, tensor.dtype))
+    )
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def _outside(probs: Tensor) -> str:
+    if bool(((probs < 0) | (probs > 1)).any()):
+        return f"numbers outside [0, 1], from {probs.min().item():.3g} to {probs.max().item():.3g}"
+    return ""
+
+
+__all__ = ["Binary", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]
