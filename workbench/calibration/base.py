@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
+from workbench.core.predict import warn_unsaid
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
@@ -186,10 +187,14 @@ def check_model(model: Any) -> None:
     raise TypeError(f"wrapped: found {type(model).__name__}; give what a wrapper made of a model")
 
 
-def _record(model: Any) -> Any:
+def _innermost(model: Any) -> Any:
     while isinstance(model, Calibrated):
         model = model.wrapped
-    return cast(Any, eager(model))._workbench
+    return cast(Any, eager(model))
+
+
+def _record(model: Any) -> Any:
+    return _innermost(model)._workbench
 
 
 def output_of(model: Any) -> str:
@@ -298,6 +303,8 @@ def collect(
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
             held = batch.y.to(y.device) if targets else y[:0]
+            if targets:
+                warn_unsaid(_innermost(model), None, held, [y])
             if y.dim() == 0 or (targets and len(held) != len(y)):
                 raise ValueError(
                     f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed"

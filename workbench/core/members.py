@@ -17,7 +17,7 @@ from .crossfit import Committee, committee_of
 from .method import Call
 from .outputs import Values, form_of
 from .ownership import extra, table_of
-from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
+from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run, warn_unsaid
 from .standardize import Scaling
 
 
@@ -38,6 +38,7 @@ def loss(
     """
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
     record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
+    warn_unsaid(wrapped, criterion, y, branched.leaves, len(branched.axes))
     groups = [None] if whole else list(rows)
     total: Any = 0
     for at in _models(branched, pair is not None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -77,6 +77,10 @@ class Classes(Meaning):
         """Probabilities [..., classes] in the form, the places and the dtype in which the model gives scores."""
         raise NotImplementedError
 
+    def at_end(self, n_dims: int) -> Self:
+        """The same with dimensions counted from behind, for scores of so many dimensions that others may stand in front of."""
+        return self
+
     def check_shape(self, shape: Sequence[int], write: Callable[[str], str]) -> None:
         """Raise if scores of this shape have no classes, or none that can be told."""
 
@@ -115,8 +119,7 @@ class _AlongDimension(Classes):
         dim = -1 if self.dim is None else self.dim
         return scores if dim == -1 else scores.movedim(-1, dim)
 
-    def from_behind(self, n_dims: int) -> _AlongDimension:
-        """The same with the dimension counted from behind, for scores of so many dimensions."""
+    def at_end(self, n_dims: int) -> Self:
         return self if self.dim is None or self.dim < 0 else type(self)(self.dim - n_dims)
 
     def check_shape(self, shape: Sequence[int], write: Callable[[str], str]) -> None:
@@ -296,7 +299,7 @@ def read(output: Any, inside: bool = False) -> Any:
     )
 
 
-def meaning_of(output: Any) -> Meaning:
+def meaning_of(output: Any) -> Any:
     """The meaning that an entry of an option stands for."""
     return _SHORT[output] if isinstance(output, str) else output
 
@@ -420,7 +423,7 @@ def _checked(meaning: Meaning, leaf: Tensor, depth: int, names: list[str], i: in
         raise ValueError(f'output="{meaning.short}": scores are real numbers, and this output is complex')
     name = names[i]
     meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{_key(name)}: {line}}}" if name else line)
-    return meaning.from_behind(leaf.dim() - depth) if isinstance(meaning, _AlongDimension) else meaning
+    return meaning.at_end(leaf.dim() - depth)
 
 
 def _key(name: str) -> str:

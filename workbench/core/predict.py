@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
@@ -240,6 +241,37 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
 
 
 # ---- training
+def warn_unsaid(wrapped: Any, criterion: Any, y: Any, leaves: Sequence[Any], depth: int = 0) -> None:
+    """Warn once where scores are trained or judged as those of classes, and nobody said that they are: their risk is then a spread.
+
+    Args:
+        wrapped: the object.
+        criterion: what it is trained with, if it is.
+        y: targets.
+        leaves: of the output; tensors have so many dimensions of branches in front.
+        depth: that number.
+    """
+    record = wrapped._workbench
+    if record.output is not None or not isinstance(y, Tensor) or all(method.own_pass for method in record.methods):
+        return
+    scores = [leaf for leaf in leaves if is_float(leaf) and leaf.dim() > depth]
+    binary = criterion in _BINARY or isinstance(criterion, nn.BCEWithLogitsLoss | nn.BCELoss)
+    classes = len(scores) == 1 and not y.is_floating_point() and scores[0].dim() - depth == y.dim() + 1
+    if not binary and not classes:
+        return
+    what, line = ("yes or no", "binary") if binary else ("class numbers", "logits")
+    tell(
+        wrapped,
+        "unsaid",
+        f"the targets are {what}, and the wrapper was not told so: prediction and risk are the mean of the scores and their spread, no "
+        f'probabilities and entropies. Wrap with output="{line}" (workbench.outputs has maps, probabilities and several outputs), or say '
+        'output="values" if this is meant',
+    )
+
+
+_BINARY = (F.binary_cross_entropy_with_logits, F.binary_cross_entropy)
+
+
 def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwargs: dict[str, Any], y: Any) -> Tensor:
     """See `Wrapped.loss`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
@@ -247,6 +279,7 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwa
         args, y = scaling.inputs(args), scaling.targets(y)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
     axes = branched.axes
+    warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     pair = pair_of(record, axes)
     if pair is not None and axes[-1] != pair.name:
         raise RuntimeError(

@@ -24,14 +24,14 @@ class TensorRows:
 
     Args:
         x: inputs [n, ...]: a tensor, a tuple of positional inputs, or a dict of keyword inputs (or of the items of one input).
-        y: targets [n, ...].
+        y: targets [n, ...], or a tuple or dict of them, one for each output of the model that is trained.
     """
 
     x: Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-    y: Tensor
+    y: Any
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self.targets[0])
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -43,9 +43,20 @@ class TensorRows:
         """All tensors of the inputs."""
         return tuple(tensors(self.x))
 
+    @property
+    def targets(self) -> tuple[Tensor, ...]:
+        """All tensors of the targets."""
+        return tuple(tensors(self.y))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the targets are."""
+        return self.targets[0].device
+
     def take(self, index: Tensor) -> TensorRows:
         """Some of the rows, by number."""
-        return TensorRows(tree_map(lambda t: t[index.to(t.device)], self.x), self.y[index.to(self.y.device)])
+        x, y = tree_map(lambda t: t[index.to(t.device)], (self.x, self.y))
+        return TensorRows(x, y)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorRows:
         """The rows on a device, floating-point numbers in a dtype."""
@@ -55,7 +66,7 @@ class TensorRows:
         """The rows in their order, so many at a time."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
-            yield TensorRows(tree_map(operator.itemgetter(rows), self.x), self.y[rows])
+            yield TensorRows(*tree_map(operator.itemgetter(rows), (self.x, self.y)))
 
 
 Source = TensorRows | Dataset | DataLoader
@@ -73,7 +84,9 @@ class Batch:
         return len(next(iter([*tensors(self.y), *tensors(self.x)])))
 
 
-def read(data: Any, name: str = "data", *, targets: bool = True, numbered: bool = True) -> Source:
+def read(
+    data: Any, name: str = "data", *, targets: bool = True, numbered: bool = True, several: bool = False
+) -> Source:
     """Rows in any form, as `TensorRows` where they are in memory, else the Dataset or DataLoader itself.
 
     Args:
@@ -82,6 +95,7 @@ def read(data: Any, name: str = "data", *, targets: bool = True, numbered: bool 
         name: of the argument, for errors.
         targets: whether targets are needed; if not, inputs alone are read as well (y is then zeros [n]).
         numbered: whether rows are asked for by number, which an IterableDataset does not have.
+        several: whether a tuple or dict of targets is taken, one for each output.
 
     Raises:
         TypeError: it is something else.
@@ -102,7 +116,7 @@ def read(data: Any, name: str = "data", *, targets: bool = True, numbered: bool 
         columns = getattr(data, "train", data)
         return _pair(columns.x, columns.y, name)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return _pair(data[0], data[1], name)
+        return _pair(data[0], data[1], name, several)
     if not targets and isinstance(data, Tensor | np.ndarray | Mapping):
         return _inputs_alone(data, name)
     raise TypeError(f"{name}: found {describe(data)}; give {FORMS}")
@@ -129,7 +143,7 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
         if not isinstance(source, TensorRows):
             return DataLoader(cast(Dataset, source), batch_size=BATCH)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-        batches = (rows.to(rows.y.device, like.dtype) for rows in source.batches(BATCH))
+        batches = (rows.to(rows.device, like.dtype) for rows in source.batches(BATCH))
         return [rows.x if alone else (rows.x, rows.y) for rows in batches]
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise TypeError(f"data: found {describe(data)}; give {FORMS}, or batches of inputs or of such pairs in a list")
@@ -212,16 +226,17 @@ def _inputs_alone(x: Any, name: str) -> TensorRows:
     return TensorRows(inputs, torch.zeros(len(next(iter(tensors(inputs))))))
 
 
-def _pair(x: Any, y: Any, name: str) -> TensorRows:
-    rows = TensorRows(_inputs(x, name), with_class_numbers(_tensor(y, "y", name)))
-    for leaf in rows.inputs:
-        if len(leaf) != len(rows.y):
-            raise ValueError(
-                f"{name}: x has {len(leaf)} rows and y has {len(rows.y)}; both need the same number of rows"
-            )
+def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
+    targets = _targets(y, name)
+    if not several and not isinstance(targets, Tensor):
+        raise TypeError(f"{name}: y is {describe(y)} of targets; this takes one tensor of targets [rows, ...]")
+    rows = TensorRows(_inputs(x, name), with_class_numbers(targets))
+    for leaf in (*rows.inputs, *rows.targets):
+        if len(leaf) != len(rows):
+            raise ValueError(f"{name}: x has {len(leaf)} rows and y has {len(rows)}; both need the same number of rows")
     # an infinite number is meant where one of several arguments is a mask, and an error anywhere else
     several = len(rows.inputs) > 1
-    for label, leaf in [*(("x", leaf) for leaf in rows.inputs), ("y", rows.y)]:
+    for label, leaf in [*(("x", leaf) for leaf in rows.inputs), *(("y", leaf) for leaf in rows.targets)]:
         bad = bad_rows(leaf, infinite=label == "y" or not several)
         if len(bad):
             raise ValueError(
@@ -229,6 +244,15 @@ def _pair(x: Any, y: Any, name: str) -> TensorRows:
                 f"{int(bad[0])}; drop these rows or fill the gaps"
             )
     return rows
+
+
+def _targets(y: Any, name: str) -> Any:
+    """One tensor, or a tuple or dict of them; a tuple of numbers is one column."""
+    if isinstance(y, tuple) and y and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in y):
+        return tuple(_tensor(part, f"y[{i}]", name) for i, part in enumerate(y))
+    if isinstance(y, Mapping) and y:
+        return {key: _tensor(part, f"y[{key!r}]", name) for key, part in y.items()}
+    return _tensor(y, "y", name)
 
 
 def _inputs(x: Any, name: str) -> Any:

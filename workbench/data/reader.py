@@ -16,17 +16,18 @@ from workbench.data.loading import load
 HELD_OUT = 0.2  # share of the rows that become test rows, where they are not a Data
 
 
-def read(data: Any, name: str = "data") -> Source:
+def read(data: Any, name: str = "data", several: bool = False) -> Source:
     """The rows to train on: those of a named data set, or of any form that `workbench.core.rows.read` takes.
 
     Args:
         data: a name that `load` takes, or rows.
         name: of the argument, for errors.
+        several: whether a tuple or dict of targets is taken, one for each output.
 
     Raises:
         TypeError, ValueError: as `load` and `workbench.core.rows.read`.
     """
-    return read_rows(load(data) if isinstance(data, str) else data, name)
+    return read_rows(load(data) if isinstance(data, str) else data, name, several=several)
 
 
 def data_of(data: Any, split: int = 0) -> Data:

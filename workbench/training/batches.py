@@ -50,7 +50,7 @@ class Batches:
         n = len(cast(Sized, self.source))
         order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
         if isinstance(self.source, TensorRows):
-            order = order.to(self.source.y.device)
+            order = order.to(self.source.device)
         # one row has no spread, so batch norm fails on it, and no two voters can share it
         chunks = list(order[: len(self) * self.size].split(self.size))
         chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])

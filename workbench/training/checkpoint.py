@@ -86,7 +86,7 @@ def checksum(source: Source | None) -> str:
     if not isinstance(source, TensorRows):
         return "none" if source is None else f"{type(source).__name__} of {len(cast(Sized, source))}"
     total = hashlib.sha256()
-    for leaf in (*source.inputs, source.y):
+    for leaf in (*source.inputs, *source.targets):
         total.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
         total.update(leaf.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from workbench.core.inputs import opened
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import tensors
+from workbench.training.criteria import Criterion, LossByMeaning
 
-Criterion = Callable[[Any, Any], Tensor]
 LR = 0.01  # of the default optimizer
 FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
 
@@ -61,8 +60,17 @@ def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_me
     finally:
         for module, mode in modes:
             module.training = mode
-    y = batch.y
-    if isinstance(prediction, Tensor) and isinstance(y, Tensor):
+    y, output = batch.y, wrapped._workbench.output
+    if (
+        criterion is None
+        and output is not None
+        and not (isinstance(y, Tensor) and output in ("values", "logits", "probs"))
+    ):
+        loss = LossByMeaning(output)
+        loss(prediction, y)
+        for rows in in_memory:
+            loss.check_labels(prediction, rows.y)
+    elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
         if y.is_floating_point():
             # such pairs give a loss over all pairs of rows without a word
             silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape

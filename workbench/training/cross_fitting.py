@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench.core import members
 from workbench.core.crossfit import Committee, seat
-from workbench.core.outputs import form_of, has_classes
+from workbench.core.outputs import Binary, Probs, has_classes, meaning_of
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.predict import pair_of
 from workbench.core.rows import TensorRows
@@ -88,7 +88,7 @@ class CrossFit:
         self.size = min(self.batch_size, min(map(len, self.train)))
         self.steps = self.epochs * self.per_epoch
         self.when = sorted({max(1, round(self.steps * share)) for share in WHEN})
-        place = self.rows.y.device
+        place = self.rows.device
         numbers = torch.tensor([s for _, s, _, _ in self.layout])
         self.optimizer = StackedAdam(
             [p for name, p in self.wrapped.named_parameters() if p.requires_grad and not name.startswith(EXTRAS)],
@@ -104,7 +104,7 @@ class CrossFit:
     def run(self) -> None:
         """Train all voters; afterwards there are snapshots and predictions of the rows that voters have not seen."""
         before = copy.deepcopy(self.wrapped.state_dict())
-        with own_random(self.seed, self.rows.y.device):
+        with own_random(self.seed, self.rows.device):
             try:
                 self._resume()
                 self._epochs()
@@ -133,7 +133,7 @@ class CrossFit:
         )
         with bar:
             for epoch in range(len(self.records) + 1, self.epochs + 1):
-                start, total = time.perf_counter(), torch.zeros((), device=self.rows.y.device)
+                start, total = time.perf_counter(), torch.zeros((), device=self.rows.device)
                 order = self._order().to(total.device)  # at once, since a GPU is waited for
                 self.wrapped.train()
                 for numbers in order[:, : self.per_epoch * self.size].split(self.size, 1):
@@ -160,7 +160,7 @@ class CrossFit:
             done, steps = self.optimizer.steps, self.steps
             loss = loss if epoch_ended else loss / len(self.train)
             progress = Progress(epoch, self.epochs, done, steps, loss, math.nan, epoch_ended, self.wrapped)
-            call_back(self.callback, progress, self.seed, self.rows.y.device)
+            call_back(self.callback, progress, self.seed, self.rows.device)
 
     def _order(self) -> Tensor:
         """The rows of each voter in a new order, as many as the voter with the fewest has."""
@@ -198,7 +198,7 @@ class CrossFit:
         self.wrapped.eval()
         most = max(map(len, self.held_out))
         padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held_out])
-        padded = padded.to(self.rows.y.device)
+        padded = padded.to(self.rows.device)
         answers: list[tuple[Tensor, Tensor | None]] = []
         for numbers in padded.split(4 * self.batch_size, 1):
             y, risk = self.ask(self.rows.take(numbers.flatten()).args, numbers.shape[1])
@@ -219,8 +219,7 @@ class CrossFit:
             raise TypeError(
                 f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
             )
-        values = not has_classes(self.wrapped._workbench.output) and self.rows.y.is_floating_point()
-        noise = risk.aleatoric if values else None
+        noise = risk.aleatoric if self._labels() is None else None
         return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
 
     # ---- deciding
@@ -239,7 +238,7 @@ class CrossFit:
         self.settle([decisions])
         if unshadowed(self.wrapped, "needs_fit"):
             some = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
-            with own_random(self.seed, self.rows.y.device):
+            with own_random(self.seed, self.rows.device):
                 unshadowed(self.wrapped, "fit")(Pairs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
         return History(self.records, len(self.records), self.interrupted or self.stopped, self.summarize(decisions))
 
@@ -268,15 +267,32 @@ class CrossFit:
     def decide(self, part: int = 0) -> Decisions:
         """What the out-of-fold predictions of a part decide."""
         loc, risk = self.out_of_fold(part)
-        y = self.rows.y[self.judged(part)]
-        if not y.is_floating_point():
-            return decide_classes(self._log_probs(loc), y)
-        return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
+        judged = self.judged(part)
+        if (labels := self._labels()) is not None:
+            return decide_classes(self._log_probs(loc), labels[judged])
+        return decide(
+            loc, risk, self.rows.y[judged], members.family(self.wrapped), self.layout.folds * self.layout.repeats
+        )
+
+    def _labels(self) -> Tensor | None:
+        """Class numbers [n, ...], None for values."""
+        output, y = self.wrapped._workbench.output, self.rows.y
+        if has_classes(output):
+            return meaning_of(output).labels(y)
+        return None if y.is_floating_point() else y
 
     def _log_probs(self, scores: Tensor) -> Tensor:
-        if form_of(self.wrapped._workbench.output) == "probs":
-            return scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
-        return scores.log_softmax(4)
+        """Of scores [times, settings, repeats, n, ...] as the model gives them, with the classes behind n."""
+        output = self.wrapped._workbench.output
+        if not has_classes(output):
+            return scores.log_softmax(4)
+        meaning = meaning_of(output)
+        if isinstance(meaning, Binary):
+            scores = scores.reshape(*scores.shape[:4], *self.rows.y.shape[1:])
+        logs = meaning.at_end(scores.dim() - 3).log_scores(scores)
+        if not isinstance(meaning, Probs):
+            logs = logs.log_softmax(-1)
+        return logs.movedim(-1, 4)
 
     def settle(self, decisions: Sequence[Decisions]) -> None:
         """Make the model what was decided, for each part."""
@@ -299,7 +315,7 @@ class CrossFit:
     @torch.no_grad()
     def _take_from_snapshots(self, decided: Sequence[tuple[Decisions, int]], noise: str | None) -> None:
         """Give each voter the weights of the snapshots that were decided for it, those of its noise (so marked) by themselves."""
-        place = self.rows.y.device
+        place = self.rows.device
         mean_at = torch.tensor([d.mean_at[s] for d, s in decided], device=place)
         scale_at = torch.tensor([d.scale_at[s] for d, s in decided], device=place)
         for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
@@ -322,11 +338,12 @@ class CrossFit:
             return torch.stack([values[t, s] for s, t in enumerate(times)])
 
         y = chosen(loc, decisions.mean_at)
-        if not self.rows.y.is_floating_point():
+        classes = self._labels() is not None
+        if classes:
             y = self._log_probs(y[None])[0].exp()
         mean = (y * at).sum(0).mean(0)
         uncertainty = Risk()
-        if self.rows.y.is_floating_point():
+        if not classes:
             variance = {"epistemic": ((y - mean).square() * at).sum(0).mean(0)}
             factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(at.shape)
             if risk is not None or mean[0].numel() == 1:  # one number can't be the noise of several outputs
@@ -349,13 +366,13 @@ class CrossFit:
         }
 
     def _generators(self) -> dict[str, torch.Generator]:
-        return {"order": self.order, **generators_of(self.rows.y.device)}
+        return {"order": self.order, **generators_of(self.rows.device)}
 
     def _resume(self) -> None:
         state = None if self.checkpoint is None else self.checkpoint.read()
         if state is None:
             return
-        place = self.rows.y.device
+        place = self.rows.device
         self.wrapped.load_state_dict(state["model"])
         self.wrapped.to(place)
         self.optimizer.load_state_dict(state["optimizer"])

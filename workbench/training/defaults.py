@@ -1,4 +1,4 @@
-"""Defaults of `fit`: batch size, criterion, device, optimizer and learning-rate schedule."""
+"""Defaults of `fit`: batch size, device, optimizer and learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 from workbench.core.rows import Source
 from workbench.core.wrapped import Wrapped
 from workbench.training.batches import Batches
-from workbench.training.checks import FROZEN, Criterion
+from workbench.training.checks import FROZEN
 
 WARM_UP = 0.05  # share of all steps
 
@@ -27,18 +26,6 @@ def default_batch_size(train: Source) -> int:
     if isinstance(train, DataLoader):
         return train.batch_size or 32
     return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
-
-
-def default_criterion(wrapped: Wrapped, y: Any) -> Criterion:
-    """Mean squared error for float targets, cross entropy for class numbers."""
-    if y.is_floating_point():
-        return F.mse_loss
-    return cross_entropy_of_probs if wrapped._workbench.output == "probs" else F.cross_entropy
-
-
-def cross_entropy_of_probs(probs: Tensor, y: Tensor) -> Tensor:
-    """Mean of -log p over the rows, for probabilities [n, classes] and class numbers [n]."""
-    return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), y)
 
 
 def resolve_device(device: str | torch.device | None, present: torch.device) -> torch.device:

@@ -21,13 +21,12 @@ from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
-from workbench.training.checks import LR, Criterion, check_numbers, try_batch
+from workbench.training.checks import LR, check_numbers, try_batch
+from workbench.training.criteria import Criterion, cross_entropy_of_probs, default_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, agree, join
 from workbench.training.defaults import (
-    cross_entropy_of_probs,
     default_batch_size,
-    default_criterion,
     make_optimizer,
     one_cycle,
     resolve_device,

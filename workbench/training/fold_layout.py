@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.outputs import form_of
 from workbench.core.ownership import EXTRAS
 from workbench.core.rows import Source, TensorRows
 from workbench.engine.plan import Rule, Split, Stacked
@@ -123,6 +124,14 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
         )
     if isinstance(train.x, dict):
         raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
+    if form_of(wrapped._workbench.output) == "several" or not isinstance(train.y, Tensor):
+        raise TypeError(
+            "folds: cross-fitting takes a model of one output and one tensor of targets; wrap a function that returns the output"
+        )
+    if form_of(wrapped._workbench.output) in ("logits", "probs") and train.y.is_floating_point():
+        raise TypeError(
+            f"folds: the model gives class scores, and y is {train.y.dtype}; cross-fitting takes class numbers"
+        )
     n = len(train)
     if isinstance(folds, Tensor):
         if folds.shape != (n,) or folds.is_floating_point():

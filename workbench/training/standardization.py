@@ -8,7 +8,8 @@ from torch import Tensor
 from workbench.core.outputs import has_classes
 from workbench.core.rows import Source, TensorRows
 from workbench.core.wrapped import Wrapped
-from workbench.training.checks import Criterion, keeps_meaning
+from workbench.training.checks import keeps_meaning
+from workbench.training.criteria import Criterion
 from workbench.training.unshadowed import unshadowed
 
 
@@ -29,8 +30,10 @@ def choose_standardization(
     values: dict[str, Tensor] = {}
     if isinstance(train.x, Tensor) and train.x.is_floating_point():
         values["x_mean"], values["x_scale"] = moments(train.x)
-    asks_for_values = keeps_meaning(criterion) and not has_classes(wrapped._workbench.output)
-    if train.y.is_floating_point() and (standardize or asks_for_values):
+    of_values = (
+        isinstance(train.y, Tensor) and train.y.is_floating_point() and not has_classes(wrapped._workbench.output)
+    )
+    if of_values and (standardize or keeps_meaning(criterion)):
         values["y_mean"], values["y_scale"] = moments(train.y, centre=unshadowed(wrapped, "_location_scale"))
     return values
 

@@ -14,7 +14,7 @@ from workbench.data.reader import read
 
 def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
     """Rows to train on and rows to validate on, as `fit` takes them; None where validation is 0."""
-    train = read(data)
+    train = read(data, several=True)
     if isinstance(train, DataLoader):
         if batch_size is not None:
             raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
@@ -34,9 +34,9 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
 
 
 def _validation_rows(validation: Any, train: Source) -> Source:
-    rows = read(validation, "validation")
+    rows = read(validation, "validation", several=True)
     if isinstance(train, TensorRows) and isinstance(rows, TensorRows):
-        shapes = [[tuple(leaf.shape[1:]) for leaf in (*source.inputs, source.y)] for source in (train, rows)]
+        shapes = [[tuple(leaf.shape[1:]) for leaf in (*source.inputs, *source.targets)] for source in (train, rows)]
         if shapes[0] != shapes[1]:
             raise ValueError(f"validation: its rows have shapes {shapes[1]}, those to train on {shapes[0]}")
     if not isinstance(rows, DataLoader) and not len(cast(Sized, rows)):
@@ -56,8 +56,13 @@ def hold_out(
     if n - held_out < 2:
         raise ValueError(f"data: {n} rows are too few to train on 2 and hold out {fraction:g} for validation")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    if isinstance(source, TensorRows) and not source.y.is_floating_point() and source.y.dim() == 1:
-        order = order[source.y.cpu()[order].argsort(stable=True)]
+    labels = (
+        next((t for t in source.targets if not t.is_floating_point() and t.dim() == 1), None)
+        if isinstance(source, TensorRows)
+        else None
+    )
+    if labels is not None:
+        order = order[labels.cpu()[order].argsort(stable=True)]
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[order[((torch.arange(held_out) + 0.5) * n / held_out).long()]] = True
     train, valid = (mask.nonzero()[:, 0] for mask in (~chosen, chosen))
