@@ -246,13 +246,13 @@ def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
     return rows
 
 
-def _targets(y: Any, name: str) -> Any:
-    """One tensor, or a tuple or dict of them; a tuple of numbers is one column."""
+def _targets(y: Any, name: str, label: str = "y") -> Any:
+    """One tensor, or a tree of them; a tuple of numbers is one column."""
     if isinstance(y, tuple) and y and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in y):
-        return tuple(_tensor(part, f"y[{i}]", name) for i, part in enumerate(y))
+        return tuple(_targets(part, name, f"{label}[{i}]") for i, part in enumerate(y))
     if isinstance(y, Mapping) and y:
-        return {key: _tensor(part, f"y[{key!r}]", name) for key, part in y.items()}
-    return _tensor(y, "y", name)
+        return {key: _targets(part, name, f"{label}[{key!r}]") for key, part in y.items()}
+    return _tensor(y, label, name)
 
 
 def _inputs(x: Any, name: str) -> Any:
