@@ -34,6 +34,7 @@ COPIES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "change
 REFERENCE = {
     "index": ("workbench",),
     "wrappers": tuple(f"workbench.methods.{name}" for name in BUILT_IN),
+    "outputs": ("workbench.outputs",),
     "distributions": ("workbench.distributions",),
     "calibration": ("workbench.calibration",),
     "metrics": ("workbench.metrics",),

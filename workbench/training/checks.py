@@ -67,9 +67,9 @@ def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_me
         and not (isinstance(y, Tensor) and output in ("values", "logits", "probs"))
     ):
         loss = LossByMeaning(output)
+        for targets in [rows.y for rows in in_memory] or [y]:
+            loss.check_labels(prediction, targets)
         loss(prediction, y)
-        for rows in in_memory:
-            loss.check_labels(prediction, rows.y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
         if y.is_floating_point():
             # such pairs give a loss over all pairs of rows without a word
