@@ -6,6 +6,9 @@ stands at the top of `helpers/conformance_reference.py`.
 - A new wrapper is one row of `WRAPPERS` in `helpers/conformance_table.py`: how it is made, which risks it measures, how many voters and
   heads it has, where it puts noise. A risk that is no variance over voters, samples or heads needs its formula in `Reference.reduced`.
 - A new model is one function with `@case(...)` in `workbench/testing/zoo/`, whose tags `tests/testing/test_zoo.py` checks.
+- The plain suite makes all checks in one of twelve cells of the table. In the others, which are slow, every model meets every wrapper in the
+  checks in `ALWAYS`; each other check is made in one of `EVERY` cells to which it applies, in turn, so that it meets every model under
+  some wrappers, and every wrapper on some models. With `WORKBENCH_EXHAUSTIVE=1` all are made everywhere.
 - What is refused on purpose is one row of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
 Example:
@@ -17,6 +20,8 @@ Example:
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +31,17 @@ from typing import Any
 import torch
 from helpers import zoo
 from helpers.conformance_reference import Reference, ScaledInputs, assert_answers
-from helpers.conformance_table import EXPECTED_REFUSALS, NOISE, REFUSED_BY, ROWS, RUN_BY, VOTERS, WRAPPERS, Wrapping
+from helpers.conformance_table import (
+    EXPECTED_REFUSALS,
+    NOISE,
+    REFUSED_BY,
+    ROWS,
+    RUN_BY,
+    VOTERS,
+    WRAPPERS,
+    Wrapping,
+    is_due,
+)
 from helpers.zoo import Case, leaves
 from torch import Tensor, nn
 
@@ -232,22 +247,24 @@ def check_signature(case: Case, wrapping: Wrapping) -> None:
 
 
 CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
-    "prediction": check_prediction,
+    "answers": check_prediction,
     "parts": check_parts,
-    "training": partial(check_training, strategy="loop"),
-    "training_auto": check_training,
+    "step": partial(check_training, strategy="loop"),
+    "step_auto": check_training,
     "dealing": check_dealing,
-    "plain_state": check_plain_state,
+    "loading": check_plain_state,
     "noise": check_noise,
     "signature": check_signature,
 }
+ALWAYS = ("answers", "step")  # what a voter or a head is to a model, in numbers and gradients
+EVERY = 4
 
 
 def applies(check: str, wrapping: Wrapping) -> bool:
     """Whether a check says anything about a wrapper."""
     return {
-        "training": wrapping.name != "neo" and not wrapping.kept,
-        "training_auto": wrapping.name in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # auto is not loop there
+        "step": wrapping.name != "neo" and not wrapping.kept,
+        "step_auto": wrapping.name in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # auto is not loop there
         "dealing": wrapping.voters > 1 and not wrapping.kept,
         "noise": bool(wrapping.where),
         "signature": "vacuitic" in wrapping.kinds,
@@ -272,18 +289,39 @@ def check_refusal(case: Case, wrapping: Wrapping) -> None:
         assert all(torch.equal(t, before[name]) for name, t in state(model).items())
 
 
-def check_builtin(case: Case, wrapping: Wrapping) -> None:
-    """All that applies to one model and one wrapper."""
+def checks_of_cell(case: Case, wrapping: Wrapping) -> dict[str, Callable[[], None]]:
+    """All that applies to one model and one wrapper, by name; nothing where the model is refused."""
+    if (case.name, wrapping.name) in EXPECTED_REFUSALS:
+        return {}
+    trial = wrapping.trial(case)
+    built_in = {name: partial(check, case, wrapping) for name, check in CHECKS.items() if applies(name, wrapping)}
+    general = {name: partial(check, trial) for name, check in checks_of(trial).items()}
+    return built_in | {name: check for name, check in general.items() if wrapping.name in RUN_BY.get(name, WRAPPERS)}
+
+
+@functools.cache
+def checks_due() -> dict[tuple[str, str], list[str]]:
+    """The checks that are made in each cell, by model and wrapper: `ALWAYS`, and of the others those whose turn it is."""
+    cells: dict[str, dict[str, list[str]]] = {}  # check -> model -> wrappers that owe it
+    for case, wrapping in itertools.product(zoo.CASES.values(), WRAPPERS.values()):
+        for check in checks_of_cell(case, wrapping):
+            cells.setdefault(check, {}).setdefault(case.name, []).append(wrapping.name)
+    due: dict[tuple[str, str], list[str]] = {}
+    for check, models in cells.items():
+        for row, (model, wrappers) in enumerate(models.items()):
+            every = 1 if check in ALWAYS else min(EVERY, len(wrappers))
+            for column, wrapper in enumerate(wrappers):
+                if is_due(row, column, every):
+                    due.setdefault((model, wrapper), []).append(check)
+    return due
+
+
+def check_builtin(case: Case, wrapping: Wrapping, whole: bool = True) -> None:
+    """All that applies to one model under one wrapper, or what is due of it."""
     if (case.name, wrapping.name) in EXPECTED_REFUSALS:
         check_refusal(case, wrapping)
         return
-    for name, check in CHECKS.items():
-        if applies(name, wrapping):
-            with listed(case, name):
-                check(case, wrapping)
-    trial = wrapping.trial(case)
-    for name, owed in checks_of(trial).items():
-        if wrapping.name not in RUN_BY.get(name, WRAPPERS):
-            continue
+    checks = checks_of_cell(case, wrapping)
+    for name in checks if whole else checks_due()[case.name, wrapping.name]:
         with listed(case, name), seeded():
-            owed(trial)
+            checks[name]()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from conformance import check_builtin
+from conformance import check_builtin, checks_due, checks_of_cell
 from helpers.conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS, pairs
 from helpers.zoo import CASES
 
@@ -21,8 +21,22 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 12))
-def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(case: str, wrapper: str) -> None:
-    check_builtin(CASES[case], WRAPPERS[wrapper])
+def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(
+    case: str, wrapper: str, request: pytest.FixtureRequest
+) -> None:
+    check_builtin(CASES[case], WRAPPERS[wrapper], whole=request.node.get_closest_marker("slow") is None)
+
+
+def test_every_model_and_every_wrapper_meets_every_check_that_applies() -> None:
+    cells = [(case, wrapper) for case in CASES for wrapper in WRAPPERS]
+    owed = {cell: set(checks_of_cell(CASES[cell[0]], WRAPPERS[cell[1]])) for cell in cells}
+    due = {cell: set(checks_due().get(cell, ())) for cell in cells}
+    assert all(due[cell] <= owed[cell] for cell in cells)
+    assert [cell for cell in cells if owed[cell] and not due[cell]] == []
+    for axis in (0, 1):
+        assert {(cell[axis], check) for cell in cells for check in due[cell]} == {
+            (cell[axis], check) for cell in cells for check in owed[cell]
+        }
 
 
 def test_every_refusal_names_a_case_and_a_wrapper() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -293,6 +294,14 @@ RUN_BY = {
     "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
     "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }
+
+
+EXHAUSTIVE = os.environ.get("WORKBENCH_EXHAUSTIVE") == "1"  # everything, instead of each in its turn
+
+
+def is_due(row: int, column: int, every: int) -> bool:
+    """Whether it is the turn of this cell: of one in so many in each row and in each column; of all in an exhaustive run."""
+    return EXHAUSTIVE or (row + column) % every == 0
 
 
 def pairs(rows: Iterable[str], columns: Iterable[str], every: int) -> list[Any]:
