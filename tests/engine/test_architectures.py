@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 import transformers
 from helpers.architectures import ARCHITECTURES
 from helpers.conformance_reference import size
-from helpers.conformance_table import WRAPPERS, Refusal
+from helpers.conformance_table import WRAPPERS, Refusal, Wrapping, is_due
 from helpers.plain_copies import (
     check_dealing,
     check_evaluation,
@@ -60,25 +60,55 @@ def test_architecture_answers_with_numbers_that_depend_on_its_input(name: str) -
     assert any(size(a - b) > 1e-3 * size(a) > 0 for a, b in zip(one, other, strict=True))
 
 
+def cells() -> list[Any]:
+    """Every architecture with every wrapper, and with one of the compositions in turn."""
+    return [
+        pytest.param(name, wrapper, id=f"{name}-{wrapper}")
+        for row, name in enumerate(ARCHITECTURES)
+        for column, wrapper in enumerate(COLUMNS + COMPOSITIONS)
+        if wrapper in COLUMNS or is_due(row, column, len(COMPOSITIONS))
+    ]
+
+
+def checks_of(wrapper: str) -> list[Callable[[Case, Wrapping], None]]:
+    """What a wrapper owes to an architecture."""
+    special = {"vote": [check_dealing], "sample_activations": [check_noise]}
+    return [check_evaluation, check_signature if wrapper == "neo" else check_training, *special.get(wrapper, [])]
+
+
+def checks_due(name: str, wrapper: str) -> list[Callable[[Case, Wrapping], None]]:
+    """That of them whose turn it is: neighbours in the table make different ones."""
+    row, column, checks = [*ARCHITECTURES].index(name), (COLUMNS + COMPOSITIONS).index(wrapper), checks_of(wrapper)
+    # the compositions are taken in turn themselves: one that is due in every third row makes another check there each time
+    row = row // len(COMPOSITIONS) if wrapper in COMPOSITIONS else row
+    return [check for number, check in enumerate(checks) if is_due(row + number, column, len(checks))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", COLUMNS + COMPOSITIONS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "wrapper"), cells())
 def test_wrapper_does_to_architecture_what_plain_copies_do(name: str, wrapper: str) -> None:
+    """Each architecture under each wrapper in one of the checks; with WORKBENCH_EXHAUSTIVE=1 in all."""
     case, wrapping = ARCHITECTURES[name], WRAPPERS[wrapper]
     if (name, wrapper) in REFUSALS:
         error, words = REFUSALS[name, wrapper]
         with pytest.raises(error, match=words):
             check_evaluation(case, wrapping)
         return
-    check_evaluation(case, wrapping)
-    if wrapper == "neo":
-        check_signature(case, wrapping)
-    else:
-        check_training(case, wrapping)
-    if wrapper == "sample_activations":
-        check_noise(case, wrapping)
-    if wrapper == "vote":
-        check_dealing(case, wrapping)
+    for check in checks_due(name, wrapper):
+        check(case, wrapping)
+
+
+def test_every_architecture_and_every_wrapper_meets_evaluation_and_training() -> None:
+    chosen = [tuple(cell.values) for cell in cells()]
+    done = {(name, wrapper): checks_due(str(name), str(wrapper)) for name, wrapper in chosen}
+    assert all(done.values())
+    for wrapper in COLUMNS + COMPOSITIONS:
+        made = [checks for (_, column), checks in done.items() if column == wrapper]
+        for check in checks_of(wrapper):
+            assert sum(check in checks for checks in made) >= len(made) // len(checks_of(wrapper))
+    for name in ARCHITECTURES:
+        made = [checks for (row, _), checks in done.items() if row == name]
+        assert all(any(check in checks for checks in made) for check in (check_evaluation, check_training))
 
 
 # ---- generation -----------------------------------------------------------------------------------------------------
