@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -81,6 +82,12 @@ def pytest_report_header() -> list[str]:
     from browser.lab import REQUIRED, missing
 
     return [f"browser tests: left out; they need {missing()}"] if missing() and not REQUIRED else []
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all the imports of a collection made out of later garbage collections, which would look through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
