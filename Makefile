@@ -13,10 +13,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 report: $(READY)
 	@$(BIN)/workbench report notebooks/compare.ipynb -o $(REPORTS)
 
-# the plain suite answers within minutes; make test ALL=1 runs everything: what is slow, browsers, notebooks
+# the plain suite answers within minutes; make test ALL=1 runs everything: what is slow, browsers, notebooks; where tables of models by
+# wrappers by checks are sampled, WORKBENCH_EXHAUSTIVE=1 make test ALL=1 checks them whole
 test: $(READY)
 ifdef ALL
-	@$(PYTEST) --notebooks tests notebooks
+	@$(PYTEST) --notebooks --executed-notebooks build/notebooks tests notebooks
 else
 	@$(PYTEST) -m "not slow and not browser" --notebooks tests notebooks/first_look.ipynb
 endif
@@ -26,7 +27,7 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# strict: a link that leads nowhere or a missing docstring is an error
+# strict: a link that leads nowhere or a missing docstring is an error; notebooks that the tests executed are not executed again
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "$(CURDIR)/site/index.html"

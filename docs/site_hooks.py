@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-EXECUTED = ROOT / "build" / "notebooks"  # a notebook runs again only when it or the package has changed
+EXECUTED = ROOT / "build" / "notebooks"  # by the tests or here; again only when a notebook or the package has changed
 LINK = re.compile(r"(!?)\[((?:`[^`]*`|!\[[^\]]*\]\([^)]*\)|[^\]`])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 log = logging.getLogger("mkdocs.hooks.site")
@@ -158,11 +158,12 @@ def execute(notebook: Path) -> Path | None:
     from workbench.notebook import run_notebook
 
     log.info("executing %s", notebook.name)
-    run = run_notebook(notebook, EXECUTED / notebook.name, {"smoke": True}, resume=True, timeout=600)
+    output = EXECUTED / f"{notebook.stem}-smoke.ipynb"  # as `pytest --executed-notebooks` calls it
+    run = run_notebook(notebook, output, {"smoke": True}, resume=True, timeout=600)
     if run.status != "ok":
         log.warning("%s ended as %s", notebook.name, run.status)
         return None
-    return EXECUTED / notebook.name
+    return output
 
 
 def markdown_of(executed: Path) -> Iterator[tuple[str, str | bytes]]:
@@ -170,21 +171,21 @@ def markdown_of(executed: Path) -> Iterator[tuple[str, str | bytes]]:
     import nbformat
     from nbconvert import MarkdownExporter
 
-    notebook = nbformat.read(executed, as_version=4)
+    notebook, name = nbformat.read(executed, as_version=4), executed.stem.removesuffix("-smoke")
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = draw_formulas(relink(cell.source, "notebooks", f"tutorials/{executed.stem}.md"))
+            cell.source = draw_formulas(relink(cell.source, "notebooks", f"tutorials/{name}.md"))
     exporter = MarkdownExporter()
-    resources = {"output_files_dir": f"{executed.stem}_files", "unique_key": executed.stem}
+    resources = {"output_files_dir": f"{name}_files", "unique_key": name}
     text, resources = exporter.from_notebook_node(notebook, resources)
     note = (
-        f"*This page is `notebooks/{executed.name}`, executed with `smoke=True`: little data and short trainings, to see what it does. "
+        f"*This page is `notebooks/{name}.ipynb`, executed with `smoke=True`: little data and short trainings, to see what it does. "
         "Run it yourself for results that mean something.*"
     )
     title, _, rest = text.lstrip().partition("\n")
-    yield f"tutorials/{executed.stem}.md", f"{title}\n\n{note}\n{rest}"
-    for name, picture in resources["outputs"].items():
-        yield f"tutorials/{name}", picture
+    yield f"tutorials/{name}.md", f"{title}\n\n{note}\n{rest}"
+    for file, picture in resources["outputs"].items():
+        yield f"tutorials/{file}", picture
 
 
 def draw_formulas(text: str) -> str:

@@ -4,7 +4,8 @@ Each notebook is run by papermill in a kernel of its own, with ``smoke=True`` wh
 raises, if a `record_check` does not hold, or if what it records differs from its baseline: ``baselines/NOTEBOOK/smoke.json`` beside it, which
 ``--update-baselines`` writes. There, "tolerances" has patterns of names, the first that matches counts: a relative tolerance for numbers with a
 fraction (all else must be equal), or null for what is not compared, such as seconds. Another file in that folder with "parameters" of its
-own, ``{"parameters": {"data": "digits"}}``, is another test of the notebook. Runs share and keep nothing: they can go in parallel (pytest -n).
+own, ``{"parameters": {"data": "digits"}}``, is another test of the notebook. Runs share nothing: they can go in parallel (pytest -n).
+``--executed-notebooks FOLDER`` keeps what was executed, as ``NOTEBOOK-CASE.ipynb``.
 
 pytest imports this module in every project as soon as this package is installed: nothing heavy may be imported here.
 """
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("notebooks", "notebooks as tests (workbench)")
     group.addoption("--notebooks", action="store_true", help="run the .ipynb files among the tests, too")
     group.addoption("--update-baselines", action="store_true", help="write what notebooks record as what they shall")
+    group.addoption(
+        "--executed-notebooks", metavar="FOLDER", help="keep what was executed there (default: a temporary folder)"
+    )
     group.addoption(
         "--notebook-timeout", type=float, default=600, metavar="S", help="seconds that one run may take (default: 600)"
     )
@@ -97,8 +101,10 @@ class NotebookItem(pytest.Item):
         from workbench.notebook import run_notebook
         from workbench.notebook.record import failed_checks
 
-        # a public way to pytest's folder for temporary files exists for functions only
-        folder: Path = self.config._tmp_path_factory.mktemp("notebooks")  # type: ignore[attr-defined]
+        if (kept := self.config.getoption("executed_notebooks")) is not None:
+            folder = Path(self.config.invocation_params.dir, kept)
+        else:  # a public way to pytest's folder for temporary files exists for functions only
+            folder = self.config._tmp_path_factory.mktemp("notebooks")  # type: ignore[attr-defined]
         with pytest.MonkeyPatch.context() as patch:
             if "OMP_NUM_THREADS" not in os.environ:  # so that results do not depend on the number of cores
                 patch.setenv("OMP_NUM_THREADS", "1")

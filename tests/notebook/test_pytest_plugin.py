@@ -70,7 +70,14 @@ def test_a_baseline_is_made_and_held(project: pytest.Pytester) -> None:
     (baselines / "smoke.json").write_text('{"parameters": {"smoke": true}}')
     wide = {"parameters": {"n": 2}, "tolerances": {"seconds": None, "c*.0": 0.5, "*": 0.2}}
     (baselines / "two.json").write_text(json.dumps(wide))
-    pytest_in(project, "--notebooks", "notebooks", "--update-baselines").assert_outcomes(passed=2)
+    update = ("--notebooks", "notebooks", "--update-baselines", "--executed-notebooks", "kept")
+    pytest_in(project, *update).assert_outcomes(passed=2)
+    kept = project.path / "kept"
+    assert sorted(path.name for path in kept.glob("*.ipynb")) == ["study-smoke.ipynb", "study-two.ipynb"]
+    again = run_notebook(
+        project.path / "notebooks/study.ipynb", kept / "study-smoke.ipynb", {"smoke": True}, resume=True
+    )
+    assert again.cached
     made = json.loads((baselines / "two.json").read_text())
     assert made["parameters"] == {"n": 2}
     assert made["tolerances"] == wide["tolerances"]
