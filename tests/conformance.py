@@ -257,7 +257,7 @@ CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
     "signature": check_signature,
 }
 ALWAYS = ("answers", "step")  # what a voter or a head is to a model, in numbers and gradients
-EVERY = 4
+EVERY = 6
 
 
 def applies(check: str, wrapping: Wrapping) -> bool:
@@ -309,7 +309,7 @@ def checks_due() -> dict[tuple[str, str], list[str]]:
     due: dict[tuple[str, str], list[str]] = {}
     for check, models in cells.items():
         for row, (model, wrappers) in enumerate(models.items()):
-            every = 1 if check in ALWAYS else min(EVERY, len(wrappers))
+            every = 1 if check in ALWAYS else min(EVERY, len(models), len(wrappers))
             for column, wrapper in enumerate(wrappers):
                 if is_due(row, column, every):
                     due.setdefault((model, wrapper), []).append(check)

@@ -137,7 +137,9 @@ def takes(wrapper: str, model: Any, args: Any, kwargs: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, name in enumerate(CASES)]
+)
 def test_verdicts_are_true_on_the_zoo(name: str) -> None:
     case = CASES[name]
     args, kwargs = case.inputs()

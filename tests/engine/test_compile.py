@@ -72,8 +72,14 @@ def in_short(names: list[str], plain: set[str]) -> Any:
     return pytest.mark.parametrize("name", marked)
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in [*KINDS, "neo"]])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        pytest.param(name, training, marks=[pytest.mark.slow] * (name in LONG or (i + training) % 2))
+        for i, name in enumerate([*KINDS, "neo"])
+        for training in (False, True)
+    ],
+)
 def test_a_wrapped_model_is_one_graph_with_the_numbers_of_plain_models(name: str, training: bool) -> None:
     for kwargs in ways(name, training):
         risk = "return_risk" in kwargs
@@ -146,7 +152,7 @@ def test_rows_are_dealt_in_one_graph(name: str) -> None:
     assert graphs.count == 1
 
 
-@in_short(["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"], {"sample_weights", "vote_sculpt"})
+@in_short(["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"], {"sample_weights"})
 def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
     wrapped = wrap(name).train()
     graphs = Graphs()
@@ -175,7 +181,7 @@ def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
 # ---- without a look, after changes -----------------------------------------------------------------------------------
 
 
-@in_short(["vote", "sculpt", "sample_activations", "sample_sculpt"], {"vote", "sample_sculpt"})
+@in_short(["vote", "sculpt", "sample_activations", "sample_sculpt"], {"vote"})
 def test_the_first_call_may_be_a_compiled_one(name: str) -> None:
     wrapped = wrap(name).eval()
     state = state_of(wrapped)
@@ -194,7 +200,7 @@ def test_what_fullgraph_needs_is_said() -> None:
         torch.compile(wrap("vote").eval(), backend="eager", fullgraph=True)(data()[0])
 
 
-@in_short(["vote", "vote_rank1", "sculpt", "sample_weights"], {"vote_rank1", "sample_weights"})
+@in_short(["vote", "vote_rank1", "sculpt", "sample_weights"], {"sample_weights"})
 def test_changed_tensors_layers_and_modes_are_seen(name: str) -> None:
     wrapped = wrap(name).eval()
     x = data()[0]
@@ -256,7 +262,7 @@ def test_a_compiled_model_can_be_wrapped(name: str, how: str) -> None:
         assert_answer(seeded(wrapped, x, return_risk=True), answer)
 
 
-@pytest.mark.parametrize("name", ["vote", "sculpt", "sample_weights"])
+@in_short(["vote", "sculpt", "sample_weights"], {"sculpt"})
 def test_a_wrapped_model_compiles_in_place(name: str) -> None:
     wrapped = wrap(name).eval()
     graphs = Graphs()

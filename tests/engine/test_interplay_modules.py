@@ -223,7 +223,9 @@ def test_an_average_of_the_weights(name: str, decay: float | None) -> None:
 # ---- leaving Python --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+@pytest.mark.parametrize(
+    "strict", [pytest.param(False, id="non-strict"), pytest.param(True, id="strict", marks=pytest.mark.slow)]
+)
 @every_kind
 def test_export(name: str, strict: bool) -> None:
     wrapped = wrap(name).eval()

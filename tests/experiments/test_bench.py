@@ -175,6 +175,7 @@ def test_the_page_is_made_of_the_files_alone(small: Path, tmp_path: Path) -> Non
         bench.page(small.parent, tmp_path / "docs")
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     """If this fails: workbench bench --page."""
     from matplotlib.image import imread

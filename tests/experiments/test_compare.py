@@ -58,6 +58,7 @@ def test_a_run_prints_a_table_and_goes_on_where_it_was(
     assert "[1/4]" not in again
 
 
+@pytest.mark.slow
 def test_cells_that_fail_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "a.csv"
     arguments = ["compare", "-g", "data=cubic", "-g", "wrapper=plain", "-m", "cnn,linear", "-p", "rows", "40"]

@@ -222,7 +222,9 @@ def test_workers_have_the_threads_that_were_asked_for(work: Callable[[str], str]
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_a_run_that_is_ended_loses_the_cells_in_flight_only(
     work: Callable[[str], str], tmp_path: Path, how: signal.Signals
 ) -> None:

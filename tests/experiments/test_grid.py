@@ -179,6 +179,7 @@ def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) 
         experiments.grid(own("nothing"), progress=False)
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_be_trained_fails_alone(own: Callable[[str], str]) -> None:
     frame = experiments.grid(["cnn", "linear"], "plain", "diabetes", 0, metrics=[own("clash")], **TINY)
     assert len(frame) == 0

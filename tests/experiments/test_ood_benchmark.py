@@ -80,6 +80,7 @@ def test_corruptions(models: ModuleType) -> None:
         models.corrupted(IMAGES, "fog", 1)
 
 
+@pytest.mark.slow
 def test_a_cell_and_its_summary(
     ood: ModuleType, models: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_the_decoder_looks_back_only(models: ModuleType) -> None:
 
 
 # ---- what is compared with
+@pytest.mark.slow
 def test_the_loop_and_the_version_by_hand_are_the_same_work(cases: ModuleType) -> None:
     case = cases.case_of("mlp", "vote", 3, 4, "forward", "cpu", "float32", "auto", True)
     plain = case.passes["plain"]()
@@ -346,6 +347,7 @@ def test_dropout_stands_where_noise_enters(speed: ModuleType, models: ModuleType
     assert after == [nn.Conv2d, nn.Conv2d, nn.Linear]
 
 
+@pytest.mark.slow
 def test_a_peer_is_measured_in_turn(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def mc_dropout(model: nn.Module, n: int, on_batch: bool, **_: Any) -> nn.Module:
         class Repeated(nn.Module):

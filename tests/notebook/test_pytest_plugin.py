@@ -103,6 +103,7 @@ def test_a_baseline_is_made_and_held(project: pytest.Pytester) -> None:
     assert {path: path.read_text() for path in baselines.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_what_ends_badly_fails_with_the_reason(project: pytest.Pytester) -> None:
     folder = project.path / "notebooks"
     write(folder / "study.ipynb", "def inner():\n    raise KeyError('the <column> is gone')\n\ninner()\n---\nprint(1)")
