@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.limits import NOISE, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
 from helpers.models import mlp
+from helpers.reference_from_copies import NOISE, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
 from torch import Tensor, nn
 
 import workbench

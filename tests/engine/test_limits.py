@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
-from helpers.limits import NOISE, VOTERS, WRAPPERS, Net, asked, branches, close, expected, inputs, seeded
+from helpers.reference_from_copies import NOISE, VOTERS, WRAPPERS, Net, asked, branches, close, expected, inputs, seeded
 from torch import Tensor, nn
 
 from workbench import vote

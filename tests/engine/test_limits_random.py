@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.limits import VOTERS, inputs
+from helpers.reference_from_copies import VOTERS, inputs
 from torch import Tensor, nn
 
 from workbench import sample, sculpt, vote

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.limits import ROWS, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
+from helpers.reference_from_copies import ROWS, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
 from torch import Tensor, nn
 
 import workbench

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.interplay import (
+from helpers.reference_from_state import (
     KINDS,
     Kind,
     assert_answer,

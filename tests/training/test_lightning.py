@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from helpers.interplay import (
+from helpers.reference_from_state import (
     KINDS,
     Net,
     assert_answer,

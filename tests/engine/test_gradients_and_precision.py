@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.interplay import (
+from helpers.reference_from_state import (
     CERTAIN,
     KINDS,
     Net,

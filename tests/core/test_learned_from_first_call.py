@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.limits import ROWS, VOTERS
+from helpers.reference_from_copies import ROWS, VOTERS
 from torch import Tensor, nn
 
 from workbench import sculpt, vote
