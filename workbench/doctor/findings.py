@@ -211,7 +211,7 @@ KINDS: dict[str, FindingKind] = {
     ),
     "frozen": FindingKind(
         "frozen parameters",
-        "Voters share them, unless all are frozen.",
+        "Voters share them; where all that would vote is frozen, vote refuses.",
         "requires_grad_(True) before wrapping, if voters are to differ there",
         _NOTE_FOR_VOTE,
     ),

@@ -10,6 +10,11 @@ from ..core.ownership import Table
 _RESETS = ("reset_parameters", "_reset_parameters")
 
 
+def is_bias(name: str) -> bool:
+    """Whether a parameter is a bias, by its name."""
+    return name.rpartition(".")[2].rpartition("_")[2] == "bias"
+
+
 class Draws:
     """Start values for the voters: each layer's own initialisation, drawn anew for each voter.
 
@@ -17,16 +22,36 @@ class Draws:
         table: the tensors of the model.
         n: number of voters.
         fresh: False gives every voter the value that is there.
+        zeros: slots of weights that are zero, and stay so where that is on purpose: where their layer's own initialisation draws something else
+            (a zero-initialised residual scale or convolution), or beside frozen weights (the second factor of a LoRA).
     """
 
-    def __init__(self, table: Table, n: int, fresh: bool) -> None:
-        self._table, self._n, self._fresh = table, n, fresh
+    def __init__(self, table: Table, n: int, fresh: bool, zeros: frozenset[str] = frozenset()) -> None:
+        self._table, self._n, self._fresh, self._zeros = table, n, fresh, zeros
+        self._frozen = bool(zeros) and not all(table.value(name).requires_grad for name in table.parameters())
         self._modules: dict[str, list[nn.Module] | None] = {}
         self._given: set[str] = set()
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
         """[n, *shape] start values for a slot."""
-        current = current.detach()
+        drawn = self._stacked(slot, current.detach(), alpha)  # in any case, so that what is drawn next is the same
+        return torch.zeros_like(drawn) if self._stays_zero(slot) and not bool(current.any()) else drawn
+
+    def _stays_zero(self, slot: str) -> bool:
+        """Whether a zero weight is zero on purpose, and of a bias, whether all weights of its layer are."""
+        path, attribute = self._table.record.slots[slot].owners[0]
+        if self._zeros and is_bias(slot):
+            slots = self._table.record.slots.items()
+            weights = [name for name, other in slots if other.owners[0][0] == path and not other.buffer]
+            weights = [name for name in weights if not is_bias(name)]
+            return bool(weights) and all(map(self._stays_zero, weights))
+        if slot not in self._zeros:
+            return False
+        own = next(iter(self._modules.get(path) or ()), None)
+        initial = None if own is None else own._parameters.get(attribute)
+        return self._frozen or (initial is not None and bool(initial.any()))
+
+    def _stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
         if not self._fresh:
             return torch.stack([current] * self._n)
         path, attribute = self._table.record.slots[slot].owners[0]

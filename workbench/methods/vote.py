@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,7 +14,7 @@ from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
-from .initialization import Draws
+from .initialization import Draws, is_bias
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -25,7 +26,9 @@ NAME = "vote"
 class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of voters (Lakshminarayanan et al. 2017, deep ensembles).
 
-    Frozen parameters (requires_grad=False) stay shared, unless all are frozen.
+    Frozen parameters (requires_grad=False) stay as they are, shared by all voters, so that a pretrained layer or the base of an adapter keeps
+    what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialised residual scale or convolution) is
+    zero in every voter at the start, and so is the bias beside it.
 
     Example:
         >>> import torch
@@ -70,6 +73,7 @@ class Vote(Method):
 
     name, kind, order, members = NAME, "epistemic", 10, True
     member_marks = (NAME, f"{NAME}_out")
+    _zeros: frozenset[str] = frozenset()  # weights that start at zero in every voter
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
@@ -87,16 +91,16 @@ class Vote(Method):
         else:
             slots = [*table.parameters(), *(name for name, slot in table.record.slots.items() if slot.buffer)]
         floating = set(table.parameters())
-        parameters = [name for name in slots if name in floating]
-        if any(table.value(name).requires_grad for name in parameters):
-            parameters = [name for name in parameters if table.value(name).requires_grad]
-        if not self.wrapper.use_bias:
-            parameters = [name for name in parameters if name.rpartition(".")[2].rpartition("_")[2] != "bias"]
+        candidates = [name for name in slots if name in floating and (self.wrapper.use_bias or not is_bias(name))]
+        parameters = [name for name in candidates if table.value(name).requires_grad]
+        if candidates and not parameters:
+            raise ValueError(self._all_frozen(table, candidates))
         self._check(table, parameters)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
         self._slots = parameters + buffers
-        draws = Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune)
+        self._zeros = self._zero_weights(table, parameters)
+        draws = self._draws(table)
         rules = {
             name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
         }
@@ -104,6 +108,41 @@ class Vote(Method):
         for name in self._slots:
             if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
                 table.release(name)
+
+    def _all_frozen(self, table: Table, names: list[str]) -> str:
+        """What to do where all that would vote is frozen."""
+        layers = table.layers()
+        more = (k for k in range(1, len(layers) + 1) if any(map(_learns(table), table.tail(k, "share"))))
+        k = next(more, None) if isinstance(self.wrapper.share, int) else None
+        path, attribute = table.record.slots[names[0]].owners[0]
+        return (
+            f"vote: all that would vote is frozen ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and frozen parameters stay as "
+            f"they are, so that all voters would be equal. Unfreeze it before wrapping, "
+            f"model.{f'{path}.' if path else ''}{attribute}.requires_grad_(True)"
+            + (f"; or give share={k}, which takes in the last layer that learns" if k else "")
+            + "; or use sample, which needs no training, or laplace on a trained last layer"
+        )
+
+    def _zero_weights(self, table: Table, parameters: list[str]) -> frozenset[str]:
+        """The weights among these that are zero, of which voters drawn afresh start at zero again where that is on purpose (see `Draws`)."""
+        weights = [name for name in parameters if not is_bias(name)]
+        if self.wrapper.finetune or self.wrapper.share == "rank1":  # they start at the given values, or at multiples of them
+            return frozenset()
+        zeros = [name for name in weights if not table.value(name).is_meta and not bool(table.value(name).any())]
+        if len(zeros) < len(weights):
+            return frozenset(zeros)
+        if zeros and not all(map(_learns(table), table.parameters())):
+            warnings.warn(
+                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, for voters that start "
+                "alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other weights "
+                "vote as well, with a larger share= or share=None",
+                WorkbenchWarning,
+                stacklevel=6,
+            )
+        return frozenset()
+
+    def _draws(self, table: Table) -> Draws:
+        return Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune, zeros=self._zeros)
 
     def _check(self, table: Table, parameters: list[str]) -> None:
         """What cannot be taken over, or not whole."""
@@ -123,7 +162,7 @@ class Vote(Method):
                 )
 
     def extend(self, table: Table, slots: list[str]) -> None:
-        draws = Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune)
+        draws = self._draws(table)
         for name in slots:
             rule = table.record.rules[name]
             if name in self._slots and isinstance(rule, Split):
@@ -143,7 +182,7 @@ class Vote(Method):
 
     def _factored(self, table: Table, name: str) -> bool:
         slot = table.record.slots[name]
-        return not slot.buffer and name.rpartition(".")[2].rpartition("_")[2] != "bias"
+        return not slot.buffer and not is_bias(name)
 
     def _over(self, table: Table, slot: str, rule: Rule, draws: Draws) -> Rule:
         """The rule with every shared tensor of it given to the voters."""
@@ -175,6 +214,11 @@ class Vote(Method):
     def _factor(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         ones = torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device)
         return ones if self.wrapper.finetune else ones + self.wrapper.alpha * torch.randn_like(ones)
+
+
+def _learns(table: Table) -> Callable[[str], bool]:
+    """Whether a slot is a parameter that is not frozen."""
+    return lambda name: not table.record.slots[name].buffer and table.value(name).requires_grad
 
 
 __all__ = ["Vote", "Wrapper"]
