@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,9 +16,14 @@ from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
 from .noise import Bernoulli, Noise, Normal
+from .weight_sets import method_of
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
+
+
+MOST_DECISIONS = 5_000  # a model that decodes text takes one a token, a solver with fixed steps none
+_DECISIONS = frozenset(["__bool__", "__float__", "__int__", "__index__", "item", "tolist"])
 
 
 class Wrapper(_Wrapper):
@@ -55,19 +60,54 @@ class Wrapper(_Wrapper):
         help="learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al. 2015); "
         "the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.",
     )
-    randomness: Literal["different", "same", "error"] = setting(
+    randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
-        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused).',
+        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused); "pass" is "different", and a '
+        "layer that runs several times within one pass meets the same noise each time (Gal & Ghahramani 2016b, variational dropout of "
+        "recurrent networks), as a model that runs a solver needs it, such as a neural ODE. Where a solver calls the wrapped model itself, wrap "
+        "the function that runs the solver, or see `hold_noise`.",
     )
 
     def make(self) -> list[Method]:
         return [Sample(self)]
 
 
+@contextmanager
+def hold_noise(wrapped: Any) -> Iterator[None]:
+    """One noise for all calls of a model wrapped by `sample.Wrapper`, for a solver that calls the wrapped model many times.
+
+    Sample k meets the same noise in each call within the block, as long as the inputs keep their shape. The solver then goes along the mean of
+    the samples; to let it go along each sample, for a risk of its result, wrap the function that runs the solver. Dropout of the model's own
+    is not held.
+
+    Args:
+        wrapped: the model.
+
+    Raises:
+        TypeError: if the model is not wrapped by sample.
+
+    Example:
+        >>> import torch
+        >>> model = Wrapper()(torch.nn.Linear(2, 1))
+        >>> x = torch.ones(4, 2)
+        >>> with hold_noise(model):
+        ...     torch.equal(model(x), model(x))
+        True
+    """
+    method = method_of(wrapped, "sample")
+    before = method.held
+    method.held = int(torch.randint(2**62, ()).item())
+    try:
+        yield
+    finally:
+        method.held = before
+
+
 class Sample(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order = "sample", "epistemic", 20
+    held: int | None = None  # the seed of all calls within `hold_noise`
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
@@ -80,7 +120,8 @@ class Sample(Method):
 
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
-        return Axis(self.name, self.wrapper.n_samples, self.wrapper.randomness, apart=True) if several else None
+        randomness = "different" if self.wrapper.randomness == "pass" else self.wrapper.randomness
+        return Axis(self.name, self.wrapper.n_samples, randomness, apart=True) if several else None
 
     def attach(self, table: Table) -> None:
         self._weights = [name for name in table.parameters() if table.value(name).dim() >= 2]
@@ -124,20 +165,34 @@ class _Noisy(Intervention):
         self.method, self.table, self.taps = method, table, {}
         self.generators: dict[torch.device, torch.Generator] = {}
         self.seed: int | None = None
+        self.place = 0  # of the branch, among those with noise of their own
         self.sites = 0
         self.draws = method.wrapper.where == "activations" and not method.noise.silent
-        if method.wrapper.randomness != "different":
+        if method.held is not None:
+            self.loop_only, self.seed = "hold_noise gives each branch the same noise in all calls", method.held
+        elif method.wrapper.randomness in ("same", "error"):
             # the model's own stream is repeated or watched, so the noise needs a stream of its own
             self.loop_only = (
                 f'randomness="{method.wrapper.randomness}" keeps the noise apart from the model\'s own random calls'
             )
             self.seed = int(torch.randint(2**62, ()).item())
 
+    def _begin(self, index: Index) -> None:
+        """Start the stream of a branch, which depends on its place alone; heads of one trunk have one."""
+        if self.seed is None:
+            return
+        axes = [method.axis(Call(training=False, return_risk=True)) for method in self.table.record.methods]
+        heads = {axis.name for axis in axes if axis is not None and axis.own_first}
+        self.generators.clear()
+        self.place = 0
+        for name in sorted(index.keys() - heads):
+            self.place = 10_007 * self.place + index[name]
+
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if self.seed is None:
             return None
         if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+            self.generators[device] = torch.Generator(device).manual_seed((self.seed + self.place) % 2**63)
         return self.generators[device]
 
     def _noisy(self, value: Tensor, raw: Tensor | None, additive: bool = False) -> Tensor:
@@ -146,6 +201,7 @@ class _Noisy(Intervention):
     def inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._begin(index)
         if self.method.wrapper.where != "inputs":
             return args, kwargs
         raw = self.method.raw(self.table, "inputs")
@@ -157,24 +213,54 @@ class _Noisy(Intervention):
         if self.method.wrapper.where != "activations":
             return None
         self.trail = ()
+        once = self.method.held is not None or self.method.wrapper.randomness == "pass"
+        factors: dict[tuple, Tensor] = {}  # of the noise of this pass, by layer and argument
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             amount = None
             if self.method.wrapper.trainable:
                 known = sorted(name for name in names if name in self.method._weights)
                 amount = self.method.raw(self.table, known[0]) if known else None
-            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live), tuple(raw)))
+            layer = tuple(sorted(names))
+            self.trail = (*self.trail, (layer, tuple(live), tuple(raw)))
             leaves = list(leaves)
             for i in [*live, *(raw if self.method._only_layer else [])]:
-                leaves[i] = self._noisy(leaves[i], amount)
                 self.sites += 1
+                if not once:
+                    leaves[i] = self._noisy(leaves[i], amount)
+                    continue
+                place = (layer, i, tuple(leaves[i].shape), leaves[i].dtype, leaves[i].device)
+                if place not in factors:
+                    factors[place] = self._noisy(torch.ones_like(leaves[i]), amount)  # both kinds of noise multiply
+                leaves[i] = leaves[i] * factors[place]
             return leaves
 
-        return _Counted(Sites(parameters, state, inputs, at_site, contractions=bool(self.method._weights)), self)
+        sites = _NoisySites(parameters, state, inputs, at_site, contractions=bool(self.method._weights))
+        sites.endless = self.draws and not once
+        return _Counted(sites, self)
+
+
+class _NoisySites(Sites):
+    """Sites that stop a loop that noise keeps from ending: one that decides by what it has computed whether to go on, as adaptive solvers do."""
+
+    endless = False  # whether each call of a layer draws new noise
+    decisions = 0
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.endless and getattr(function, "__name__", "") in _DECISIONS:
+            self.decisions += 1
+            if self.decisions >= MOST_DECISIONS:
+                raise RuntimeError(
+                    f"the model has decided {self.decisions} times within one pass how to go on, by values that it computed under noise. Each "
+                    "call of a layer draws new noise, so that a solver with adaptive steps never ends: use "
+                    'sample.Wrapper(randomness="pass"), one noise for all calls of a layer within a pass, or where="weights"'
+                )
+        return super().__torch_function__(function, kinds, args, kwargs)
 
 
 class _NoisyWeights(_Noisy):
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        self._begin(index)
         noisy = {name: self._noisy(installed[name], self.method.raw(self.table, name)) for name in self.method._weights}
         return {**installed, **noisy}
 
@@ -203,4 +289,4 @@ class _Counted:
             )
 
 
-__all__ = ["Bernoulli", "Normal", "Sample", "Wrapper"]
+__all__ = ["Bernoulli", "Normal", "Sample", "Wrapper", "hold_noise"]
