@@ -120,7 +120,8 @@ def test_a_function_that_runs_the_solver_is_wrapped_as_a_whole():
         return solve(field, x)
 
     y, risk = flow.eval()(x, return_risk=True)
-    assert y.shape == x.shape and risk.min() > 0
+    assert y.shape == x.shape
+    assert risk.min() > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"randomness": "pass"}, {"where": "weights"}])
@@ -131,7 +132,8 @@ def test_noise_is_held_for_a_solver_that_calls_the_wrapped_model(options, traini
     with sample.hold_noise(wrapped):
         assert torch.equal(solve(wrapped, x), solve(wrapped, x))
         first = wrapped(x, return_risk=True)[1]
-        assert torch.equal(first, wrapped(x, return_risk=True)[1]) and first.max() > 0
+        assert torch.equal(first, wrapped(x, return_risk=True)[1])
+        assert first.max() > 0
     assert not torch.equal(wrapped(x), wrapped(x))
     with pytest.raises(TypeError, match=r"sample\.Wrapper"):
         sample.hold_noise(vote.Wrapper(2)(net())).__enter__()

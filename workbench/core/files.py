@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..atomic import replacing
 from ..engine.clone import eager
+from ..engine.execution import Execution
 from .crossfit import members_axis
 from .function import Function
 from .method import Method
@@ -133,6 +134,7 @@ def _described(part: Any) -> dict[str, Any]:
         "methods": {method.name: _arguments(part, method) for method in record.methods},
         "method": record.method,
         "rows": record.rows,
+        **({} if record.execution is None else {"order": [record.execution.outputs, record.execution.names]}),
         **{name: getattr(record, name) for name in OPTIONS},
         "output": to_json(record.output),
     }
@@ -205,6 +207,9 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
     if not _parts(model):
         for at, part in text["parts"].items():
             chosen = wrapper or _wrapper(part, path)
+            if "order" in part:
+                outputs, names = part["order"]
+                chosen = chosen.with_options(example=Execution(tuple(map(tuple, outputs)), tuple(names)))
             try:
                 model = _wrapped(model, chosen, at, part["method"], tensors)
             except (AttributeError, TypeError, ValueError) as error:

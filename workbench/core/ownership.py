@@ -18,6 +18,7 @@ from ..errors import WorkbenchWarning
 from ..introspect.references import used_by
 
 if TYPE_CHECKING:
+    from ..engine.execution import Execution
     from ..engine.run import Engine
 
 MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
@@ -104,6 +105,11 @@ class Record:
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     told: set[str] = field(default_factory=set)  # warnings that were given
     alone: Alone = field(default_factory=Alone)
+    execution: Execution | None = None  # what an example has shown
+    tails: dict[str, int] | None = (
+        None  # by argument: how many layers were taken for the last, by the order of registration
+    )
+    ordered: bool = False  # whether a call has shown these to be the last
 
     @classmethod
     def of(cls, root: nn.Module, method: str = "forward") -> Record:
@@ -260,8 +266,20 @@ class Table:
         weights = [name for name in names if self.value(name).dim() >= 2] or names
         return list(dict.fromkeys(self.record.slots[name].owners[0][0] for name in weights))
 
+    def orders(self) -> list[list[str]]:
+        """The layers on the way to each main output as an example has shown them, in order of execution; without one all, as registered."""
+        layers, execution = self.layers(), self.record.execution
+        ordered = [[path for path in output if path in layers] for output in execution.outputs] if execution else []
+        return [paths for paths in ordered if paths] or [layers]
+
+    def last_layers(self) -> set[str]:
+        """The last layer on the way to each main output; none if there are no layers."""
+        return {paths[-1] for paths in self.orders() if paths}
+
     def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
-        """Slots of the last n layers and of all that is registered between and after them (norms, buffers).
+        """Slots of the last n layers on the way to each output, and of all that lies between and after them (norms, buffers).
+
+        In the order of execution, if an example has shown it; else in that of registration, and `check_tails` looks at the first call.
 
         Args:
             n: how many; None takes `default`, or as many as there are.
@@ -280,8 +298,27 @@ class Table:
         if not layers:
             return list(self.record.slots)
         paths = list(self.record.order)
-        chosen = set(paths[paths.index(layers[-n]) :])
+        if self.record.execution is None or not set(self.record.execution.modules()) & set(layers):
+            if n < len(layers):
+                self.record.tails = {**(self.record.tails or {}), argument: n}
+            chosen = set(paths[paths.index(layers[-n]) :])
+        else:
+            chosen = self._ran_last(n, layers)
         return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
+
+    def _ran_last(self, n: int, layers: list[str]) -> set[str]:
+        """Paths of the modules that ran last, from the n-th last layer on the way to each output on."""
+        chosen: set[str] = set()
+        for output in self.record.execution.outputs if self.record.execution else ():
+            places = [i for i, path in enumerate(output) if path in layers]
+            chosen.update(output[places[-n:][0] :] if places else ())
+        owners = {slot.owners[0][0] for slot in self.record.slots.values() if not slot.buffer}
+        before = False
+        for path in self.record.order:  # modules with buffers alone go with the one before them
+            before = path in chosen if path in owners else before
+            if before:
+                chosen.add(path)
+        return chosen
 
     def plain_module(self, path: str) -> nn.Module:
         """A module of its own, equal to the one at `path` but for what wrapping added, with tensors of its own."""

@@ -17,6 +17,7 @@ from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from .crossfit import Committee, committee_of
 from .dealing import WHOLE, deal, tell
+from .last_layers import check_tails
 from .method import Call, apart, sqrt
 from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
 from .ownership import engine_of, extra, table_of
@@ -46,7 +47,9 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
 
 
 def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
-    return engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
+    answers = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
+    check_tails(wrapped, args, kwargs)
+    return answers
 
 
 # ---- prediction

@@ -17,9 +17,11 @@ from torch.nn.parameter import is_lazy
 
 from ..engine.clone import eager, is_scripted
 from ..engine.effects.private_random import CPU, generator_of, own_random
+from ..engine.execution import Execution
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
 from .function import Function
+from .last_layers import watched
 from .method import Method
 from .optimizer_guard import watch
 from .outputs import Output, read
@@ -56,7 +58,8 @@ class Wrapper(Settings):
     verbose: int | bool = setting(default=0, help="1 prints what was wrapped.")
     example: Any = setting(
         default=None,
-        help="example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once. "
+        help="example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once, and "
+        "which layers are the last is told by the order in which they run, not in which they are registered. "
         "They are those of the method that is wrapped; with `at=` those of the whole model.",
     )
     purity: Purity = setting(
@@ -162,10 +165,11 @@ class Wrapper(Settings):
                 f"{self._name()} wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
             )
         self._check(_part(target, at), method)
+        execution = self._watched(target, method, at)
         whole: Any = copied(target)
-        part: Any = self._put(_part(whole, at), method)
-        if self.example is not None:
-            inputs = self.example if isinstance(self.example, tuple) else (self.example,)
+        part: Any = self._put(_part(whole, at), method, execution)
+        if self.example is not None and not isinstance(self.example, Execution):
+            inputs = self._example_inputs()
             with torch.no_grad():
                 probe: Any = copied(whole).eval()
                 getattr(probe, method)(*inputs) if at is None and method != "forward" else nn.Module.__call__(
@@ -175,10 +179,37 @@ class Wrapper(Settings):
             print(Wrapped.explain(part))
         return whole
 
-    def _put(self, part: nn.Module, method: str) -> nn.Module:
+    def _example_inputs(self) -> tuple[Any, ...]:
+        return self.example if isinstance(self.example, tuple) else (self.example,)
+
+    def _watched(self, target: nn.Module, method: str, at: str | None) -> Execution | None:
+        """What the example shows about the order in which layers run; neither the model nor random numbers change by it."""
+        if self.example is None or isinstance(self.example, Execution):
+            return self.example
+        whole: Any = copied(target).eval()
+        part: Any = _part(whole, at)
+        calls: list[tuple[tuple, dict[str, Any]]] = [(self._example_inputs(), {})]
+        devices = sorted({p.device for p in part.parameters()}, key=str)
+        with own_random(0, *devices), torch.no_grad():
+            if at is not None:
+                handle = part.register_forward_pre_hook(
+                    lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+                )
+                try:
+                    whole(*self._example_inputs())
+                except Exception:  # told where the wrapped model is called with it
+                    return None
+                finally:
+                    handle.remove()
+                if len(calls) == 1:
+                    return None
+            return watched(part if is_wrapped(part) else adopt(part, method), *calls[-1])
+
+    def _put(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:
         """Wrap a module that nobody else uses, in place."""
         if not is_wrapped(part):
             adopt(part, method)
+        part._workbench.execution = execution or part._workbench.execution  # type: ignore[union-attr]
         attach(part, self)
         return part
 
@@ -401,7 +432,7 @@ def _decorated(cls: type[nn.Module], wrapper: Wrapper, method: str, at: str | No
             instance = super().__call__(*args, **kwargs)
             part = _part(instance, at)
             wrapper._check(part, method)
-            wrapper._put(part, method)
+            wrapper._put(part, method, wrapper._watched(instance, method, at))
             return instance
 
     namespace = {

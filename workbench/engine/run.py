@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -199,13 +200,24 @@ class Engine:
             )
 
     def _with_gradients(self, request: Request) -> Result:
-        """One branch once more, with gradients, for looking only."""
+        return self._look(request, torch.inference_mode(False), torch.enable_grad())
+
+    def look(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Run the one branch of a plan without gradients, for its interventions to look; nothing else changes by it."""
+        with self.lock:
+            self.clones.refresh()
+            self._look(Request(plan, args, kwargs, self.clones, self.effects), torch.no_grad())
+
+    def _look(self, request: Request, *contexts: AbstractContextManager[Any]) -> Result:
+        """One branch once more, for looking only."""
         leaves, rebuild = flatten((request.args, request.kwargs))
         sources = request.sources()
         before = sources.all()
         self.clones.save()
         try:
-            with torch.inference_mode(False), torch.enable_grad():
+            with ExitStack() as stack:
+                for context in contexts:
+                    stack.enter_context(context)
                 args, kwargs = rebuild(
                     [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
                 )

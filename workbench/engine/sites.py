@@ -55,7 +55,7 @@ CONTRACTIONS = frozenset(
         "linear_cross_entropy",
     ]
 )
-_METADATA = frozenset(  # they read facts about a tensor, not its values
+METADATA = frozenset(  # they read facts about a tensor, not its values
     [
         "__get__",
         "__set__",
@@ -85,7 +85,7 @@ _METADATA = frozenset(  # they read facts about a tensor, not its values
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
 
-def _tensors_among(values: Sequence[Any]) -> list[Tensor]:
+def tensors_among(values: Sequence[Any]) -> list[Tensor]:
     """The tensors among the arguments of a call; trees are only taken apart where there are any, for most calls have none."""
     tensors: list[Tensor] = []
     for value in values:
@@ -99,7 +99,7 @@ def _tensors_among(values: Sequence[Any]) -> list[Tensor]:
 def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """`flatten((args, kwargs))`, without walking through what holds no tensors: sizes, strides, flags."""
     values = [*args, *kwargs.values()]
-    if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not _tensors_among(v)) for v in values):
+    if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not tensors_among(v)) for v in values):
         n = len(args)
         return values, lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True)))
     return flatten((args, kwargs))
@@ -185,12 +185,12 @@ class Sites(TorchFunctionMode):
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in _METADATA:
+        if name in METADATA:
             return function(*args, **kwargs)
         if name == "multi_head_attention_forward":
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
-        tensors = _tensors_among((*args, *kwargs.values()))
+        tensors = tensors_among((*args, *kwargs.values()))
         known = [names for names in map(self._names.get, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
@@ -219,7 +219,7 @@ class Sites(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
-        for leaf in _tensors_among((out,)):
+        for leaf in tensors_among((out,)):
             if names is None:
                 self._raw.set(leaf, True)
             else:

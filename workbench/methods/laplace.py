@@ -95,7 +95,10 @@ class Laplace(Method):
             raise ValueError(
                 f"laplace and {other} both say which weights the model could have; use one of them (vote, sample, sculpt and neo compose)"
             )
-        layers = [path.partition(".parametrizations")[0] for path in table.layers()]
+        orders = table.orders()
+        layers = [
+            path.partition(".parametrizations")[0] for path in (orders[0] if len(orders) == 1 else table.layers())
+        ]
         self._path = self.wrapper.layer if self.wrapper.layer is not None else layers[-1] if layers else ""
         modules = dict(table.root.named_modules())
         found: Any = modules.get(self._path)

@@ -62,10 +62,10 @@ class Wrapper(_Wrapper):
     )
     randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
-        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused); "pass" is "different", and a '
-        "layer that runs several times within one pass meets the same noise each time (Gal & Ghahramani 2016b, variational dropout of "
-        "recurrent networks), as a model that runs a solver needs it, such as a neural ODE. Where a solver calls the wrapped model itself, wrap "
-        "the function that runs the solver, or see `hold_noise`.",
+        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused); "pass" is "different", '
+        "and a layer that runs several times within one pass meets the same noise each time (Gal & Ghahramani 2016b, variational dropout of "
+        "recurrent networks), as a model that runs a solver needs it, such as a neural ODE. Where a solver calls the wrapped model itself, "
+        "wrap the function that runs the solver, or see `hold_noise`.",
     )
 
     def make(self) -> list[Method]:

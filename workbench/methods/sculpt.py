@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class Wrapper(_Wrapper):
     """Aleatoric risk from a risk head beside the model's own last layers (Nix & Weigend 1994).
 
-    The risk head is a copy of the last layers, its very last one initialised anew; what it gives is mapped to a standard deviation by
-    softplus. The model's own prediction is untouched. Train it by `wrapped.loss`, or add `distribution.loss_function(y, y_pred, y_risk)` to
-    your loss, or put `distribution.sample((y_pred, y_risk))` into it.
+    The risk head is a copy of the last layers, its very last one initialised anew (also where the model's is frozen, which stays so); what it
+    gives is mapped to a standard deviation by softplus. The model's own prediction is untouched. Train it by `wrapped.loss`, or add
+    `distribution.loss_function(y, y_pred, y_risk)` to your loss, or put `distribution.sample((y_pred, y_risk))` into it.
 
     Two distributions have several risk heads, and are trained by `wrapped.loss` or `fit`: NormalInverseGamma (evidential regression, Amini et
     al. 2020) says an epistemic risk as well, and Quantiles (Koenker & Bassett 1978) gives `wrapped.quantiles(x)`.
@@ -94,12 +94,12 @@ class Sculpt(Method):
         slots = table.tail(self.wrapper.n_layers, "n_layers", default=3)
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("the last layers hold no floating-point parameters for a risk head")
-        last = table.layers()[-1] if table.layers() else ""
+        last = table.last_layers() or {""}
         heads = self.distribution.n_heads
         draws = Draws(table, heads, fresh=True)
         for name in slots:
             slot, value = table.record.slots[name], table.value(name).detach()
-            drawn = not slot.buffer and slot.owners[0][0] == last
+            drawn = not slot.buffer and slot.owners[0][0] in last
             values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
             alone = drawn and heads == 1  # the only user of its memory
             new = [

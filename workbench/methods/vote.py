@@ -126,16 +126,16 @@ class Vote(Method):
     def _zero_weights(self, table: Table, parameters: list[str]) -> frozenset[str]:
         """The weights among these that are zero, of which voters drawn afresh start at zero again where that is on purpose (see `Draws`)."""
         weights = [name for name in parameters if not is_bias(name)]
-        if self.wrapper.finetune or self.wrapper.share == "rank1":  # they start at the given values, or at multiples of them
+        if self.wrapper.finetune or self.wrapper.share == "rank1":  # at the given values, or multiples of them
             return frozenset()
         zeros = [name for name in weights if not table.value(name).is_meta and not bool(table.value(name).any())]
         if len(zeros) < len(weights):
             return frozenset(zeros)
         if zeros and not all(map(_learns(table), table.parameters())):
             warnings.warn(
-                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, for voters that start "
-                "alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other weights "
-                "vote as well, with a larger share= or share=None",
+                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, as voters that start "
+                "alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other "
+                "weights vote as well, by a larger share= or share=None",
                 WorkbenchWarning,
                 stacklevel=6,
             )

@@ -1,0 +1,154 @@
+"""Order of execution: the layers that a model runs on the way to each of its outputs, seen in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .plan import Index, Intervention
+from .sites import METADATA, Sites, TensorFacts, tensors_among
+from .tree import flatten, is_float, paths
+
+Positions = dict[str, int]  # path of a module that owns parameters -> when it ran last
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one pass of a model has shown.
+
+    Args:
+        outputs: for each main output the paths of the modules whose parameters it depends on, in the order in which they ran last. An output
+            that others are computed from (hidden states, caches) is none of these, and neither are losses and other scalars beside others.
+        names: of these outputs.
+        noisy: for each call that mixes data with parameters the names of these, where other data than the model's inputs enter.
+        raw: the same where the model's inputs alone enter.
+    """
+
+    outputs: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...]
+    noisy: frozenset[tuple[str, ...]] = frozenset()
+    raw: frozenset[tuple[str, ...]] = frozenset()
+
+    def modules(self) -> list[str]:
+        """All paths behind the main outputs."""
+        return [path for output in self.outputs for path in output]
+
+
+class Watch(Intervention):
+    """Follows one pass; `execution` says afterwards what it has shown.
+
+    Args:
+        owners: by the name of a parameter the path of the module that counts as its owner.
+        contractions: see `Sites`.
+    """
+
+    def __init__(self, owners: Mapping[str, str], contractions: bool) -> None:
+        self.owners, self.contractions, self.taps = owners, contractions, {}
+        self.execution: Execution | None = None
+
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        return installed  # asked for, so that layers get whole tensors and no factors
+
+    def active(
+        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
+    ) -> AbstractContextManager[Any] | None:
+        self._order = _Order([(tensor, self.owners[name]) for tensor, name in parameters if name in self.owners])
+        self._calls: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
+
+        def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
+            self._calls[bool(live)].add(tuple(sorted(names)))
+            return leaves
+
+        return self._both(Sites(parameters, state, inputs, at_site, contractions=self.contractions))
+
+    @contextmanager
+    def _both(self, sites: Sites) -> Iterator[None]:
+        with self._order, sites:
+            yield
+
+    def output(self, output: Any, index: Index) -> Any:
+
+        named = zip(paths(output), flatten(output)[0], strict=True)
+        leaves = [(name, leaf, self._order.behind(leaf)) for name, leaf in named if is_float(leaf)]
+        leaves = [entry for entry in leaves if entry[2]]
+        leaves = [entry for entry in leaves if entry[1].dim()] or leaves
+        main = [
+            (name, positions)
+            for name, _, positions in leaves
+            if not any(positions.keys() < others.keys() for _, _, others in leaves)
+        ]
+        self.execution = Execution(
+            tuple(tuple(sorted(positions, key=positions.__getitem__)) for _, positions in main),
+            tuple(name for name, _ in main),
+            frozenset(self._calls[True]),
+            frozenset(self._calls[False] - self._calls[True]),
+        )
+        return output
+
+
+class _Order(TorchFunctionMode):
+    """Notes for every tensor the modules whose parameters it was computed from, and when each of them ran.
+
+    By its memory, so that what is written into a part of a tensor counts for the whole.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[Tensor, str]]) -> None:
+        super().__init__()
+        self._owners = TensorFacts((tensor, frozenset((path,))) for tensor, path in parameters)
+        self._behind: dict[int, Positions] = {}
+        self._alive: list[Any] = []  # a place in memory is that of one tensor for as long as this is kept
+        self._count = 0
+
+    def behind(self, tensor: Tensor) -> Positions:
+        """The modules behind a tensor."""
+        owners = self._owners.get(tensor)
+        return dict.fromkeys(owners, 0) if owners else self._behind.get(_memory(tensor), {})
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        out = function(*args, **kwargs)
+        if name not in METADATA or isinstance(out, Tensor):  # a transposed weight is read as an attribute
+            self._note(name, args, kwargs, out)
+        return out
+
+    def _note(self, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        tensors, results = tensors_among((*args, *kwargs.values())), tensors_among((out,))
+        owners = [self._owners.get(tensor) for tensor in tensors]
+        modules: frozenset[str] = frozenset().union(*(owner for owner in owners if owner))
+        if tensors and all(owners):  # what is computed from parameters alone counts as the parameter
+            for tensor in results:
+                self._owners.set(tensor, modules)
+            return
+        positions: Positions = {}
+        for tensor, owner in zip(tensors, owners, strict=True):
+            for path, position in self._behind.get(_memory(tensor), {}).items() if not owner else ():
+                positions[path] = max(position, positions.get(path, 0))
+        if modules:
+            self._count += 1
+            positions.update(dict.fromkeys(modules, self._count))
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
+            results = [*results, *tensors[:1]]
+        for tensor in results if positions else ():
+            there = self._behind.setdefault(_memory(tensor), {})
+            self._alive.append(tensor)
+            for path, position in positions.items():
+                there[path] = max(position, there.get(path, 0))
+
+
+def _memory(tensor: Tensor) -> int:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no one storage
+        return id(tensor)
+
+
+__all__ = ["Execution", "Watch"]
