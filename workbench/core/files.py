@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .outputs import from_json, to_json
 from .ownership import MARK
 from .registry import wrapper_class, wrapper_names
 from .settings import settings_of
-from .state_dict import check_settings, complete, stored_settings
+from .state_dict import adapt, check_settings, complete, stored_settings
 from .wrapped import is_wrapped
 from .wrapper import Wrapper, compose
 
@@ -218,7 +219,13 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
                 ) from error
     elif wrapper is not None:
         raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
-    _check(model, text, tensors, path)
+    present = list(model.state_dict())
+    _adapt(model, tensors)
+    try:
+        _check(model, text, tensors, path)
+    except ValueError:
+        _adapt(model, present)
+        raise
     _cast(model, tensors)
     model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
     for at, part in _parts(model).items():
@@ -314,6 +321,11 @@ def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[s
         if (members := registered.get(f"{name}{MARK}{members_axis(methods)}")) is not None:
             members.requires_grad_(flags[parameter])
     return wrapped
+
+
+def _adapt(model: Any, names: Iterable[str]) -> None:
+    for at, part in _parts(model).items():
+        adapt(part, names, f"{at}." if at else "")
 
 
 def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:

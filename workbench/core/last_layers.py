@@ -45,23 +45,23 @@ def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         record.ordered = True
         return
     for argument, n in record.tails.items():
-        chosen = layers[-n:]
+        chosen = [path or "its own" for path in layers[-n:]]
         for name, output in zip(execution.names, execution.outputs, strict=True):
-            ran = [path for path in output if path in layers]
-            places = [i for i, path in enumerate(ran) if path in chosen]
-            if not ran or (places and places[0] == len(ran) - len(places)):
+            ran = [path or "its own" for path in output if path in layers]
+            after = next((i for i, path in enumerate(reversed(ran)) if path in chosen), len(ran))
+            if not after:  # what lies between them may be shared
                 continue
             says = (
                 f"{argument}={n} took {', '.join(chosen)} for the last layers of {type(wrapped)._plain_class.__name__}, by the order in which "
                 f"they are registered, and {name} "
             )
             remedy = "Wrap with example=x, inputs that the model takes: then the order counts in which layers run, for each output"
-            if not places:
+            if after == len(ran):
                 raise ValueError(
                     f"{says}does not depend on them, so that it would have no risk of its own: it ends in {ran[-1]}. {remedy}"
                 )
             warnings.warn(
-                f"{says}comes from others after them: {', '.join(path for path in ran[places[0] :] if path not in chosen)}. {remedy}",
+                f"{says}comes from others after them: {', '.join(ran[-after:])}. {remedy}",
                 WorkbenchWarning,
                 stacklevel=6,
             )

@@ -88,6 +88,9 @@ class Method:
             moved: tells whether the state changes weights.
         """
 
+    def adapt(self, table: Table, names: set[str]) -> None:
+        """A state with tensors of these names is about to be loaded: register what it has of this method, and drop what it has not."""
+
     def untie(self, table: Table) -> None:
         """For an axis with `own_first`: its heads have got a trunk of their own."""
 

@@ -17,7 +17,7 @@ from ..engine.clone import places
 from ..engine.plan import Bank
 from .crossfit import NAME as COMMITTEE
 from .crossfit import Committee, members_axis, seat
-from .ownership import EXTRAS, MARK, Slot, Table, extra, extras
+from .ownership import EXTRAS, MARK, Slot, Table, extra, extras, table_of
 from .standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
@@ -109,6 +109,13 @@ def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = Tr
         )
 
 
+def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
+    """Let the methods register what a state has, whose tensors of this object have these names behind a prefix."""
+    stored = {name[len(prefix) :] for name in names if name.startswith(prefix)}
+    for method in wrapped._workbench.methods:
+        method.adapt(table_of(wrapped), stored)
+
+
 @dataclass
 class Loading:
     """One load_state_dict from the first look at the state to the report.
@@ -146,6 +153,8 @@ class Loading:
         self.state.pop(self.prefix + SETTINGS, None)
         marked = any(MARK in key and EXTRAS not in key for key in self._own(self.state))
         if saved or marked:
+            if self.strict is not False:
+                adapt(self.wrapped, self.state, self.prefix)
             self._widen()
             complete(self.state, self.wrapped, self.prefix)
             current = self._current()

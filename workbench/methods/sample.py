@@ -16,6 +16,7 @@ from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
 from .noise import Bernoulli, Noise, Normal
+from .noise_amounts import MetSites, noisy_weights
 from .weight_sets import method_of
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Wrapper(_Wrapper):
     trainable: bool = setting(
         default=False,
         saved=True,
-        help="learn how much noise, one number for each weight (concrete dropout, Gal et al. 2017; variational dropout, Kingma et al. 2015); "
-        "the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.",
+        help="learn how much noise, one number for each layer that noise enters (concrete dropout, Gal et al. 2017; variational dropout, Kingma "
+        "et al. 2015); the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.",
     )
     randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
@@ -108,6 +109,7 @@ class Sample(Method):
 
     name, kind, order = "sample", "epistemic", 20
     held: int | None = None  # the seed of all calls within `hold_noise`
+    _amounts: list[str] | None = None  # the weights that have a learned amount of noise; None: all
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
@@ -133,26 +135,49 @@ class Sample(Method):
         if self.wrapper.where == "weights":
             for name in self._weights:
                 table.record.rules.setdefault(name, Shared(name))
-        if self.wrapper.trainable:
-            start = self.noise.raw()
-            for name in self._weights if self.wrapper.where != "inputs" else ["inputs"]:
-                like = table.value(name) if name != "inputs" else next(table.value(n) for n in table.parameters())
-                table.register(f"{name}@sample", torch.tensor(start, dtype=torch.float32, device=like.device))
+        if not self.wrapper.trainable:
+            return
+        if self.wrapper.where == "activations":
+            self._amounts = noisy_weights(table, self._weights)
+        for name in self.amounts() if self.wrapper.where != "inputs" else ["inputs"]:
+            self._register_amount(table, name)
+
+    def _register_amount(self, table: Table, name: str) -> None:
+        like = table.value(name) if name != "inputs" else next(table.value(n) for n in table.parameters())
+        table.register(f"{name}@sample", torch.tensor(self.noise.raw(), dtype=torch.float32, device=like.device))
+
+    def amounts(self) -> list[str]:
+        """The weights that have a learned amount of noise."""
+        return self._weights if self._amounts is None else self._amounts
+
+    def adapt(self, table: Table, names: set[str]) -> None:
+        stored = [name for name in self._weights if f"{name}@sample" in names]
+        if not (self.wrapper.trainable and self.wrapper.where == "activations" and stored):
+            return
+        for name in {*self.amounts()} - {*stored}:
+            table.drop(f"{name}@sample")
+        for name in {*stored} - {*self.amounts()}:
+            self._register_amount(table, name)
+        self._amounts = stored
 
     def raw(self, table: Table, name: str) -> Tensor | None:
         """The learned amount of noise of a weight, None if it is fixed."""
         return table.get(f"{name}@sample") if self.wrapper.trainable else None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
-        return _NoisyWeights(self, table) if self.wrapper.where == "weights" else _Noisy(self, table)
+        kind = _NoisyWeights if self.wrapper.where == "weights" else _Noisy
+        return kind(self, table, call.training)
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
         if not self.wrapper.trainable or not rows or self.wrapper.where == "inputs":
             return None
+        raws = {name: table.get(f"{name}@sample") for name in self.amounts()}
         terms = [
-            self.noise.divergence(table.get(f"{n}@sample")) * self._units(table.value(n)) / rows for n in self._weights
+            self.noise.divergence(raw) * self._units(table.value(name)) / rows
+            for name, raw in raws.items()
+            if raw.requires_grad
         ]
-        return torch.stack(terms).sum()
+        return torch.stack(terms).sum() if terms else None
 
     def _units(self, weight: Tensor) -> int:
         return weight.numel() if self.wrapper.where == "weights" else weight.shape[1]
@@ -161,11 +186,13 @@ class Sample(Method):
 class _Noisy(Intervention):
     checkpoint_remedy = 'use sample.Wrapper(where="weights"), or switch checkpointing off'
 
-    def __init__(self, method: Sample, table: Table) -> None:
+    def __init__(self, method: Sample, table: Table, training: bool) -> None:
         self.method, self.table, self.taps = method, table, {}
         self.generators: dict[torch.device, torch.Generator] = {}
         self.seed: int | None = None
         self.place = 0  # of the branch, among those with noise of their own
+        self.training = training
+        self.met: MetSites | None = None
         self.sites = 0
         self.draws = method.wrapper.where == "activations" and not method.noise.silent
         if method.held is not None:
@@ -176,6 +203,11 @@ class _Noisy(Intervention):
                 f'randomness="{method.wrapper.randomness}" keeps the noise apart from the model\'s own random calls'
             )
             self.seed = int(torch.randint(2**62, ()).item())
+
+    def _slots(self) -> dict[str, str]:
+        """The first name of every weight by its other names, for those that are tied."""
+        slots = ((name, self.table.record.slots[name].owners[1:]) for name in self.method._weights)
+        return {f"{path}.{attribute}".lstrip("."): name for name, others in slots for path, attribute in others}
 
     def _begin(self, index: Index) -> None:
         """Start the stream of a branch, which depends on its place alone; heads of one trunk have one."""
@@ -215,16 +247,19 @@ class _Noisy(Intervention):
         self.trail = ()
         once = self.method.held is not None or self.method.wrapper.randomness == "pass"
         factors: dict[tuple, Tensor] = {}  # of the noise of this pass, by layer and argument
+        self.met = MetSites(self.method.amounts(), self.method._weights) if self.method.wrapper.trainable else None
+        slots = self._slots() if self.met is not None else {}
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             amount = None
-            if self.method.wrapper.trainable:
-                known = sorted(name for name in names if name in self.method._weights)
-                amount = self.method.raw(self.table, known[0]) if known else None
+            noisy = [*live, *(raw if self.method._only_layer else [])]
+            if self.met is not None:
+                name = self.met.note({slots.get(name, name) for name in names}, bool(noisy))
+                amount = self.method.raw(self.table, name) if name else None
             layer = tuple(sorted(names))
             self.trail = (*self.trail, (layer, tuple(live), tuple(raw)))
             leaves = list(leaves)
-            for i in [*live, *(raw if self.method._only_layer else [])]:
+            for i in noisy:
                 self.sites += 1
                 if not once:
                     leaves[i] = self._noisy(leaves[i], amount)
@@ -287,6 +322,8 @@ class _Counted:
                 "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so all "
                 'its passes would be equal; use where="weights" or where="inputs"'
             )
+        if error is None and self.noisy.met is not None and self.noisy.training and not torch.compiler.is_compiling():
+            self.noisy.met.check(self.noisy.table)
 
 
 __all__ = ["Bernoulli", "Normal", "Sample", "Wrapper", "hold_noise"]

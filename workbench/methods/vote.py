@@ -133,8 +133,8 @@ class Vote(Method):
             return frozenset(zeros)
         if zeros and not all(map(_learns(table), table.parameters())):
             warnings.warn(
-                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, as voters that start "
-                "alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other "
+                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, as voters that "
+                "start alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other "
                 "weights vote as well, by a larger share= or share=None",
                 WorkbenchWarning,
                 stacklevel=6,
