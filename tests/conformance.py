@@ -163,7 +163,9 @@ def check_dealing(case: Case, wrapping: Wrapping) -> None:
     with warnings.catch_warnings(record=True) as caught, seeded():
         warnings.simplefilter("always")
         y = wrapped(*args, **kwargs)
-    told = [w for w in caught if issubclass(w.category, WorkbenchWarning) and "for the last layers of" not in str(w.message)]
+    told = [
+        w for w in caught if issubclass(w.category, WorkbenchWarning) and "for the last layers of" not in str(w.message)
+    ]
     if "batch_mixing" not in case.tags or "not_dealable" in case.tags:  # mixing may, but need not, show in these rows
         assert len(told) == ("not_dealable" in case.tags), [str(w.message) for w in told]
     if told:

@@ -56,7 +56,7 @@ def test_other_wrappers_leave_the_prediction_of_a_function_alone(way: str) -> No
     function, models = WAYS[way]()
     x = torch.randn(5, 3)
     before = function(x)
-    for wrapper in (compose(), sculpt.Wrapper(n_layers=1), neo.Wrapper(), vote.Wrapper(1, finetune=True)):
+    for wrapper in (compose(), sculpt.Wrapper(n_layers=1, example=x), neo.Wrapper(), vote.Wrapper(1, finetune=True)):
         wrapped: Any = wrapper(function)
         assert torch.allclose(wrapped.eval()(x), before, atol=1e-6)
     sampled: Any = sample.Wrapper(4)(function)
