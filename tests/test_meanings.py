@@ -30,9 +30,13 @@ def noise_of(wrapping: Wrapping) -> float:
 
 def wrapped_as(model: Meant, wrapping: Wrapping, training: bool = False) -> Any:
     plain = build(model.case, training=training)
+    args, kwargs = inputs(model.case)
+    wrapper = wrapping.make("auto", noise_of(wrapping)).with_options(output=model.output)
+    if isinstance(wrapper, vote.Wrapper) and not kwargs:  # which shows the last layers of each output
+        wrapper = wrapper.with_options(example=args)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
-        return wrapping.make("auto", noise_of(wrapping)).with_options(output=model.output)(plain).train(training)
+        return wrapper(plain).train(training)
 
 
 def assert_same(found: Any, wanted: dict[str, Tensor], what: str, tolerance: float = 1e-9) -> None:
