@@ -17,7 +17,7 @@ LAYERS = (
     ("engine",),
     ("risk", "distributions"),
     ("core",),
-    ("methods",),
+    ("methods", "outputs"),
     ("data", "metrics", "plots", "training", "calibration"),
     ("doctor", "testing", "experiments"),
     ("notebook", "widgets"),
