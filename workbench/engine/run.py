@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
-from .dependence import reached
+from .dependence import Followed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger
 from .effects.inputs import InputEffects, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
-from .plan import Bank, Plan
+from .plan import Bank, Index, Plan
 from .rank_one import FactoredWeightUsed
 from .request import Request
 from .results import Result, StackedResults
@@ -55,8 +55,8 @@ class Engine:
         self.effects = InputEffects()
         self.ladder = Ladder(self.clones)
         self.traced = traced.TracedExecutor(entries, forward)
-        self._checked = False  # whether outputs depend on what they should
-        self._checked_frozen = False  # whether frozen tensors have shown as much of that as they can
+        self._checked = False  # whether the graph has shown that outputs depend on what they should
+        self._followed = False  # whether that was looked at without gradients
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
@@ -104,7 +104,7 @@ class Engine:
                 self._keep(plan, results, branched)
             elif clones.impure:
                 clones.forget()
-            if not self._checked:
+            if not self._checked and (torch.is_grad_enabled() or not self._followed):
                 self._check_reach(request, results)
         return branched, results
 
@@ -163,65 +163,86 @@ class Engine:
 
     def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
         """Once: do the outputs depend on the tensors that the methods own, and on none of those that they have replaced?"""
-        plan, args, kwargs = request.plan, request.args, request.kwargs
+        plan = request.plan
         rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
         index = plan.indices[-1]
         if not rules or not any(index.values()):
             return
         if values_unavailable():
             return  # the graph is not the one that is looked at here
-        owned = [plan.bank.get(name) for rule in rules.values() for name in rule.names(index)]
-        frozen = bool(owned) and not any(tensor.requires_grad for tensor in owned)  # no graph can show them
-        if frozen and self._checked_frozen:
+        owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
+        outputs = [leaf for leaf in tensors(results[-1].output) if leaf.requires_grad]
+        if outputs and any(tensor.requires_grad for tensor in owned.values()):
+            self._checked = True
+            behind = reached(outputs)
+            # what comes in may have been computed by the given model itself
+            before = reached([leaf for leaf in tensors((request.args, request.kwargs)) if leaf.requires_grad])
+            stale = {name for key, name in self._originals().items() if key in behind and key not in before}
+            differ = not behind.isdisjoint(map(id, owned.values()))
+        elif self._followed:
             return
-        last = results[-1]
-        if not torch.is_grad_enabled():
-            one = replace(plan, axes=(), fixed=index, dealt="", bank=Bank(plan.bank.get), interventions=())
-            last = self._with_gradients(replace(request, plan=one))
-        outputs = [leaf for leaf in tensors(last.output) if leaf.requires_grad]
-        self._checked_frozen = True
-        if not outputs:
-            return
-        self._checked = not frozen
-        behind = reached(outputs)
-        # what comes in may have been computed by the given model itself
-        before = reached([leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad])
-        stale = sorted(name for key, name in self._originals().items() if key in behind and key not in before)
+        else:
+            self._followed = True  # gradients may show more: they end where a result is detached
+            stale, differ = self._follow(request, owned, index)
         if stale:
             raise UnreachedParametersError(
-                f"the model uses {', '.join(stale[:3])} of the model that was given, by a reference that does not move "
+                f"the model uses {', '.join(sorted(stale)[:3])} of the model that was given, by a reference that does not move "
                 "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
                 "the module, as self.layer.weight"
             )
-        if owned and not frozen and behind.isdisjoint(map(id, owned)):
+        if owned and not differ:
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
             )
 
-    def _with_gradients(self, request: Request) -> Result:
-        return self._look(request, torch.inference_mode(False), torch.enable_grad())
-
     def look(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> None:
         """Run the one branch of a plan without gradients, for its interventions to look; nothing else changes by it."""
         with self.lock:
             self.clones.refresh()
-            self._look(Request(plan, args, kwargs, self.clones, self.effects), torch.no_grad())
+            self._look(Request(plan, args, kwargs, self.clones, self.effects))
 
-    def _look(self, request: Request, *contexts: AbstractContextManager[Any]) -> Result:
-        """One branch once more, for looking only."""
+    def _follow(self, request: Request, owned: dict[str, Tensor], index: Index) -> tuple[set[str], bool]:
+        """By one branch once more, without gradients, since the model may have no code for them.
+
+        Args:
+            request: the call.
+            owned: what the methods own of the branch, by name.
+            index: the branch.
+
+        Returns:
+            The slots whose replaced tensors the outputs depend on, and whether they depend on any of those that are owned.
+        """
+        plan, originals = request.plan, self._originals()
+        alone = replace(plan, axes=(), fixed=dict(index), dealt="", bank=Bank(plan.bank.get), interventions=())
+        one, sources = replace(request, plan=alone), set(map(id, owned.values()))
+        following = Followed({*sources, *originals}, map(id, (*self.root.parameters(), *self.root.buffers())))
+        try:
+            outputs = self._look(one, following)
+            behind = frozenset[int]().union(*map(following.behind, outputs))
+            differ = not behind.isdisjoint(sources)
+            if not differ and not behind:  # out of sight on the way, or never used
+                changed = Bank(lambda name: 1.5 * owned[name] + 0.1 if name in owned else plan.bank.get(name))
+                present, other = self._look(one), self._look(replace(one, plan=replace(one.plan, bank=changed)))
+                differ = not all(map(torch.equal, present, other))
+        except Exception:  # an operation that does not go together with looking on
+            return set(), True
+        return {originals[key] for key in behind if key in originals}, differ
+
+    def _look(self, request: Request, mode: AbstractContextManager[Any] | None = None) -> list[Tensor]:
+        """The outputs of one branch, run without gradients for looking only; `mode` is active meanwhile."""
         leaves, rebuild = flatten((request.args, request.kwargs))
         sources = request.sources()
         before = sources.all()
         self.clones.save()
         try:
-            with ExitStack() as stack:
-                for context in contexts:
-                    stack.enter_context(context)
+            with torch.no_grad():
                 args, kwargs = rebuild(
                     [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
                 )
-                return loop.run(replace(request, args=args, kwargs=kwargs))[0]
+                with mode or nullcontext():
+                    result = loop.run(replace(request, args=args, kwargs=kwargs))[0]
+            return tensors(result.output)
         finally:
             sources.restore(before)
             if self.clones.impure:
