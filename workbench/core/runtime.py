@@ -36,6 +36,9 @@ class Runtime:
     loading: Loading | None = None
 
     def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
+        self.asked: dict[
+            int, bool
+        ] = {}  # by thread: whether its last call asked for the risk, where something surrounds the calls
         self.table = Table(root, root._workbench, views, given)
         self.engine = Engine(
             root,
@@ -88,6 +91,7 @@ def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
         new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
     hooks = new._load_state_dict_post_hooks
     new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not finish_load)
+    new.__dict__.pop(record.method, None)  # set on the wrapped object: it surrounds a call, and is in no branch
     if record.method + MARK in new.__dict__:
         new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}

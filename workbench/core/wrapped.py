@@ -24,7 +24,8 @@ from .ownership import MARK, Record, engine_of, extra, extras, table_of
 from .parameters import ParameterIterator
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .standardize import Scaling
-from .state_dict import extract
+from .state_dict import extract, saving_both
+from .surrounding import current_thread, hooked, surrounded
 
 if TYPE_CHECKING:
     from ..distributions.mixture import Mixture
@@ -244,6 +245,21 @@ class Wrapped(Persistent):
         method = "" if self._workbench.method == "forward" else f".{self._workbench.method}"
         return f"{type(self)._plain_class.__name__}{method}[{names}]"
 
+    # ---- what others put around a call
+    def __setattr__(self, name: str, value: Any) -> None:
+        record = self.__dict__.get("_workbench")
+        if record is not None and name == record.method and callable(value):
+            value = surrounded(self, name, value)
+            if value is None:
+                self.__dict__.pop(name, None)
+                return
+        super().__setattr__(name, value)
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("return_risk") and self._forward_hooks and "_workbench" in self.__dict__:
+            return hooked(self, super()._call_impl, args, kwargs)
+        return super()._call_impl(*args, **kwargs)
+
 
 PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
 
@@ -296,6 +312,8 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
         return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
 
     namespace[method] = answer
+    if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
+        namespace["save_pretrained"] = saving_both(save)
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
@@ -321,6 +339,8 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     # a branch, or an object that is still being built
     if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).traced.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
+    if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
+        wrapped.__dict__["_engine"].asked[current_thread()] = risk
     return calling.predict(wrapped, args, kwargs, risk, tile)
 
 

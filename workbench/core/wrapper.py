@@ -20,6 +20,7 @@ from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
+from .decorated import decorated
 from .function import Function
 from .last_layers import watched
 from .method import Method
@@ -152,7 +153,7 @@ class Wrapper(Settings):
             (torch.Size([4, 8]), torch.Size([4, 1]))
         """
         if _is_class_of_models(target):
-            return _decorated(target, self, method, at)
+            return decorated(target, lambda instance: self._wrap_in_place(instance, method, at))
         if isinstance(target, _FUNCTIONS) or (callable(target) and not isinstance(target, nn.Module | type)):
             target = Function(target)
         if not isinstance(target, nn.Module):
@@ -204,6 +205,11 @@ class Wrapper(Settings):
                 if len(calls) == 1:
                     return None
             return watched(part if is_wrapped(part) else adopt(part, method), *calls[-1])
+
+    def _wrap_in_place(self, whole: nn.Module, method: str, at: str | None) -> None:
+        part = _part(whole, at)
+        self._check(part, method)
+        self._put(part, method, self._watched(whole, method, at))
 
     def _put(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:
         """Wrap a module that nobody else uses, in place."""
@@ -399,50 +405,6 @@ def _check_method(model: nn.Module, method: str) -> None:
         names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
         known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
         raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
-
-
-class _Past:
-    """What `super(Net, self).name` finds in the methods of a decorated class Net: by then the name Net means the class that `_decorated` gave,
-    and what comes next after that is the user's class itself, which must be passed over.
-    """
-
-    def __init__(self, cls: type, name: str) -> None:
-        self.cls, self.name = cls, name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return getattr(super(self.cls, owner if instance is None else instance), self.name)
-
-    @property
-    def __wrapped__(self) -> Any:
-        return vars(self.cls)[self.name]
-
-
-def _decorated(cls: type[nn.Module], wrapper: Wrapper, method: str, at: str | None) -> type[nn.Module]:
-    """The class whose instances, and those of its subclasses, wrap themselves once they are built."""
-    meta: Any = type(cls)
-
-    class Built(meta):
-        @property
-        def __signature__(self) -> inspect.Signature:
-            """Of the constructor, which __call__ would hide."""
-            parameters = list(inspect.signature(self.__init__).parameters.values())  # type: ignore[misc]
-            return inspect.Signature(parameters[1:])
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            instance = super().__call__(*args, **kwargs)
-            part = _part(instance, at)
-            wrapper._check(part, method)
-            wrapper._put(part, method, wrapper._watched(instance, method, at))
-            return instance
-
-    namespace = {
-        name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")
-    }
-    past: dict[str, Any] = {name: _Past(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
-    # the user's class may ask for arguments here that only its own subclasses know
-    past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
-    namespace.pop("__init_subclass__", None)
-    return Built(cls.__name__, (type("Past", (), past), cls), namespace)
 
 
 __all__ = ["Wrapper", "compose", "unwrap"]

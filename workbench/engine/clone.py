@@ -133,9 +133,7 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
             cells.append(cell)
             continue
         content = cell.cell_contents
-        new = memo.get(id(content), content) if isinstance(content, nn.Module) else content
-        if isinstance(content, types.FunctionType) and content is not function:
-            new = rebound(content, memo)
+        new = content if content is function else _moved(content, memo)
         cells.append(cell if new is content else types.CellType(new))
     if all(new is old for new, old in zip(cells, function.__closure__, strict=True)):
         return function
@@ -145,6 +143,26 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__dict__.update(function.__dict__)
     return copied
+
+
+def _moved(content: Any, memo: dict[int, Any]) -> Any:
+    """What a closure is to hold in the new tree: modules and what is bound to them follow it."""
+    if isinstance(content, nn.Module):
+        return memo.get(id(content), content)
+    if isinstance(content, types.FunctionType):
+        return rebound(content, memo)
+    if isinstance(content, types.MethodType):
+        function, owner = _moved(content.__func__, memo), _moved(content.__self__, memo)
+        same = function is content.__func__ and owner is content.__self__
+        return content if same else types.MethodType(function, owner)
+    if isinstance(content, functools.partial):
+        old = (content.func, *content.args, *content.keywords.values())
+        function, *items = (_moved(item, memo) for item in old)
+        if all(a is b for a, b in zip((function, *items), old, strict=True)):
+            return content
+        args, values = items[: len(content.args)], items[len(content.args) :]
+        return functools.partial(function, *args, **dict(zip(content.keywords, values, strict=True)))
+    return content
 
 
 class _ReplacingItems:
