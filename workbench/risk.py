@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_pytree_node, tree_leaves
 
 from .engine.tree import tree_map
+
+
+class _Name(str):
+    """What iterating over a `Risk` gives; code that takes it for a tensor learns what to write."""
+
+    __slots__ = ()
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(
+            f"iterating over a Risk gives names such as {str(self)!r}, which have no {attribute}; {_advice(self)}"
+        )
+
+
+def _advice(name: str) -> str:
+    return f"take one risk, such as risk.{name}; as a function of the input: lambda x: wrapped(x, return_risk=True)[1].{name}"
 
 
 @dataclass
@@ -45,12 +60,43 @@ class Risk:
         )
 
     def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a Risk has names, no rows: {self._advice()}; risk.map(lambda t: t[rows]) takes rows of each"
+            )
         if name not in (known := [field.name for field in fields(self)]):
             raise KeyError(f"{name!r} is no risk; there are {', '.join(known)}")
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        return iter(map(_Name, self.names()))
+
+    # ---- what takes it for one tensor
+    def _advice(self) -> str:
+        names = self.names()
+        return f"it holds {', '.join(names) or 'nothing'}; {_advice('total' if 'total' in names or not names else names[0])}"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(f"'Risk' object has no attribute {name!r}")
+        raise AttributeError(f"a Risk has no {name}: {self._advice()}")
+
+    def _refuse(self, *others: Any, **options: Any) -> NoReturn:
+        raise TypeError(f"a Risk is no tensor: {self._advice()}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = (
+        _refuse
+    )
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __int__ = __array__ = _refuse
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> NoReturn:
+        risks = [
+            leaf
+            for leaf in tree_leaves((args, kwargs), is_leaf=lambda node: isinstance(node, cls))
+            if isinstance(leaf, cls)
+        ]
+        raise TypeError(f"{getattr(function, '__name__', function)} takes tensors, no Risk: {risks[0]._advice()}")
 
     def __repr__(self) -> str:
         def brief(value: Any) -> str:
@@ -63,7 +109,7 @@ class Risk:
 # so that torch.vmap and torch.export take it for a tree of tensors
 register_pytree_node(
     Risk,
-    lambda risk: ([risk[name] for name in risk], list(risk)),
+    lambda risk: ([risk[name] for name in risk.names()], list(risk.names())),
     lambda values, names: Risk(**dict(zip(names, values, strict=True))),
     serialized_type_name="workbench.Risk",
 )
