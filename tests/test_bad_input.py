@@ -47,11 +47,24 @@ def test_what_is_no_module_is_refused(name: str, target: Any) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_lazy_parameters_are_refused(name: str) -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
-    with pytest.raises(ValueError, match=r"0\.weight.*call the model once"):
+    with pytest.raises(ValueError, match=r"0\.weight.*call the model once.*example=x"):
         MAKERS[name]()(model)
     y = model(torch.zeros(2, 3))
     assert y.shape == (2, 1)
     assert MAKERS[name]()(model)(torch.zeros(6, 3)).shape == (6, 1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_lazy_parameters_get_their_shapes_from_an_example_on_a_copy(name: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1)).train()
+    before = torch.get_rng_state()
+    wrapped: Any = MAKERS[name]().with_options(example=torch.ones(2, 3))(model)
+    assert name == "sample" or torch.equal(torch.get_rng_state(), before)  # its noise in the call of the example
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+    assert model.training
+    assert wrapped.training
+    assert wrapped(torch.zeros(6, 3)).shape == (6, 1)
+    assert not any(p is q for p in model.parameters() for q in wrapped.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")

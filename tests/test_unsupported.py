@@ -217,7 +217,7 @@ def test_graph_modules_are_wrapped_and_wrapped_models_are_not_traced(kind: str) 
     plain = torch.fx.symbolic_trace(Net()).eval()
     wrapped = wrapped_as(kind, copy.deepcopy(plain))
     close(asked(wrapped, (inputs(),)), expected(kind, plain, wrapped, (inputs(),)))
-    with pytest.raises(NameError, match="not installed as a submodule"):
+    with pytest.raises(TypeError, match="trace the plain model and wrap the GraphModule"):
         torch.fx.symbolic_trace(wrapped_as(kind, Net()))
 
 
@@ -366,6 +366,12 @@ def test_a_data_parallel_model_is_wrapped(kind: str) -> None:
     answers = [voter(inputs()) for voter in wrapped.voters()]
     torch.testing.assert_close(y, torch.stack(answers).mean(0))
     assert set(risks) <= {"aleatoric", "epistemic"}
+
+
+def test_replicas_of_data_parallel_are_refused() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(mlp())
+    with pytest.raises(TypeError, match=r"use DistributedDataParallel\(wrapped\)"):
+        wrapped._replicate_for_data_parallel()  # as DataParallel does with several devices
 
 
 def test_threads_of_data_parallel_on_one_device() -> None:

@@ -107,6 +107,12 @@ class Persistent(nn.Module):
         self.__dict__.update(state)
         restore(self)
 
+    def _replicate_for_data_parallel(self) -> Any:
+        raise TypeError(
+            "nn.DataParallel makes replicas that share the branches of one device: use DistributedDataParallel(wrapped), with one process for "
+            "each device"
+        )
+
     def __prepare_scriptable__(self) -> Any:
         raise TypeError(
             "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"

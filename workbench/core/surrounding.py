@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from ..introspect.source_lines import line_name
 
@@ -120,6 +121,29 @@ def hooked(wrapped: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str
         raise TypeError(f"{who} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
     _check_pair(output, who)
     return output
+
+
+def entered(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The inputs as the user's forward pre-hooks on the object hand them on, for what does not go through its call, such as its loss."""
+    for key, hook in wrapped._forward_pre_hooks.items():
+        if str(getattr(hook, "__module__", "")).startswith("torch."):
+            continue  # of a sharded module: it belongs to a call
+        if key in wrapped._forward_pre_hooks_with_kwargs:
+            result = hook(wrapped, args, kwargs)
+            if result is not None:
+                args, kwargs = result
+        elif (result := hook(wrapped, args)) is not None:
+            args = result if isinstance(result, tuple) else (result,)
+    return args, kwargs
+
+
+def refuse_proxies(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise TypeError where torch.fx.symbolic_trace wants to see the branches."""
+    if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
+        raise TypeError(
+            f"a wrapped {type(wrapped).__name__} cannot be traced by torch.fx.symbolic_trace, which cannot follow its branches: trace the plain "
+            "model and wrap the GraphModule, or use torch.export.export(wrapped, (x,))"
+        )
 
 
 def _check_pair(output: Any, who: str) -> None:

@@ -25,7 +25,7 @@ from .parameters import ParameterIterator
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .standardize import Scaling
 from .state_dict import extract, saving_both
-from .surrounding import current_thread, hooked, surrounded
+from .surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 
 if TYPE_CHECKING:
     from ..distributions.mixture import Mixture
@@ -77,7 +77,7 @@ class Wrapped(Persistent):
             >>> bool((lower < upper).all())
             True
         """
-        return calling.quantiles(self, args, kwargs)
+        return calling.quantiles(self, *entered(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
         """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
@@ -99,7 +99,7 @@ class Wrapped(Persistent):
             >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
-        return predictive(self, args, kwargs)
+        return predictive(self, *entered(self, args, kwargs))
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
@@ -113,7 +113,7 @@ class Wrapped(Persistent):
         Returns:
             A scalar. With a scaling set it is computed in standardised units.
         """
-        return calling.loss(self, criterion, *opened(self, x), y)
+        return calling.loss(self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
@@ -311,6 +311,7 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     ) -> Any:
         return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
 
+    answer.__signature__ = _signature(answer)  # type: ignore[attr-defined]  # torch.export binds keywords to it
     namespace[method] = answer
     if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
         namespace["save_pretrained"] = saving_both(save)
@@ -323,6 +324,14 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
         namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
         namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
     return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))
+
+
+def _signature(answer: Callable[..., Any]) -> inspect.Signature:
+    """That of the model's method, with what wrapped objects take beside it."""
+    own = [*inspect.signature(answer).parameters.values()]
+    ours = inspect.signature(Wrapped.forward).parameters
+    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in own}]
+    return inspect.Signature(sorted([*own, *added], key=lambda parameter: parameter.kind))
 
 
 def _contained(container: Any, torchs: bool) -> Any:
@@ -339,6 +348,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     # a branch, or an object that is still being built
     if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).traced.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
+    refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         wrapped.__dict__["_engine"].asked[current_thread()] = risk
     return calling.predict(wrapped, args, kwargs, risk, tile)

@@ -8,12 +8,13 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY
 from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from ..engine.clone import eager, is_scripted
 from ..engine.effects.private_random import CPU, generator_of, own_random
@@ -165,20 +166,20 @@ class Wrapper(Settings):
             raise TypeError(
                 f"{self._name()} wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
             )
+        if self._has_inputs() and any(map(is_lazy, (*target.parameters(), *target.buffers()))):
+            target = self._with_shapes(target, method, at)
         self._check(_part(target, at), method)
         execution = self._watched(target, method, at)
         whole: Any = copied(target)
         part: Any = self._put(_part(whole, at), method, execution)
-        if self.example is not None and not isinstance(self.example, Execution):
-            inputs = self._example_inputs()
-            with torch.no_grad():
-                probe: Any = copied(whole).eval()
-                getattr(probe, method)(*inputs) if at is None and method != "forward" else nn.Module.__call__(
-                    probe, *inputs
-                )
+        if self._has_inputs():
+            self._call_example(copied(whole), method, at)
         if self.verbose:
             print(Wrapped.explain(part))
         return whole
+
+    def _has_inputs(self) -> bool:
+        return self.example is not None and not isinstance(self.example, Execution)
 
     def _example_inputs(self) -> tuple[Any, ...]:
         return self.example if isinstance(self.example, tuple) else (self.example,)
@@ -206,6 +207,28 @@ class Wrapper(Settings):
                     return None
             return watched(part if is_wrapped(part) else adopt(part, method), *calls[-1])
 
+    def _call_example(self, model: Any, method: str, at: str | None) -> None:
+        inputs = self._example_inputs()
+        model.eval()
+        with torch.no_grad():
+            getattr(model, method)(*inputs) if at is None and method != "forward" else nn.Module.__call__(
+                model, *inputs
+            )
+
+    def _with_shapes(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
+        """A copy of a model with lazy layers whose shapes the example gives."""
+        # buffers without a shape have no copy of their own in torch
+        buffers: Any = {
+            id(b): UninitializedBuffer(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)
+        }
+        model = copy.deepcopy(model, buffers)
+        modes = [(module, module.training) for module in model.modules()]
+        with _own_numbers(p.device for p in model.parameters()):
+            self._call_example(model, method, at)
+        for module, mode in modes:
+            module.training = mode
+        return model
+
     def _wrap_in_place(self, whole: nn.Module, method: str, at: str | None) -> None:
         part = _part(whole, at)
         self._check(part, method)
@@ -225,7 +248,7 @@ class Wrapper(Settings):
         if names:
             raise ValueError(
                 f"{type(model).__name__} has parameters without a shape yet ({', '.join(names[:3])}): call the model once with real inputs "
-                "before wrapping it"
+                "before wrapping it, or give inputs to the wrapper, example=x, which then wraps a copy"
             )
         scripted = [name or "the model itself" for name, module in model.named_modules() if is_scripted(module)]
         if scripted:
@@ -330,10 +353,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     for name in ("strategy", "purity", "chunk"):
         if getattr(wrapper, name) != COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
-    devices = sorted({p.device for p in wrapped.parameters()}, key=str)
-    # a stream of its own, that does not repeat in what the user draws next
-    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
-    with own_random(seed, *devices), torch.no_grad():
+    with _own_numbers(p.device for p in wrapped.parameters()), torch.no_grad():
         for method in sorted(
             wrapper.make(), key=lambda method: -method.order
         ):  # heads first, so that voters get a risk head each
@@ -347,6 +367,12 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     record.methods.sort(key=lambda method: method.order)
     watch(wrapped)
     table.show()
+
+
+def _own_numbers(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+    """Random numbers of a stream of its own, that does not repeat in what the user draws next."""
+    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
+    return own_random(seed, *sorted(set(devices), key=str))
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)

@@ -72,7 +72,7 @@ class Likelihood(Density):
 
     @property
     def _grown(self) -> bool:
-        return all(self.get_parameter(name).numel() for name in self._learned)
+        return all(getattr(self, name).numel() for name in self._learned)  # no Parameters in a functional call
 
     def nll(self, features: Features) -> Tensor:
         """Negative log likelihood of each row, in nats.
