@@ -218,9 +218,8 @@ class Wrapper(Settings):
     def _with_shapes(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
         """A copy of a model with lazy layers whose shapes the example gives."""
         # buffers without a shape have no copy of their own in torch
-        buffers: Any = {
-            id(b): UninitializedBuffer(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)
-        }
+        new: Any = UninitializedBuffer
+        buffers = {id(b): new(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)}
         model = copy.deepcopy(model, buffers)
         modes = [(module, module.training) for module in model.modules()]
         with _own_numbers(p.device for p in model.parameters()):
