@@ -133,11 +133,10 @@ def test_what_no_output_depends_on_is_refused(mode: str, frozen: bool) -> None:
     for cls, kind in ((Unused, "share"), (Unused, "sculpt"), (UnusedNumpy, "share")):
         if cls is UnusedNumpy and mode == "gradients" and not frozen:
             continue  # nothing hangs together there
-        wrapped: Any = MAKERS[kind]()(cls().requires_grad_(not frozen)).eval()
+        wrapped: Any = MAKERS[kind]()(cls()).eval().requires_grad_(not frozen)
         with context(), pytest.raises(UnreachedParametersError, match=r"no output depends on b\.bias, b\.weight"):
             wrapped(x, return_risk=True)
-    model = Holds().requires_grad_(not frozen)
-    wrapped = vote.Wrapper(3)(model).eval()
+    wrapped = vote.Wrapper(3)(Holds()).eval().requires_grad_(not frozen)
     with context(), pytest.raises(UnreachedParametersError, match=r"uses a\.weight of the model that was given"):
         wrapped(x, return_risk=True)
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import laplace, neo, snapshot, swag, vote
+from workbench.core.outputs import has_classes
 from workbench.core.wrapper import Wrapper
 from workbench.methods.densities import DENSITIES
 
@@ -96,7 +97,7 @@ def test_warm_calls_and_losses_do_not_wait(name: str, model: str) -> None:
         wrapped, x, y = trained(WRAPPERS[name], model)
     wrapped.to("meta")
     x, y = x.to("meta"), y.to("meta")
-    criterion = nn.CrossEntropyLoss() if wrapped._workbench.output != "values" else nn.MSELoss()
+    criterion = nn.CrossEntropyLoss() if has_classes(wrapped._workbench.output) else nn.MSELoss()
     neo_alone = wrapped.methods == ("neo",)
     with quiet(), Waiting("meta"):
         for training in (False, True):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import Risk, compose, fit, laplace, neo, sample, sculpt, snapshot, swag, vote
+from workbench.core.outputs import has_classes
 from workbench.core.wrapper import Wrapper
 from workbench.distributions import LogitNormal, NormalInverseGamma, Quantiles, StudentT
 
@@ -67,7 +68,7 @@ def trained(wrapper: Wrapper, model: str, rows: int = 12) -> tuple[Any, Tensor, 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, *shape, generator=generator)
     wrapped = wrapper(make())
-    classes = wrapped._workbench.output != "values"
+    classes = has_classes(wrapped._workbench.output)
     y = torch.arange(rows) % 3 if classes else torch.randn(rows, 3, generator=generator)
     if wrapped.needs_fit or any(method.collects for method in wrapped._workbench.methods):
         fit(wrapped, (x, y), epochs=8, validation=0, standardize=False, progress=False, batch_size=6)
@@ -86,7 +87,7 @@ def quiet() -> Iterator[None]:
 
 
 def criterion_of(wrapped: Any) -> nn.Module:
-    return nn.MSELoss() if wrapped._workbench.output == "values" else nn.CrossEntropyLoss()
+    return nn.CrossEntropyLoss() if has_classes(wrapped._workbench.output) else nn.MSELoss()
 
 
 def still(wrapped: Any) -> Any:

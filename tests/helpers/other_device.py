@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from helpers import pretend_device
 from helpers.device_models import WRAPPERS, leaves, mlp, quiet, still
 from workbench import Risk
+from workbench.core.outputs import has_classes
 
 DEVICE = pretend_device.NAME
 
@@ -57,4 +58,4 @@ def rows(n: int = 40, shape: tuple[int, ...] = (4,), classes: bool = False) -> t
 
 
 def is_classes(name: str) -> bool:
-    return WRAPPERS[name](mlp())._workbench.output != "values"
+    return has_classes(WRAPPERS[name](mlp())._workbench.output)
