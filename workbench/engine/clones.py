@@ -26,6 +26,7 @@ from .effects.attributes import (
     structure,
 )
 from .effects.branch_values import carried, put, taken, tensors_in, transfer
+from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.random import RandomSources, find_generators
 from .plan import Index, Plan
@@ -69,7 +70,8 @@ class Clones:
         self._facts: tuple = ()
         self._shape: tuple = ()
         self.modes: list[bool] = []
-        self._contents: ModuleContents | None = None
+        self._modules: ModuleContents | None = None
+        self._objects = Contents({}, frozenset())
         self._generators: list[Any] = []
         # by mode (training or not): the buffers that forward changed in its first call there
         self.changed_buffers: dict[bool, frozenset[str]] = {}
@@ -172,14 +174,17 @@ class Clones:
         self._saved = self.remembered(), self.impure, set(self.watched)
 
     def refresh(self) -> None:
-        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call."""
-        if self._contents is not None and self._contents.unchanged():
+        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call, or have
+        changed a list or another object in place.
+        """
+        same = self._objects.unchanged()
+        if same and self._modules is not None and self._modules.unchanged():
             return
-        if self._tree and structure(self._tree, self.impure) == self._facts:
+        if same and self._tree and structure(self._tree, self.impure) == self._facts:
             return
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
         self.modes = [module.training for module in self._tree.values()]
-        if structure(self._tree, self.impure, modes=False) != self._shape:
+        if not same or structure(self._tree, self.impure, modes=False) != self._shape:
             self._memory = self.remembered()
             self._current = set(self._memory)
             self._clones.clear()
@@ -191,7 +196,8 @@ class Clones:
         """Remember what the wrapped object looks like."""
         self._facts = structure(self._tree, self.impure)
         self._shape = structure(self._tree, self.impure, modes=False)
-        self._contents = ModuleContents(self._tree, self.impure)
+        self._modules = ModuleContents(self._tree, self.impure)
+        self._objects = Contents(self._tree, self.impure)
 
     # ---- attributes
     @contextmanager

@@ -41,10 +41,18 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in module.__dict__.items():
         if name not in ("_parameters", "_buffers", "_modules", "_engine"):
             yield name, value
-    for cls in type(module).__mro__:
-        for name in getattr(cls, "__slots__", ()):
-            if name not in ("__dict__", "__weakref__") and hasattr(module, name):
-                yield name, getattr(module, name)
+    for name in slots(module):
+        if hasattr(module, name):
+            yield name, getattr(module, name)
+
+
+def slots(value: Any) -> list[str]:
+    """The names of an object's slots."""
+    names: list[str] = []
+    for cls in type(value).__mro__:
+        declared = cls.__dict__.get("__slots__", ())
+        names += (declared,) if isinstance(declared, str) else declared
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -15,10 +15,11 @@ from ..clone import is_scripted, left_out
 from ..tree import version
 
 # what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
-_LEFT_OUT = frozenset(
+LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
+DEEP = 8  # how far a mark looks into an object that forward is known to change, or that is an input
 Attribute = tuple[str, str]  # module path, attribute name
 Tree = dict[str, nn.Module]
 Values = dict[Attribute, Any]
@@ -34,32 +35,42 @@ def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
     for path, module in tree.items():
         shared = left_out(module)
         for name, value in module.__dict__.items():
-            if name not in _LEFT_OUT and name not in shared:
+            if name not in LEFT_OUT and name not in shared:
                 yield (path, name), value
 
 
-def mark(value: Any, depth: int = 3) -> Any:
-    """Something that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for the rest."""
+def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
+    """Something that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for the rest.
+
+    Args:
+        value: anything.
+        depth: how far objects are opened.
+        seen: ids of those that were opened already.
+    """
     if isinstance(value, Tensor):
         return "tensor", id(value), version(value)
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
-    if not depth or isinstance(value, nn.Module | type) or callable(value):
+    seen = set() if seen is None else seen
+    if not depth or isinstance(value, nn.Module | type) or callable(value) or id(value) in seen:
         return id(value)
+    seen.add(id(value))
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return type(value).__name__, len(value), tuple(mark(item, depth - 1) for item in value)
+        return type(value).__name__, len(value), tuple(mark(item, depth - 1, seen) for item in value)
     if isinstance(value, dict):
-        return "dict", tuple((key, mark(item, depth - 1)) for key, item in value.items())
+        return "dict", tuple((key, mark(item, depth - 1, seen)) for key, item in value.items())
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
         return "array", value.tobytes() if value.nbytes < 1 << 20 else id(value)
     if hasattr(value, "__dict__"):
-        return "object", id(value), tuple((key, mark(item, depth - 1)) for key, item in vars(value).items())
+        return "object", id(value), tuple((key, mark(item, depth - 1, seen)) for key, item in vars(value).items())
     return id(value)
 
 
 def fingerprint(tree: Tree, only: frozenset[Attribute] | None = None) -> Values:
-    """A mark of every attribute, or of some."""
-    return {key: mark(value) for key, value in attributes(tree) if only is None or key in only}
+    """A mark of every attribute; or of some, which are looked into deeper."""
+    if only is None:
+        return {key: mark(value) for key, value in attributes(tree)}
+    return {key: mark(value, DEEP) for key, value in attributes(tree) if key in only}
 
 
 def changed(before: Values, after: Values) -> frozenset[Attribute]:

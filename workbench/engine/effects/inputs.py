@@ -11,16 +11,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...introspect.objects import ATOMS, is_generator
-from .attributes import mark
+from .attributes import DEEP, mark
 from .branch_values import duplicate, holds_tensors
 
 Key = tuple[tuple[str, int], ...]  # where a branch stands along the axes, places 0 left out
-_DEPTH = 8
 
 
 def object_mark(value: Any) -> Any:
     """Something that is equal before and after exactly if nothing inside the object was changed."""
-    return mark(value, _DEPTH)
+    return mark(value, DEEP)
 
 
 def is_object(leaf: Any) -> bool:

@@ -1,0 +1,189 @@
+"""What users change between calls, in place and out of sight of `__setattr__`, counts from the next call on."""
+
+import collections
+import functools
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from workbench import compose, sample, sculpt, vote
+
+SCALE = 1.0
+SCALES = [1.0]
+X = torch.ones(3, 4)
+
+
+class Held:
+    """A plain object that a model may hold."""
+
+    def __init__(self):
+        self.k, self.inner = 1.0, types.SimpleNamespace(v=[1.0])
+
+    def __call__(self):
+        return self.k
+
+    def value(self):
+        return self.k * self.inner.v[0]
+
+
+class Slotted:
+    __slots__ = ("k",)
+
+    def __init__(self):
+        self.k = 1.0
+
+
+class Scaled(nn.Module):
+    """A model whose prediction is proportional to what it reads from `held`."""
+
+    def __init__(self, held, read):
+        super().__init__()
+        self.fc, self.held, self.read = nn.Linear(4, 1), held, read
+
+    def forward(self, x):
+        return self.fc(x) * self.read(self.held)
+
+
+CASES = {
+    "list": (lambda: [1.0], lambda q: q[0], lambda q: q.__setitem__(0, 3.0)),
+    "nested": (
+        lambda: {"a": [{"b": [[[1.0]]]}]},
+        lambda q: q["a"][0]["b"][0][0][0],
+        lambda q: q["a"][0]["b"][0][0].__setitem__(0, 3.0),
+    ),
+    "key": (lambda: {"a": None}, lambda q: 3.0 if "b" in q else 1.0, lambda q: (q.pop("a"), q.update(b=None))),
+    "deque": (lambda: collections.deque([1.0]), lambda q: q[-1], lambda q: q.append(3.0)),
+    "set": (lambda: {1.0}, max, lambda q: q.add(3.0)),
+    "bytes": (lambda: bytearray([1]), lambda q: q[0], lambda q: q.__setitem__(0, 3)),
+    "user_dict": (lambda: collections.UserDict(a=1.0), lambda q: q["a"], lambda q: q.update(a=3.0)),
+    "object": (Held, lambda q: q.k, lambda q: setattr(q, "k", 3.0)),
+    "inside_an_object": (Held, lambda q: q.inner.v[0], lambda q: q.inner.v.__setitem__(0, 3.0)),
+    "callable": (Held, lambda q: q(), lambda q: setattr(q, "k", 3.0)),
+    "method": (lambda: Held().value, lambda q: q(), lambda q: setattr(q.__self__, "k", 3.0)),
+    "slots": (Slotted, lambda q: q.k, lambda q: setattr(q, "k", 3.0)),
+    "partial": (
+        lambda: functools.partial(lambda v: v[0], [1.0]),
+        lambda q: q(),
+        lambda q: q.args[0].__setitem__(0, 3.0),
+    ),
+    "array": (lambda: np.ones(3), lambda q: float(q[0]), lambda q: q.__setitem__(0, 3.0)),
+    "large_array": (lambda: np.ones(2**18), lambda q: float(q[5]), lambda q: q.__setitem__(5, 3.0)),
+    "array_in_a_list": (lambda: [np.ones(3)], lambda q: float(q[0][1]), lambda q: q[0].__setitem__(1, 3.0)),
+    "tensor": (lambda: torch.ones(()), lambda q: q, lambda q: q.fill_(3.0)),
+    "tensor_in_a_list": (lambda: [torch.ones(())], lambda q: q[0], lambda q: q[0].fill_(3.0)),
+    "other_tensor": (lambda: [torch.ones(())], lambda q: q[0], lambda q: q.__setitem__(0, torch.tensor(3.0))),
+}
+WRAPPERS = {
+    "auto": vote.Wrapper(5),
+    "loop": vote.Wrapper(2, strategy="loop"),
+    "vmap": vote.Wrapper(2, strategy="vmap"),
+    "trunk": vote.Wrapper(2, share=1),
+    "replay": vote.Wrapper(2, share=1, strategy="replay"),
+    "heads": sculpt.Wrapper(n_layers=1),
+    "noise": compose(vote.Wrapper(2), sample.Wrapper(2, randomness="same")),
+}
+
+
+def tripled(wrapped, change):
+    """Whether a prediction is three times what it was before a change."""
+    with torch.no_grad():
+        for _ in range(2):
+            torch.manual_seed(0)
+            before = wrapped(X)
+        change()
+        torch.manual_seed(0)
+        return torch.allclose(wrapped(X), 3 * before)
+
+
+@pytest.mark.filterwarnings("ignore:Scaled holds tensors")
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_model_holds(case):
+    make, read, change = CASES[case]
+    wrapped = vote.Wrapper(2)(Scaled(make(), read)).eval()
+    assert tripled(wrapped, lambda: change(wrapped.held))
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_rung_and_wrapper(name):
+    wrapped = WRAPPERS[name](Scaled([1.0], lambda q: q[0])).eval()
+    assert tripled(wrapped, lambda: wrapped.held.__setitem__(0, 3.0))
+
+
+def test_a_global_a_closure_and_a_helper(monkeypatch):
+    inside, outside = [1.0], 1.0
+
+    def change(value):
+        nonlocal outside
+        outside = value
+
+    global_variable = vote.Wrapper(2)(Scaled(None, lambda q: SCALE)).eval()
+    assert tripled(global_variable, lambda: monkeypatch.setattr(f"{__name__}.SCALE", 3.0))
+    global_list = vote.Wrapper(2)(Scaled(None, lambda q: SCALES[0])).eval()
+    assert tripled(global_list, lambda: monkeypatch.setitem(globals(), "SCALES", [3.0]))
+    closure = vote.Wrapper(2)(Scaled(None, lambda q: inside[0] * outside)).eval()
+    assert tripled(closure, lambda: change(3.0))
+    assert tripled(closure, lambda: inside.__setitem__(0, 3.0))
+    method = vote.Wrapper(2)(Scaled(Held(), lambda q: q.value())).eval()
+    assert tripled(method, lambda: monkeypatch.setattr(Held, "value", lambda self: 3.0))
+
+
+def test_a_decorated_function():
+    layer, settings = nn.Linear(4, 1), {"k": 1.0}
+    settings["layer"] = layer
+
+    @vote.Wrapper(2)
+    def predict(x, scales=[1.0]):  # noqa: B006
+        return settings["layer"](x) * settings["k"] * scales[0]
+
+    assert tripled(predict.eval(), lambda: settings.update(k=3.0))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.held = nn.Linear(4, 1), {"calls": 0, "scales": [[[[1.0]]]]}
+
+    def forward(self, x):
+        self.held["calls"] += 1
+        return self.fc(x) * self.held["scales"][0][0][0][0]
+
+
+def test_what_forward_changes_as_well():
+    wrapped = vote.Wrapper(3)(Counting()).eval()
+    assert tripled(wrapped, lambda: wrapped.held["scales"][0][0][0].__setitem__(0, 3.0))
+    assert wrapped.held["calls"] == 3
+
+
+def test_the_part_of_a_model_and_its_mode():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Scaled([1.0], lambda q: q[0])
+
+        def forward(self, x):
+            return self.inner(x) * (3.0 if self.inner.fc.training else 1.0)
+
+    wrapped = vote.Wrapper(2)(Outer()).eval()
+    assert tripled(wrapped, lambda: wrapped.inner.held.__setitem__(0, 3.0))
+    assert tripled(wrapped, wrapped.inner.fc.train)
+
+
+def test_clones_are_kept_while_nothing_changes():
+    from workbench.core.ownership import engine_of
+
+    wrapped = vote.Wrapper(2)(Scaled({"a": [np.ones(3), Held(), Slotted()]}, lambda q: q["a"][1].k)).eval()
+    wrapped(X)
+    clones = engine_of(wrapped).clones.existing()
+    wrapped(X)
+    assert all(a is b for a, b in zip(clones, engine_of(wrapped).clones.existing(), strict=True))
+
+
+def test_the_objects_of_the_given_model_are_its_own():
+    """A wrapped object has copies of what the given model holds beside its tensors."""
+    model = Scaled([1.0], lambda q: q[0])
+    wrapped = vote.Wrapper(2)(model).eval()
+    wrapped.held[0] = 3.0
+    assert model.held == [1.0]
