@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ..engine.effects.branch_values import duplicate
 from ..engine.effects.inputs import is_object
 from ..engine.plan import Bank, Plan
+from ..engine.state import BranchedState
 from ..engine.tree import flatten, is_float, tensors
 from ..errors import WorkbenchWarning
 from .method import evaluating
@@ -71,6 +73,24 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
     return rows
 
 
+def rows_of(
+    wrapped: Any, states: Sequence[BranchedState], args: tuple, kwargs: dict[str, Any]
+) -> Sequence[Tensor] | Tensor | None:
+    """The rows for each voter in a call that goes on from states: those that it answered before; None where all answered all of them."""
+    rows = states[0].rows
+    if rows is None:
+        tell(wrapped, "state", f"vote: the state comes from a call in which every voter answered all rows, {WHOLE}")
+        return None
+    count = sum(map(len, rows))
+    lengths = sorted({leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()})
+    if lengths != [count]:
+        raise ValueError(
+            f"the state comes from a batch of {count} rows, which were dealt out to the voters, and these inputs have {lengths}: start a batch "
+            "of other rows without a state, or call with tile_and_reduce=True"
+        )
+    return rows
+
+
 def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether one voter, in evaluation mode, answers some rows alone as it does among all."""
     leaves, rebuild = flatten((args, kwargs))
@@ -78,7 +98,8 @@ def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tup
     before = sources.all()
 
     def answers(inputs: list[Any]) -> list[Tensor]:
-        plan = Plan((), wrapped._workbench.rules, Bank(table.get), keep_state=False)
+        record = wrapped._workbench
+        plan = Plan((), record.rules, Bank(table.get), keep_state=False, state=record.state or ())
         branched, _ = engine_of(wrapped).run(plan, *rebuild(inputs))
         return [leaf for leaf in branched.leaves if is_float(leaf)]
 

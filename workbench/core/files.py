@@ -28,7 +28,7 @@ from .wrapper import Wrapper, compose
 
 KEY = "workbench"  # in the file's metadata
 VERSION = 1
-OPTIONS = ("output", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
+OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
 
 
 # ---- saving
@@ -281,7 +281,7 @@ def _wrapper(part: dict[str, Any], path: Any) -> Wrapper:
             "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
         )
     wrappers = [_built(wrapper_class(name), method["arguments"]) for name, method in part["methods"].items()]
-    options = {name: part[name] for name in OPTIONS} | {"output": from_json(part["output"])}
+    options = {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
     return compose(*wrappers).with_options(**options)
 
 

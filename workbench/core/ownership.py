@@ -97,6 +97,7 @@ class Record:
     rules: dict[str, Rule] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
     output: Any = None  # what the outputs mean, as `outputs.read` gives it; None, values, if nobody said
+    state: Any = None  # paths of the outputs that are state, as `state.state_paths` gives them; None if nobody said
     strategy: str = "auto"
     purity: str = "once"  # what is made of attributes that forward changes
     chunk: int | None = None  # how many branches run at once under vmap

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
+from ..engine.state import BranchedState, of_one_branch, own_states, states_in
 from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from .crossfit import Committee, committee_of
-from .dealing import WHOLE, deal, tell
+from .dealing import WHOLE, deal, rows_of, tell
 from .last_layers import check_tails
 from .method import Call, apart, sqrt
 from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
@@ -43,6 +44,7 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
         rows=() if rows is None else rows,
         chunk=record.chunk,
         purity=record.purity,
+        state=record.state or (),
     )
 
 
@@ -64,16 +66,20 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         method.check_ready(wrapped)
     if measuring and len(record.methods) == 1:
         y, risk = measuring[0].measure(wrapped, args, kwargs)
+        y = of_one_branch(y, record.state or ())
         _warn_nan(wrapped, raw_args, risk)
         return (scaling.prediction(y) if scaling is not None else y), risk
     rows = None
     n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
     if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
-        rows = deal(wrapped, table_of(wrapped), n, args, kwargs)
+        states = states_in((args, kwargs))
+        rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
     if measuring and engine_of(wrapped).effects.writes_tensors is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
+    if measuring:
+        probe = own_states(probe)
     try:
         branched, _ = run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
     except NotDealableError:
@@ -323,7 +329,8 @@ def loss_of_model(
     prediction = rebuild(predictions)
     tree_names = names(prediction)
     meanings = resolve(record.output, lambda: tree_names, predictions, 0)
-    if all(meaning is None or isinstance(meaning, Values) for meaning in meanings):
+    plain = all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
+    if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
     else:
         targets = targets_of(y, tree_names, meanings)

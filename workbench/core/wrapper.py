@@ -29,6 +29,7 @@ from .optimizer_guard import watch
 from .outputs import Output, read
 from .ownership import MARK, table_of
 from .settings import Settings, setting, settings_of
+from .state import state_paths
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
 M = TypeVar("M", bound=nn.Module)
@@ -50,6 +51,13 @@ class Wrapper(Settings):
         help='what the outputs mean: "values" (risk is a standard deviation; what None is taken for), class "logits" or "probs" (risks are '
         'entropies), "binary" (one score for each yes or no), a meaning of `workbench.outputs` such as Logits(dim=1), or a dict from the name, '
         "index or dotted path of an output to one of these; outputs that it does not name are averaged, without a risk.",
+    )
+    state: Any = setting(
+        default=None,
+        read=state_paths,
+        help="which outputs are state that the caller hands on from call to call, such as that of a recurrent cell or a cache: an index, name "
+        "or dotted path, or a tuple of them. It is handed back as an opaque `BranchedState`, of which each voter or sample takes its own when "
+        "it comes back. () says that none is, so that a mean that comes back is data.",
     )
     strategy: Strategy = setting(
         default="auto",
@@ -349,7 +357,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
                 f"the model was wrapped with output={record.output!r}, this wrapper asks for {wrapper.output!r}"
             )
         record.output = wrapper.output
-    for name in ("strategy", "purity", "chunk"):
+    for name in ("state", "strategy", "purity", "chunk"):
         if getattr(wrapper, name) != COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
     with _own_numbers(p.device for p in wrapped.parameters()), torch.no_grad():

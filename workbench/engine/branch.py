@@ -15,6 +15,7 @@ from .effects.attributes import modules
 from .plan import Index, Intervention, Plan, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result
+from .state import seal, unseal
 from .tree import tensors, version
 
 
@@ -152,6 +153,7 @@ def run_branch(
     args: tuple,
     kwargs: dict[str, Any],
     mode: AbstractContextManager[Any] | None = None,
+    sealed: bool = False,
 ) -> Result:
     """Run one branch on a clone.
 
@@ -162,6 +164,7 @@ def run_branch(
         index: the branch.
         args, kwargs: the inputs.
         mode: what is to be active while the model itself runs, inside the interventions.
+        sealed: whether there are parts of states among the inputs, which are sealed.
     """
     picked = values
     for intervention in plan.interventions:
@@ -170,7 +173,9 @@ def run_branch(
     clone.install(values)
     versions = {slot: _count_writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
-        output = clone.call_model(*args, **kwargs)
+        if sealed:
+            args, kwargs = unseal((args, kwargs))
+        output = seal(clone.call_model(*args, **kwargs), plan.state)
         return Result(output, _written_buffers(clone, values, versions))
     with ExitStack() as stack:
         if plan.interventions:
@@ -188,7 +193,9 @@ def run_branch(
                         stack.enter_context(refuse_recomputing(why))
         if mode is not None:
             stack.enter_context(mode)
-        output = clone.call_model(*args, **kwargs)
+        if sealed:
+            args, kwargs = unseal((args, kwargs))
+        output = seal(clone.call_model(*args, **kwargs), plan.state)
     for intervention in reversed(plan.interventions):
         output = intervention.output(output, index)
     new = _written_buffers(clone, values, versions)

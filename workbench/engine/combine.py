@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
 from .plan import Plan, concatenate
 from .results import Result, StackedResults
+from .state import BranchedState, Sealed, cut, seal_opened
 from .tree import flatten, paths
 
 
@@ -53,7 +54,9 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
     models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
     columns: list[Any] = []
     for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
-        if not isinstance(items[0], Tensor):
+        if isinstance(items[0], Sealed):
+            columns.append(_state(plan, [item.value for item in items]))
+        elif not isinstance(items[0], Tensor):
             columns.append(_agree([items[k] for k in models], results[0].output, i))
         elif order is None:
             columns.append(_stack(items, sizes, results[0].output, i))
@@ -65,7 +68,13 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
 def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
     """The same for results that are stacked already."""
     names = [axis.name for axis in plan.axes]
-    leaves = list(results.leaves)
+    leaves, rebuild = list(results.leaves), results.rebuild
+    if plan.state:
+        numbers, rebuild = flatten(seal_opened(rebuild(list(range(len(leaves))))))
+        leaves = [
+            _state(plan, cut(number.value, leaves, plan.axes)) if isinstance(number, Sealed) else leaves[number]
+            for number in numbers
+        ]
     if plan.dealt:
         position, rows = names.index(plan.dealt), concatenate(plan.rows)
         names.remove(plan.dealt)
@@ -78,7 +87,11 @@ def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
                 raise NotDealableError
             leaf = leaf.movedim(position, len(plan.axes) - 1).flatten(len(names), len(names) + 1)
             leaves[i] = leaf if in_order else leaf.index_select(len(names), order.to(leaf.device, non_blocking=True))
-    return Branched(tuple(names), leaves, results.rebuild)
+    return Branched(tuple(names), leaves, rebuild)
+
+
+def _state(plan: Plan, parts: list[Any]) -> BranchedState:
+    return BranchedState(plan.axes, parts, plan.rows if plan.dealt else None)
 
 
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:

@@ -255,6 +255,7 @@ class Plan:
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
     purity: str = "once"  # what is made of attributes that forward changes
+    state: tuple[tuple[int | str, ...], ...] = ()  # where the output holds state, of which each branch keeps its own
 
     size: int = field(init=False)  # number of branches
     indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest

@@ -14,6 +14,7 @@ from .effects.inputs import InputEffects, Key
 from .effects.random import RandomSources, RandomStreams
 from .plan import Index, Plan
 from .results import Result
+from .state import BranchedState
 from .tree import tensors
 
 
@@ -54,6 +55,10 @@ class Request:
     def sources(self, leaves: list[Any] | None = None) -> RandomSources:
         """What the model may draw random numbers from; the leaves of the inputs spare a walk through them."""
         return self.clones.sources(tensors((self.args, self.kwargs)) if leaves is None else leaves)
+
+    def states(self, leaves: list[Any]) -> dict[int, list[Any]]:
+        """By place among the leaves of the inputs, the parts of a state for the branches."""
+        return {i: leaf.of(self.plan) for i, leaf in enumerate(leaves) if isinstance(leaf, BranchedState)}
 
     def streams(self, sources: RandomSources) -> RandomStreams:
         """The random streams of the branches."""

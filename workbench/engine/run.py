@@ -25,6 +25,7 @@ from .plan import Bank, Index, Plan
 from .rank_one import FactoredWeightUsed
 from .request import Request
 from .results import Result, StackedResults
+from .state import BranchedState, unseal
 from .tree import flatten, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
@@ -93,6 +94,7 @@ class Engine:
             leaves = flatten((request.args, request.kwargs))[0]
             if plan.size > 1:
                 refuse_iterators(leaves)
+            request.states(leaves)  # refuses those of other branches
             clones.save()
             new = self.root.training not in clones.watched and not values_unavailable()
             before = clones.sources(leaves).all() if new else None
@@ -119,7 +121,10 @@ class Engine:
             before: the states of what the model draws random numbers from, if it is new.
         """
         plan, clones, dense_slots = request.plan, self.clones, self.clones.dense_slots
-        written, restarted = versions(leaves), False
+        states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
+        kept = [state.copy(share=True) for state in states]
+        inside = [tensor for state in states for tensor in state.tensors()]
+        written, restarted = versions([*leaves, *inside]), False
         while True:
             known = len(dense_slots)
             try:
@@ -133,11 +138,13 @@ class Engine:
                 clones.forget()
                 if len(dense_slots) == known and not isinstance(error, FactoredWeightUsed):
                     raise
-            if versions(leaves) != written:
+            if versions([*leaves, *inside]) != written:
                 raise RuntimeError(
                     f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) by itself, "
                     "so that the call cannot be started again; call once more with new inputs"
                 )
+            for state, copied in zip(states, kept, strict=True):
+                state.take(copied.copy(share=True))
             clones.forget()
             self.ladder.decisions.clear()
             if before is not None:
@@ -158,7 +165,7 @@ class Engine:
         at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
         self.clones.keep(plan, at_once)
         if not at_once and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
-            columns = zip(*(flatten(result.output)[0] for result in results), strict=True)
+            columns = zip(*(flatten(result.output)[0] for result in results), strict=True)  # states are sealed
             self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
 
     def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
@@ -171,7 +178,7 @@ class Engine:
         if values_unavailable():
             return  # the graph is not the one that is looked at here
         owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
-        outputs = [leaf for leaf in tensors(results[-1].output) if leaf.requires_grad]
+        outputs = [leaf for leaf in tensors(unseal(results[-1].output)) if leaf.requires_grad]
         if outputs and any(tensor.requires_grad for tensor in owned.values()):
             self._checked = True
             behind = reached(outputs)
@@ -242,7 +249,7 @@ class Engine:
                 )
                 with mode or nullcontext():
                     result = loop.run(replace(request, args=args, kwargs=kwargs))[0]
-            return tensors(result.output)
+            return tensors(unseal(result.output))
         finally:
             sources.restore(before)
             if self.clones.impure:

@@ -16,6 +16,7 @@ from .executors import loop
 from .plan import Plan
 from .request import Executor, Request
 from .results import Result
+from .state import BranchedState, unseal
 from .tree import flatten, follow, tensors, versions
 
 
@@ -58,12 +59,14 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
     """
     first, clones = request.first, request.clones
     leaves, rebuild = flatten((request.args, request.kwargs))
-    used = [leaf.clone() if first and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
+    used = [_copied(leaf) if first else leaf for leaf in leaves]
+    kept = [] if first else [state.copy(share=True) for state in states]
     tried = request
     if first:
         args, kwargs = rebuild(used)
         tried = replace(request, args=args, kwargs=kwargs)
-    written = versions(used)
+    written = _versions(used)
     objects = [leaf for leaf in used if is_object(leaf)]
     if objects and request.effects.changes_objects is not False:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
@@ -73,7 +76,7 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
     outside = sources.outside_vmap() if first and draws_once else []
     try:
         results = rung.run(tried)
-        if first and versions(used) != written:
+        if first and _versions(used) != written:
             raise RuntimeError("the model writes into its inputs")
         if first and request.autocast and rung.at_once:
             _refuse_other_dtypes(request, results)
@@ -84,14 +87,30 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         if first:
             originals = {id(copied): leaf for copied, leaf in zip(used, leaves, strict=True)}
             follow((request.args, request.kwargs), (tried.args, tried.kwargs), originals)
+            for state, copied in zip(states, (leaf for leaf in used if isinstance(leaf, BranchedState)), strict=True):
+                state.take(copied)  # a cache that the model has changed in place
         return results
     except Exception as error:
         clones.forget()  # a failed pass may have left dead tensors in its clone
         if before is not None:
             sources.restore(before)
-        elif versions(used) != written:
+        elif _versions(used) != written:
             raise SpoiledInputsError(error) from None
+        for state, copied in zip(states, kept, strict=False):
+            state.take(copied)
         raise
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, BranchedState):
+        return leaf.copy()
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    """How often each tensor among the leaves was written, those in states included."""
+    inside = [tensor for leaf in leaves if isinstance(leaf, BranchedState) for tensor in leaf.tensors()]
+    return versions([*leaves, *inside])
 
 
 def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
@@ -102,7 +121,7 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
     before = sources.all()
     try:
         one = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
-        alone = tensors(loop.run(replace(_with_copies(request), plan=one, first=False))[0].output)
+        alone = tensors(unseal(loop.run(replace(_with_copies(request), plan=one, first=False))[0].output))
     finally:
         sources.restore(before)
     for tensor, wanted in zip(tensors(results[0].output), alone, strict=True):
@@ -113,7 +132,7 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
 def _with_copies(request: Request) -> Request:
     """The request on copies of its tensors."""
     leaves, rebuild = flatten((request.args, request.kwargs))
-    args, kwargs = rebuild([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    args, kwargs = rebuild(list(map(_copied, leaves)))
     return replace(request, args=args, kwargs=kwargs)
 
 
@@ -125,7 +144,9 @@ def seconds(rung: Rung, request: Request) -> float:
     before = sources.all()
     start = _now(leaves)
     try:
-        results = loop.run(_with_copies(request)) if rung.run is loop.run else attempt(rung, request)
+        copies = rung.run is loop.run or any(isinstance(leaf, BranchedState) for leaf in leaves)
+        tried = _with_copies(request) if copies else request
+        results = loop.run(tried) if rung.run is loop.run else attempt(rung, tried)
         outputs = [leaf for result in results for leaf in tensors(result.output) if leaf.requires_grad]
         parameters = [p for p in clones.root.parameters() if p.requires_grad]
         if outputs and parameters:

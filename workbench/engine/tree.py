@@ -43,7 +43,7 @@ def values_of(node: Any) -> Sequence[Any] | None:
     return None if named is None else [value for _, value in named]
 
 
-def _like(node: Any, values: list[Any]) -> Any:
+def like(node: Any, values: list[Any]) -> Any:
     """A container of the same type as `node`, holding `values`."""
     if type(node) is tuple:
         return tuple(values)
@@ -81,7 +81,7 @@ def _take(node: Any, leaves: list[Any]) -> Rebuild:
         leaves.append(node)
         return next
     rebuilds = [_take(value, leaves) for value in values]
-    return lambda iterator: _like(node, [rebuild(iterator) for rebuild in rebuilds])
+    return lambda iterator: like(node, [rebuild(iterator) for rebuild in rebuilds])
 
 
 def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:

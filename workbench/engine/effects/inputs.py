@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...introspect.objects import ATOMS, is_generator
+from ..state import BranchedState
 from .attributes import DEEP, mark
 from .branch_values import duplicate, holds_tensors
 
@@ -25,7 +26,9 @@ def object_mark(value: Any) -> Any:
 def is_object(leaf: Any) -> bool:
     """Whether a leaf is something that forward may change, and that is neither a tensor nor a container of the trees."""
     return not (
-        isinstance(leaf, (Tensor, nn.Module, enum.Enum, slice, range, *ATOMS)) or callable(leaf) or is_generator(leaf)
+        isinstance(leaf, (Tensor, BranchedState, nn.Module, enum.Enum, slice, range, *ATOMS))
+        or callable(leaf)
+        or is_generator(leaf)
     )
 
 

@@ -17,6 +17,7 @@ from ..effects.inputs import Key, object_mark
 from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result
+from ..state import BranchedState, Sealed
 from ..tree import flatten, versions
 
 Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
@@ -35,18 +36,24 @@ def run(request: Request) -> list[Result]:
     keys = request.begin()
     objects = effects.objects_of_branches(leaves, keys, copy_first=bool(plan.dealt))
     places = [i for i, by_branch in enumerate(objects) if by_branch is not None]
+    for leaf in leaves:
+        if isinstance(leaf, BranchedState):
+            leaf.unshare()
+    states = request.states(leaves)
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
         for i in places:
             branch_leaves[i] = objects[i][keys[k]]  # type: ignore[index]
+        for i, parts in states.items():
+            branch_leaves[i] = Sealed(parts[k])
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
         clone = request.clone(index)
         # the caller's own lists and dicts as well, where nothing in them was exchanged
         same = last and all(a is b for a, b in zip(branch_leaves, leaves, strict=True))
         args, kwargs = (request.args, request.kwargs) if same else rebuild(branch_leaves)
         with streams.branch(index), request.watching(clone, first=k == 0):
-            results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs))
+            results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
         if not last:
             _refuse_new_buffers(clone, results[-1])
         if versions(branch_leaves) != written:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...introspect.objects import tensors_and_generators
 from ..branch import refuse_recomputing, run_branch
 from ..effects.random import RandomSources, were_drawn
 from ..request import Request
 from ..results import Result
+from ..state import Sealed
 from ..tree import flatten, version
 
 # They hand out memory in which writes are not counted, so that nobody could tell whether the trunk is still what it was.
@@ -155,20 +157,25 @@ def run(request: Request) -> list[Result]:
         One result a branch, in the order of `plan.indices`.
     """
     plan, args, kwargs = request.plan, request.args, request.kwargs
-    sources = request.sources()
+    leaves, rebuild = flatten((args, kwargs))
+    sources = request.sources(leaves)
     streams = request.streams(sources)
     request.begin()
+    states = request.states(leaves)
+    own = _own_tensors(states)
     tape: Recording | None = None
     results: list[Result] = []
     for k, index in enumerate(plan.indices):
         clone = request.clone(index)
         values = clone.values(plan, index)
-        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()}
+        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | own
         shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
+        if states:
+            args, kwargs = rebuild([Sealed(states[i][k]) if i in states else leaf for i, leaf in enumerate(leaves)])
         with streams.branch(index), request.watching(clone, first=k == 0), refuse_recomputing():
             if tape is None:
                 tape = Recording(branched, shared, sources)
-                results.append(run_branch(clone, plan, values, index, args, kwargs, tape))
+                results.append(run_branch(clone, plan, values, index, args, kwargs, tape, bool(states)))
                 tape.end()
                 continue
             if tape.random and streams.differ:
@@ -177,6 +184,16 @@ def run(request: Request) -> list[Result]:
             with torch.no_grad():
                 for slot, value in shared.items():
                     value.copy_(tape.values[slot])  # as the trunk left them
-            results.append(run_branch(clone, plan, values, index, args, kwargs, Replaying(tape, shared)))
+            replaying = Replaying(tape, shared)
+            results.append(run_branch(clone, plan, values, index, args, kwargs, replaying, bool(states)))
             tape.check()
     return results
+
+
+def _own_tensors(states: dict[int, list[Any]]) -> set[int]:
+    """The ids of the tensors in states that not all branches share."""
+    own: set[int] = set()
+    for parts in states.values():
+        first, *others = ({id(leaf) for leaf in tensors_and_generators(part)} for part in parts)
+        own |= first.union(*others) - first.intersection(*others)
+    return own

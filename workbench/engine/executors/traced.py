@@ -14,6 +14,7 @@ from ..plan import Index, Plan
 from ..rank_one import LayerForward
 from ..request import Request
 from ..results import Result
+from ..state import states_in
 from ..tree import tensors, tree_map
 
 Entries = dict[str, list[tuple[dict[str, Any], str]]]  # by slot the dict entries of the wrapped module that hold it
@@ -52,7 +53,7 @@ class TracedExecutor:
     def possible(self, request: Request) -> bool:
         """Whether `torch.compile` may see the branches."""
         mode, plan = request.training, request.plan
-        if mode not in self._draws or request.impure:
+        if mode not in self._draws or request.impure or plan.state or states_in((request.args, request.kwargs)):
             return False
         if request.effects.writes_tensors or request.effects.changes_objects:
             return False

@@ -25,7 +25,8 @@ from ..clone import share
 from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
-from ..tree import flatten
+from ..state import Sealed, open_sealed, stack
+from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
 from .rescue import DropoutByFormula, Rescue
 
@@ -170,6 +171,7 @@ class _Pass:
         self.tensors = _branched_tensors(plan, self.clone, start, count)
         self.leaves, self.regroup = flatten((request.args, request.kwargs))
         self.dealt = self._deal(start, count) if plan.dealt else {}
+        self.states = self._stack(start, count)
         # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
         self.joint = (
             len(plan.axes) > 1
@@ -189,12 +191,27 @@ class _Pass:
                 dealt[i] = taken.unflatten(0, (len(branch_rows), -1))
         return dealt
 
+    def _stack(self, start: int, count: int) -> dict[int, tuple[list[BranchedTensor], Callable[..., Any]]]:
+        """For each leaf that is a state, by place: its tensors, and what puts those of one branch into its shape."""
+        whole, stacked = self.request.plan, {}
+        for i, parts in self.request.states(self.leaves).items():
+            values, filled = stack(parts, whole.axes)
+            cut = [
+                (value.narrow(0, start, count) if names[:1] == (whole.axes[0].name,) else value, names)
+                for value, names in values
+            ]
+            stacked[i] = cut, filled
+        return stacked
+
     def run(self) -> StackedResults:
         """The pass."""
         sizes = tuple(axis.size for axis in self.plan.axes)
         shape = _OutputShape()
         with refuse_recomputing():
             values = [*self.tensors.values(), *((tensor, (self.plan.dealt,)) for tensor in self.dealt.values())]
+            state = [value for values, _ in self.states.values() for value in values]
+            values += state
+            written = versions([tensor for tensor, _ in state])
             if self.joint:
                 values = [
                     (_join_axes(tensor, names, self.plan.axes), ("",)) if names else (tensor, names)
@@ -209,6 +226,8 @@ class _Pass:
                 )
             finally:
                 _functorch._set_vmap_fallback_warning_enabled(True)
+            if versions([tensor for tensor, _ in state]) != written:
+                raise RuntimeError("the model writes into its state")
             if self.joint:
                 outputs = [output.unflatten(0, sizes) for output in outputs]
                 buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
@@ -228,17 +247,20 @@ class _Pass:
             installed = dict(zip(self.tensors, values[: len(self.tensors)], strict=True))
             for slot in clone.factored_slots(plan):
                 installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])
-            rows = dict(zip(self.dealt, values[len(self.tensors) :], strict=True))
+            rest = iter(values[len(self.tensors) :])
+            own: dict[int, Any] = {i: next(rest) for i in self.dealt}
+            own.update({i: Sealed(filled([next(rest) for _ in state])) for i, (state, filled) in self.states.items()})
             args, kwargs = request.args, request.kwargs
-            if rows:
-                args, kwargs = self.regroup([rows.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            if own:
+                args, kwargs = self.regroup([own.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            mode = _entered(modes) if modes else None
             result = run_branch(
-                clone, plan, installed, _EveryPosition(plan), args, kwargs, _entered(modes) if modes else None
+                clone, plan, installed, _EveryPosition(plan), args, kwargs, mode, sealed=bool(self.states)
             )
         _refuse_kept_attributes(clone, request.impure)
         if self.outputs is not None:
             clone.install(clone.values(plan, plan.fixed))  # what is still in place is not kept by the model
-        return shape.take(result.output), result.buffers, result.taps
+        return shape.take(open_sealed(result.output) if plan.state else result.output), result.buffers, result.taps
 
 
 class _OutputShape:

@@ -1,0 +1,349 @@
+"""State that the caller hands on from call to call, such as that of a recurrent cell or a cache: every branch has its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..introspect.objects import tensors_and_generators
+from .plan import Axis, Plan
+from .tree import children, flatten, like, tree_map, values_of
+
+Path = tuple[int | str, ...]  # names and indices that lead to a part of an output
+
+
+class BranchedState:
+    """The state that the branches of a wrapped object handed out, each its own; handed back anywhere among the inputs, each gets its own.
+
+    It is opaque: `map` changes what every branch has, and is the only way to look inside. Copies, pickles and `to` work as of a tensor.
+
+    Args:
+        axes: along which the branches lie.
+        parts: what each of them returned, the last axis fastest.
+        rows: where each row of the batch was answered by one branch only (vote in training mode), the rows of each.
+
+    Example:
+        >>> import torch
+        >>> from workbench import vote
+        >>> class Cell(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.cell, self.head = torch.nn.GRUCell(2, 8), torch.nn.Linear(8, 1)
+        ...     def forward(self, x, h=None):
+        ...         h = self.cell(x, h)
+        ...         return self.head(h), h
+        >>> wrapped = vote.Wrapper(3, state=1)(Cell()).eval()
+        >>> y, state = wrapped(torch.zeros(4, 2))
+        >>> y, state = wrapped(torch.zeros(4, 2), state.map(lambda h: 0.5 * h))
+        >>> state
+        BranchedState(3 vote: Tensor [4, 8])
+    """
+
+    def __init__(self, axes: Sequence[Axis], parts: list[Any], rows: Sequence[Tensor] | Tensor | None = None) -> None:
+        self._axes, self._parts, self._rows = tuple(axes), parts, rows
+
+    def map(self, function: Callable[[Any], Any]) -> BranchedState:
+        """A state of what a function makes of each branch's part: rows picked, a beam search reordered, a cache cropped.
+
+        Args:
+            function: gets what the model itself returned as its state. One that returns nothing has changed it in place.
+        """
+        made: dict[tuple[Any, ...], Any] = {}  # branches that share their tensors go on sharing them
+        parts = []
+        for part in self._parts:
+            leaves = flatten(part)[0]
+            key = tuple(map(id, leaves)) if all(isinstance(leaf, Tensor) for leaf in leaves) else (id(part),)
+            if key not in made:
+                new = function(part)
+                made[key] = part if new is None else new
+            parts.append(tree_map(lambda leaf: leaf, made[key]))
+        return BranchedState(self._axes, parts, self._rows)
+
+    def to(self, *args: Any, **kwargs: Any) -> BranchedState:
+        """The same on another device or in another dtype, as `torch.Tensor.to` takes them."""
+        return self._with_tensors(lambda tensor: tensor.to(*args, **kwargs))
+
+    def detach(self) -> BranchedState:
+        """The same without the path of its gradients, for truncated backpropagation through time."""
+        return self._with_tensors(torch.Tensor.detach)
+
+    # ---- for the engine
+    @property
+    def rows(self) -> Sequence[Tensor] | Tensor | None:
+        """The rows that each branch answered, if it was not all of them."""
+        return self._rows
+
+    def copy(self, *, share: bool = False) -> BranchedState:
+        """Parts of its own; with `share` over the same tensors."""
+        return self._with_tensors((lambda tensor: tensor) if share else torch.Tensor.clone)
+
+    def take(self, other: BranchedState) -> None:
+        """Hold what another state holds."""
+        self._parts = other._parts
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor in it once."""
+        return [leaf for leaf in tensors_and_generators(self._parts) if isinstance(leaf, Tensor)]
+
+    def of(self, plan: Plan) -> list[Any]:
+        """The parts for the branches of a plan, in their order.
+
+        Raises:
+            ValueError: if it was handed out by other branches.
+        """
+        sizes, mine = {axis.name: axis.size for axis in plan.axes}, {axis.name: axis for axis in self._axes}
+        for axis in self._axes:
+            lacking = axis.name not in sizes and axis.name not in plan.fixed
+            if sizes.get(axis.name, axis.size) != axis.size or (
+                lacking and plan.keep_state and not axis.own_first and axis.size > 1
+            ):
+                self._refuse(plan)
+        if any(axis.size > 1 and axis.name not in mine for axis in plan.axes):
+            self._refuse(plan)
+        if plan.keep_state and bool(plan.dealt) is not (self._rows is not None):
+            whole, one = "every voter answered every row", "each row was answered by one voter"
+            raise ValueError(
+                f"this state comes from a call in which {one if self._rows is not None else whole}, and in this call "
+                f"{whole if self._rows is not None else one}; call with tile_and_reduce=True throughout a sequence, or stay in one mode "
+                "(train or eval, with or without return_risk)"
+            )
+        return [self._parts[self._place(index)] for index in plan.indices]
+
+    def _place(self, index: Mapping[str, int]) -> int:
+        place = 0
+        for axis in self._axes:
+            place = place * axis.size + index.get(axis.name, 0)
+        return place
+
+    def _refuse(self, plan: Plan) -> NoReturn:
+        raise ValueError(
+            f"this state was handed out by {_named(self._axes)}, and this call has {_named(plan.axes)}: ask in the same way in every call of a "
+            "sequence (return_risk=True or not, train or eval, the same wrapped model), or start again without a state"
+        )
+
+    def unshare(self) -> None:
+        """Give branches parts of their own where they share a tensor, for a pass that may write into it."""
+        seen: set[int] = set()
+        for k, part in enumerate(self._parts):
+            inside = {id(leaf) for leaf in tensors_and_generators(part) if isinstance(leaf, Tensor)}
+            if not seen.isdisjoint(inside):
+                self._parts[k] = _duplicate(part, torch.Tensor.clone)
+            seen |= inside
+
+    def _with_tensors(self, function: Callable[[Tensor], Tensor]) -> BranchedState:
+        return BranchedState(self._axes, _duplicate(self._parts, function), self._rows)
+
+    def __repr__(self) -> str:
+        kinds = [
+            f"Tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+            for leaf in flatten(self._parts[0])[0]
+        ]
+        return f"BranchedState({_named(self._axes)}: {', '.join(kinds)})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"a state has no {name!r}: {_OPAQUE}")
+
+
+_OPAQUE = (
+    "it holds what each branch of a wrapped model keeps for itself. Hand it back to that model as it is; state.map(function) changes the part "
+    "of each branch, such as state.map(lambda h: h[rows]) or state.map(lambda cache: cache.crop(5))"
+)
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{name} cannot work on a state: {_OPAQUE}")
+
+    return refuse
+
+
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_OTHERS = ("getitem", "setitem", "iter", "len", "neg", "abs", "float", "int", "lt", "le", "gt", "ge", "array")
+for _name in (*(side + name for name in _OPERATORS for side in ("", "r", "i")), *_OTHERS):
+    setattr(BranchedState, f"__{_name}__", _refused(_name))
+BranchedState.__torch_function__ = classmethod(  # type: ignore[attr-defined]
+    lambda cls, function, kinds, args=(), kwargs=None: _refused(getattr(function, "__name__", "torch"))()
+)
+
+
+def _named(axes: Sequence[Axis]) -> str:
+    return " x ".join(f"{axis.size} {axis.name}" for axis in axes) or "one branch"
+
+
+def _duplicate(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A copy with what a function makes of each tensor in it; what is no container and has no copy is shared."""
+    memo = {id(item): function(item) if isinstance(item, Tensor) else item for item in tensors_and_generators(value)}
+    return copy.deepcopy(value, memo)
+
+
+# ---- in the output and among the inputs of a branch
+class Sealed:
+    """A part of the output or of the inputs of one branch that is state: a leaf, whatever it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@dataclass
+class Opened:
+    """The same as a part of the tree, of which vmap stacks the tensors."""
+
+    value: Any
+
+
+def seal(output: Any, paths: Sequence[Path]) -> Any:
+    """The output with what lies at some paths sealed; a path that leads nowhere is passed over."""
+    for path in paths:
+        output = _seal_at(output, path)
+    return output
+
+
+def _seal_at(node: Any, path: Path) -> Any:
+    if node is None or isinstance(node, Sealed):
+        return node
+    if not path:
+        return Sealed(node)
+    items = children(node) or []
+    place = _find(node, len(items), path[0])
+    if place is None:
+        return node
+    values = [value for _, value in items]
+    values[place] = _seal_at(values[place], path[1:])
+    return like(node, values)
+
+
+def _find(node: Any, count: int, step: int | str) -> int | None:
+    """The place of a step among the values of a container."""
+    names: list[Any] = list(range(count))
+    if isinstance(node, Mapping):
+        names = list(node)
+    elif hasattr(node, "_fields"):
+        names = list(node._fields)
+    elif hasattr(node, "__dataclass_fields__"):
+        names = list(node.__dataclass_fields__)
+    for place, name in enumerate(names):
+        if str(name) == str(step):
+            return place
+    number = int(step) if str(step).lstrip("-").isdigit() else count
+    return number % count if -count <= number < count else None
+
+
+def unseal(tree: Any) -> Any:
+    """A tree with what was sealed as the model gave or takes it."""
+    return tree_map(lambda leaf: leaf.value if isinstance(leaf, Sealed) else leaf, tree)
+
+
+def open_sealed(tree: Any) -> Any:
+    """A tree in which what was sealed is a part of it."""
+    return tree_map(lambda leaf: Opened(leaf.value) if isinstance(leaf, Sealed) else leaf, tree)
+
+
+def seal_opened(tree: Any) -> Any:
+    """The opposite of `open_sealed`."""
+    if isinstance(tree, Opened):
+        return Sealed(tree.value)
+    values = values_of(tree)
+    return tree if values is None else like(tree, [seal_opened(value) for value in values])
+
+
+# ---- stacked
+def stack(
+    parts: Sequence[Any], axes: Sequence[Axis]
+) -> tuple[list[tuple[Tensor, tuple[str, ...]]], Callable[..., Any]]:
+    """The tensors of all branches' parts, each with the axes in front along which it differs and their names; and what puts one branch's
+    tensors into the shape of a part.
+
+    Raises:
+        RuntimeError: if the parts hold anything but tensors of equal shapes, numbers and texts.
+    """
+    trees = [flatten(part) for part in parts]
+    leaves, rebuild = trees[0]
+    if any(len(other) != len(leaves) for other, _ in trees):
+        raise RuntimeError("the states of the branches have other structures")
+    stacked: list[tuple[Tensor, tuple[str, ...]]] = []
+    for column in zip(*(other for other, _ in trees), strict=True):
+        first = column[0]
+        if isinstance(first, Tensor):
+            if any(not isinstance(item, Tensor) or item.shape != first.shape for item in column):
+                raise RuntimeError("the states of the branches have other shapes")
+            stacked.append(_stack(column, axes))
+        elif not (first is None or isinstance(first, bool | int | float | str)) or any(i != first for i in column):
+            raise RuntimeError(f"a state holds a {type(first).__name__}, which is no tensor")
+
+    def filled(tensors: Sequence[Tensor]) -> Any:
+        items = iter(tensors)
+        return rebuild([next(items) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+    return stacked, filled
+
+
+def _stack(column: Sequence[Tensor], axes: Sequence[Axis]) -> tuple[Tensor, tuple[str, ...]]:
+    """One tensor of many, with those of the axes in front along which they are not the very same."""
+    names: list[str] = []
+    sizes: list[int] = []
+    items = list(column)
+    for axis in axes:
+        # outermost first: what is left are the branches along this axis and those behind it, for each place along the axes that are kept
+        groups = math.prod(sizes)
+        inner = len(items) // groups // axis.size
+        blocks = [
+            [items[(g * axis.size + i) * inner : (g * axis.size + i + 1) * inner] for i in range(axis.size)]
+            for g in range(groups)
+        ]
+        if all(a is b for group in blocks for block in group for a, b in zip(block, group[0], strict=True)):
+            items = [item for group in blocks for item in group[0]]
+        else:
+            names.append(axis.name)
+            sizes.append(axis.size)
+    return (torch.stack(items).unflatten(0, sizes) if sizes else items[0]), tuple(names)
+
+
+def cut(tree: Any, leaves: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
+    """The opposite of `stack`: the parts of all branches.
+
+    Args:
+        tree: a part, with the number of each of its leaves in the leaf's place.
+        leaves: tensors [*sizes, ...] by number, and whatever is no tensor.
+        axes: of the branches.
+    """
+    numbers, rebuild = flatten(tree)
+    columns = [_cut(leaves[number], axes) for number in numbers]
+    return [rebuild(items) for items in zip(*columns, strict=True)] or [tree]
+
+
+def _cut(leaf: Any, axes: Sequence[Axis]) -> list[Any]:
+    """What each branch has of a leaf; the very same tensor where branches share its memory."""
+    sizes = [axis.size for axis in axes]
+    if not isinstance(leaf, Tensor):
+        return [leaf] * math.prod(sizes)
+    for i, size in enumerate(sizes):
+        if size > 1 and leaf.stride(i) == 0:
+            leaf = leaf.narrow(i, 0, 1)
+    kept = leaf.shape[: len(sizes)]
+    items = leaf.flatten(0, len(sizes) - 1).unbind(0) if sizes else (leaf,)
+    places = torch.arange(len(items)).reshape(kept).expand(sizes).flatten().tolist() if sizes else [0]
+    return [items[place] for place in places]
+
+
+def of_one_branch(output: Any, paths: Sequence[Path]) -> Any:
+    """The output of a model that has no branches, with its state."""
+    sealed = seal(output, paths)
+    return tree_map(lambda leaf: BranchedState((), [leaf.value]) if isinstance(leaf, Sealed) else leaf, sealed)
+
+
+def own_states(tree: Any) -> Any:
+    """A tree with copies of the states in it."""
+    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, BranchedState) else leaf, tree)
+
+
+def states_in(tree: Any) -> list[BranchedState]:
+    """The states among the leaves of a tree."""
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, BranchedState)]
