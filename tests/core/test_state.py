@@ -222,8 +222,9 @@ def test_branches_of_one_trunk_go_on_sharing_it(strategy):
     assert len(parts) == 1  # the same tensor for all, so that it was looked at once
 
 
-def test_a_cache_of_one_trunk_is_shared():
-    wrapped = vote.Wrapper(4, share=1, strategy="replay", state="cache")(Cached()).eval()
+@pytest.mark.parametrize("strategy", ["auto", "replay"])
+def test_a_cache_of_one_trunk_is_shared(strategy):
+    wrapped = vote.Wrapper(4, share=1, strategy=strategy, state="cache")(Cached()).eval()
     with torch.no_grad():
         expected = alone(wrapped)
         y, state, _ = stream(wrapped)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
 from .plan import Plan, concatenate
 from .results import Result, StackedResults
-from .state import BranchedState, Sealed, cut, seal_opened
+from .state import BranchedState, Sealed, cut, seal_opened, separate
 from .tree import flatten, paths
 
 
@@ -90,8 +90,10 @@ def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
     return Branched(tuple(names), leaves, rebuild)
 
 
-def _state(plan: Plan, parts: list[Any]) -> BranchedState:
-    return BranchedState(plan.axes, parts, plan.rows if plan.dealt else None)
+def _state(plan: Plan, parts: list[Any]) -> BranchedState | None:
+    if all(part is None for part in parts):
+        return None
+    return BranchedState(plan.axes, separate(parts), plan.rows if plan.dealt else None)
 
 
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:

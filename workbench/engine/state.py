@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..introspect.objects import tensors_and_generators
+from ..introspect.objects import is_atom, tensors_and_generators
 from .plan import Axis, Plan
 from .tree import children, flatten, like, tree_map, values_of
 
@@ -337,6 +337,17 @@ def of_one_branch(output: Any, paths: Sequence[Path]) -> Any:
     """The output of a model that has no branches, with its state."""
     sealed = seal(output, paths)
     return tree_map(lambda leaf: BranchedState((), [leaf.value]) if isinstance(leaf, Sealed) else leaf, sealed)
+
+
+def separate(parts: list[Any]) -> list[Any]:
+    """The parts with objects of their own where several branches have one and the same, which each would change; tensors stay shared."""
+    seen: set[int] = set()
+    for k, part in enumerate(parts):
+        objects = {id(leaf) for leaf in flatten(part)[0] if not isinstance(leaf, Tensor) and not is_atom(leaf)}
+        if not seen.isdisjoint(objects):
+            parts[k] = _duplicate(part, lambda tensor: tensor)
+        seen |= objects
+    return parts
 
 
 def own_states(tree: Any) -> Any:
