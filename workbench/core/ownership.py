@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ def table_of(wrapped: Any) -> Table:
 def engine_of(wrapped: Any) -> Engine:
     """The engine of a wrapped object."""
     return wrapped.__dict__["_engine"].engine
+
+
+def marks_of(wrapped: Any) -> Any:
+    """The marks of what a wrapped object has averaged."""
+    return wrapped.__dict__["_engine"].marks
 
 
 def extra(root: nn.Module, name: str) -> Any:
@@ -107,10 +113,10 @@ class Record:
     told: set[str] = field(default_factory=set)  # warnings that were given
     alone: Alone = field(default_factory=Alone)
     execution: Execution | None = None  # what an example has shown
-    tails: dict[str, int] | None = (
-        None  # by argument: how many layers were taken for the last, by the order of registration
-    )
+    # by argument: how many layers were taken for the last, by the order of registration
+    tails: dict[str, int] | None = None
     ordered: bool = False  # whether a call has shown these to be the last
+    token: str = ""  # says which object it is, copies included; none in those pickled by an earlier version
 
     @classmethod
     def of(cls, root: nn.Module, method: str = "forward") -> Record:
@@ -133,6 +139,7 @@ class Record:
             {s.name: s for s in slots.values() if used is None or any(_name(*owner) in used for owner in s.owners)},
             order,
             method,
+            token=secrets.token_hex(8),
         )
 
 

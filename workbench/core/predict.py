@@ -18,6 +18,7 @@ from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from .crossfit import Committee, committee_of
 from .dealing import WHOLE, deal, rows_of, tell
+from .feedback import carries_mean, mark_means, refuse_means
 from .last_layers import check_tails
 from .method import Call, apart, sqrt
 from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
@@ -49,6 +50,12 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
 
 
 def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
+    if not torch.compiler.is_dynamo_compiling():
+        refuse_means(wrapped, args, kwargs)
+    elif carries_mean(args, kwargs):
+        from .outside_graph import refuse_means_outside
+
+        refuse_means_outside(wrapped, args, kwargs)
     answers = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
     check_tails(wrapped, args, kwargs)
     return answers
@@ -80,13 +87,15 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     if measuring:
         probe = own_states(probe)
+    plan = plan_of(wrapped, call, rows)
     try:
-        branched, _ = run(wrapped, plan_of(wrapped, call, rows), args, kwargs)
+        branched, _ = run(wrapped, plan, args, kwargs)
     except NotDealableError:
         record.dealable = False
         tell(wrapped, "output", f"vote: the output has no row for each row of the input, {WHOLE}")
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
     y, risks = reduced(wrapped, branched, return_risk, scaling)
+    mark_means(wrapped, plan, y)
     if not return_risk:
         return y
     for method in measuring:

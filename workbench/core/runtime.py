@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..engine.clone import places, structural_copy
 from ..engine.plan import Split, Stacked
 from ..engine.run import Engine
+from .feedback import Marks
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
 from .state_dict import Loading
@@ -36,9 +37,9 @@ class Runtime:
     loading: Loading | None = None
 
     def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
-        self.asked: dict[
-            int, bool
-        ] = {}  # by thread: whether its last call asked for the risk, where something surrounds the calls
+        # by thread: whether its last call asked for the risk, where something surrounds the calls
+        self.asked: dict[int, bool] = {}
+        self.marks = Marks(root._workbench.token)
         self.table = Table(root, root._workbench, views, given)
         self.engine = Engine(
             root,

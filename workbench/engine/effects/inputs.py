@@ -18,6 +18,20 @@ from .branch_values import duplicate, holds_tensors
 Key = tuple[tuple[str, int], ...]  # where a branch stands along the axes, places 0 left out
 
 
+_FIRST = "_workbench_first_of"
+
+
+def _refuse_copy(leaf: Any) -> None:
+    """A copy of an object of an earlier call, or one whose wrapped model is gone, holds what the first branch kept, which is no other's."""
+    count = getattr(leaf, "__dict__", {}).get(_FIRST)
+    if count is not None:
+        raise RuntimeError(
+            f"the {type(leaf).__name__} among the inputs is a copy of one that came from an earlier call, where each of {count} branches had "
+            "its own: it holds the first one's only. Return it from forward and wrap with state= and its place in the output (such as "
+            'state="past_key_values"), which can be copied, pickled and changed by state.map; or do without it (use_cache=False)'
+        )
+
+
 def object_mark(value: Any) -> Any:
     """Something that is equal before and after exactly if nothing inside the object was changed."""
     return mark(value, DEEP)
@@ -77,6 +91,8 @@ class InputEffects:
         if copy_first and self.changes_objects is not False:
             return {key: duplicate(leaf) for key in keys}
         if known is None or known[0]() is not leaf:
+            if len(keys) > 1:
+                _refuse_copy(leaf)
             if self.changes_objects is False or len(keys) == 1:
                 return dict.fromkeys(keys, leaf)
             return {key: duplicate(leaf) if k else leaf for k, key in enumerate(keys)}
@@ -86,8 +102,9 @@ class InputEffects:
         name = type(leaf).__name__
         if object_mark(leaf) != earlier_mark:
             raise RuntimeError(
-                f"the {name} among the inputs was changed outside the model since the last call, which only the first of "
-                f"{len(by_branch)} branches would see; do without it (use_cache=False), or wrap what changes it as well"
+                f"the {name} among the inputs was changed outside the model since the last call, which only the first "
+                f"of {len(by_branch)} branches would see: wrap with state= and its place in the output (such as state='past_key_values') and "
+                "change it by state.map(function), do without it (use_cache=False), or wrap what changes it as well"
             )
         if missing := [key for key in keys if key not in by_branch]:
             raise RuntimeError(
@@ -99,6 +116,8 @@ class InputEffects:
     def remember(self, keys: Sequence[Key], objects: Sequence[Any]) -> None:
         """The objects that the branches have in the place of the first one's, from now on."""
         first = objects[0]
+        if len(keys) > 1 and hasattr(first, "__dict__"):
+            vars(first)[_FIRST] = len(keys)  # which copies and pickles of it keep
         with contextlib.suppress(TypeError):  # what has no weak reference is not remembered: a copy is made each time
             number = id(first)
             reference = weakref.ref(first, lambda _: self._copies.pop(number, None))
