@@ -28,9 +28,8 @@ class Cell(nn.Module):
 
 class GRU(Cell):
     def __init__(self):
-        super().__init__()
-        self.cell = nn.GRUCell(2, 8)
-        del self.i, self.h
+        nn.Module.__init__(self)
+        self.cell, self.head = nn.GRUCell(2, 8), nn.Linear(8, 1)
 
     def forward(self, x, h=None):
         h = self.cell(x, h)
@@ -117,7 +116,9 @@ def test_every_voter_is_streamed_as_if_alone(name, share, strategy):
     wrapped = vote.Wrapper(5, share=share, state=state, strategy=strategy)(build()).eval()
     with torch.no_grad():
         expected = alone(wrapped)
-        if (strategy, name) in REFUSED:  # one rung was insisted on
+        if (strategy, name) in REFUSED and (
+            share != 1 or name != "lstm"
+        ):  # one rung was insisted on; a shared trunk is not stacked
             with pytest.raises((RuntimeError, ValueError), match='strategy="loop"'):
                 stream(wrapped)
             return

@@ -49,9 +49,9 @@ class Runtime:
             functools.partial(plain_forward, root),
         )
 
-    def _originals(self) -> dict[int, str]:
+    def _originals(self) -> dict[str, Tensor]:
         originals = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
-        return {id(tensor): name for name, tensor in originals if tensor is not None}
+        return {name: tensor for name, tensor in originals if tensor is not None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

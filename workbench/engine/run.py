@@ -46,7 +46,7 @@ class Engine:
         self,
         root: nn.Module,
         build: Build,
-        originals: Callable[[], dict[int, str]],
+        originals: Callable[[], dict[str, Tensor]],
         entries: Callable[[], traced.Entries],
         forward: Callable[..., Any],
     ) -> None:
@@ -184,7 +184,7 @@ class Engine:
             behind = reached(outputs)
             # what comes in may have been computed by the given model itself
             before = reached([leaf for leaf in tensors((request.args, request.kwargs)) if leaf.requires_grad])
-            stale = {name for key, name in self._originals().items() if key in behind and key not in before}
+            stale = {name for name, tensor in self._originals().items() if id(tensor) in behind - before}
             differ = not behind.isdisjoint(map(id, owned.values()))
         elif self._followed:
             return
@@ -220,10 +220,15 @@ class Engine:
         Returns:
             The slots whose replaced tensors the outputs depend on, and whether they depend on any of those that are owned.
         """
-        plan, originals = request.plan, self._originals()
+        plan, originals = (
+            request.plan,
+            self._originals(),
+        )  # kept, or another tensor could get the id of one that goes meanwhile
         alone = replace(plan, axes=(), fixed=dict(index), dealt="", bank=Bank(plan.bank.get), interventions=())
         one, sources = replace(request, plan=alone), set(map(id, owned.values()))
-        following = Followed({*sources, *originals}, map(id, (*self.root.parameters(), *self.root.buffers())))
+        following = Followed(
+            {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
+        )
         try:
             outputs = self._look(one, following)
             behind = frozenset[int]().union(*map(following.behind, outputs))
@@ -234,7 +239,7 @@ class Engine:
                 differ = not all(map(torch.equal, present, other))
         except Exception:  # an operation that does not go together with looking on
             return set(), True
-        return {originals[key] for key in behind if key in originals}, differ
+        return {name for name, tensor in originals.items() if id(tensor) in behind}, differ
 
     def _look(self, request: Request, mode: AbstractContextManager[Any] | None = None) -> list[Tensor]:
         """The outputs of one branch, run without gradients for looking only; `mode` is active meanwhile."""
