@@ -242,3 +242,29 @@ def test_two_kinds_of_fallback_are_told_once_each() -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     told_once(lambda: wrapped(torch.randn(6, 3), edges), "common number of rows")
     told_once(lambda: wrapped(torch.randn(2, 3), edges), "2 rows.*3 voters")
+
+
+class Recurrent(nn.Module):
+    """(y, state), as recurrent networks give it: the state is [layers, rows, width]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h, state = self.rnn(x)
+        return self.head(h), state
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "match"),
+    [
+        (mlp, torch.zeros(2, 3), "2 rows"),
+        (Recurrent, torch.zeros(6, 5, 3), r"output\[1\] is \[1, 6, 4\] for 6 rows"),
+    ],
+)
+def test_the_fallback_says_whose_loss_it_is_and_names_the_remedy(model: Any, x: Tensor, match: str) -> None:
+    wrapped: Any = vote.Wrapper(3)(model())
+    told_once(lambda: wrapped(x), match)
+    with pytest.warns(WorkbenchWarning, match=r"loss is now that of the mean of the voters.*wrapped\.loss\(criterion"):
+        vote.Wrapper(3)(model())(x)

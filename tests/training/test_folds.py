@@ -47,7 +47,7 @@ def test_each_voter_trains_as_it_would_alone() -> None:
     weight, bias = torch.randn(3, 4, 2, generator=generator), torch.randn(3, 4, generator=generator)
     lr, decay = torch.tensor([0.1, 0.01, 0.03], dtype=torch.float64), torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64)
     stacked = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
-    ours = StackedAdam(stacked, lr, decay, horizon=10)
+    ours = StackedAdam(stacked, lr, decay, horizon=10, steps=100)
     alone = [(weight[k].clone().requires_grad_(), bias[k].clone().requires_grad_()) for k in range(3)]
     theirs = [
         torch.optim.AdamW(

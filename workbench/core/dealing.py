@@ -13,19 +13,30 @@ from ..engine.effects.branch_values import duplicate
 from ..engine.effects.inputs import is_object
 from ..engine.plan import Bank, Plan
 from ..engine.state import BranchedState
-from ..engine.tree import flatten, is_float, tensors
+from ..engine.tree import flatten, is_float, paths, tensors
 from ..errors import WorkbenchWarning
 from .method import evaluating
 from .ownership import Table, engine_of
 
-WHOLE = "so each step trains all voters on the whole batch; tile_and_reduce=True says that this is meant"
+WHOLE = (
+    "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row, and "
+    "tile_and_reduce=True says that the mean is meant"
+)
+
+MIXED = "the rows of a batch depend on each other in this model"
+NO_ROWS = "the output has no row for each row of the input"
 
 
-def tell(wrapped: Any, key: str, message: str) -> None:
+def tell(wrapped: Any, key: str, message: str, stacklevel: int = 5) -> None:
     """Warn once for each wrapped object and key."""
     if key not in wrapped._workbench.told:
         wrapped._workbench.told.add(key)
-        warnings.warn(message, WorkbenchWarning, stacklevel=5)
+        warnings.warn(message, WorkbenchWarning, stacklevel=stacklevel)
+
+
+def tell_whole(wrapped: Any, key: str, why: str) -> None:
+    """Warn once for each key that the mean of all voters answers, where rows were to be dealt out."""
+    tell(wrapped, key, f"vote: {why}, {WHOLE}", stacklevel=6)
 
 
 def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:
@@ -48,17 +59,14 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
         )
     lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()}
     if len(lengths) != 1:
-        tell(wrapped, "deal", f"vote: the inputs have no common number of rows, {WHOLE}")
+        tell_whole(wrapped, "deal", "the inputs have no common number of rows")
         return None
     count = lengths.pop()
     norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in wrapped.modules())
     least = 2 if norms else 1
     if count < n * least:
-        tell(
-            wrapped,
-            "small",
-            f"vote: a batch of {count} rows is too small to deal {least} to each of {n} voters, {WHOLE}",
-        )
+        few = f"{count} {'row' if count == 1 else 'rows'}"
+        tell_whole(wrapped, "small", f"a batch of {few} is too small to deal {least} to each of {n} voters")
         return None
     parts = torch.randperm(count).tensor_split(n)
     rows = list(parts)
@@ -66,9 +74,12 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
         rows = [parts[i] for i in torch.randperm(n).tolist()]
     record = wrapped._workbench
     if record.dealable is None and n > 1:
-        record.dealable = _independent(wrapped, table, rows[0], count, args, kwargs)
+        why = _dependence(wrapped, table, rows[0], count, args, kwargs)
+        record.dealable = not why
+        if why:
+            tell_whole(wrapped, "mixed", why)
     if record.dealable is False:
-        tell(wrapped, "mixed", f"vote: the rows of a batch depend on each other in this model, {WHOLE}")
+        tell_whole(wrapped, "mixed", MIXED)  # of one that was pickled; else it is told by now
         return None
     return rows
 
@@ -79,7 +90,7 @@ def rows_of(
     """The rows for each voter in a call that goes on from states: those that it answered before; None where all answered all of them."""
     rows = states[0].rows
     if rows is None:
-        tell(wrapped, "state", f"vote: the state comes from a call in which every voter answered all rows, {WHOLE}")
+        tell_whole(wrapped, "state", "the state comes from a call in which every voter answered all rows")
         return None
     count = sum(map(len, rows))
     lengths = sorted({leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()})
@@ -91,17 +102,18 @@ def rows_of(
     return rows
 
 
-def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether one voter, in evaluation mode, answers some rows alone as it does among all."""
+def _dependence(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> str:
+    """Why one voter, in evaluation mode, may answer some rows otherwise alone than among all; "" if it does not."""
     leaves, rebuild = flatten((args, kwargs))
     sources = engine_of(wrapped).clones.sources(leaves)
     before = sources.all()
 
-    def answers(inputs: list[Any]) -> list[Tensor]:
+    def answers(inputs: list[Any]) -> dict[str, Tensor]:
         record = wrapped._workbench
         plan = Plan((), record.rules, Bank(table.get), keep_state=False, state=record.state or ())
         branched, _ = engine_of(wrapped).run(plan, *rebuild(inputs))
-        return [leaf for leaf in branched.leaves if is_float(leaf)]
+        places = paths(branched.rebuild(branched.leaves))
+        return {place: leaf for place, leaf in zip(places, branched.leaves, strict=True) if is_float(leaf)}
 
     copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
     some = [
@@ -114,16 +126,17 @@ def _independent(wrapped: Any, table: Table, rows: Tensor, count: int, args: tup
             try:
                 alone = answers(some)
             except Exception:  # it does not take fewer rows
-                return False
-            if len(among) != len(alone):
-                return False
-            pairs = list(zip(among, alone, strict=True))
-            if not all(whole.dim() and len(whole) == count and len(part) == len(rows) for whole, part in pairs):
-                return False
-            if all(_alike(whole[rows.to(whole.device)], part) for whole, part in pairs):
-                return True
+                return MIXED
+            if among.keys() != alone.keys():
+                return MIXED
+            for place, whole in among.items():
+                if not whole.dim() or len(whole) != count or len(alone[place]) != len(rows):
+                    return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} rows)"
+            if all(_alike(whole[rows.to(whole.device)], alone[place]) for place, whole in among.items()):
+                return ""
             # a model that draws random numbers in evaluation mode answers otherwise each time, whatever the rows
-            return not all(_alike(whole, again) for whole, again in zip(among, answers(copies), strict=True))
+            again = answers(copies)
+            return MIXED if all(_alike(whole, again[place]) for place, whole in among.items()) else ""
         finally:
             sources.restore(before)
 

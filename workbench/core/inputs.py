@@ -35,6 +35,15 @@ def _called(wrapped: Any) -> Callable[..., Any]:
     return functools.partial(getattr(type(wrapped)._plain_class, wrapped._workbench.method), wrapped)
 
 
+def positional_names(wrapped: Any) -> tuple[str, ...]:
+    """The names of the parameters of a model that can be given by position."""
+    try:
+        parameters = inspect.signature(_called(wrapped)).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
 def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Whether a function can be called with these arguments."""
     try:

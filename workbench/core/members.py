@@ -83,7 +83,7 @@ def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
     """
     scaling = extra(wrapped, "scaling")
     if scaling is not None:
-        args = scaling.inputs(args)
+        args = scaling.inputs(args, {})[0]
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True), rows), args, {})
     y, risks = reduced(wrapped, branched, True, scaling)
     return y, Risk(**risks)
@@ -109,7 +109,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             f'output="{form_of(record.output)}" gives class probabilities, which are the predictive distribution: wrapped(x)'
         )
     if scaling is not None:
-        args = scaling.inputs(args)
+        args, kwargs = scaling.inputs(args, kwargs)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
     if committee is None and (pair is None or pair.distribution.n_heads > 1):

@@ -56,6 +56,8 @@ class Method:
     members = False  # whether its branches are whole models, which `voters()` gives one by one
     # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]
     member_marks: tuple[str, ...] = ()
+    # with member_marks: whether the members were equal when their training began; None if nobody has looked yet
+    alike: bool | None = None
 
     wrapper: Any = None
 

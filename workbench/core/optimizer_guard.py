@@ -1,4 +1,4 @@
-"""Detection of optimizers that do not train what they seem to: made before wrapping, or from parts of a wrapped model."""
+"""Detection of optimizers that do not train what they seem to: made before wrapping, or of parts; and of those that keep voters alike."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import OptimizerMismatchError, WorkbenchWarning
+from .crossfit import members_axis
+from .dealing import tell
+from .parameters import split_for_decay, stacked_names
+from .row_weights import rows_equal
 
 _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> every wrapped object that lives
 _histories: dict[int, _History] = {}  # id -> every optimizer that has stepped and lives
@@ -90,6 +95,8 @@ def _inspect(optimizer: Optimizer, history: _History, depth: int) -> None:
     for wrapped in [ref() for ref in list(_wrapped.values())]:
         if wrapped is None:
             continue
+        _report_decay(optimizer, wrapped, depth)
+        _report_alike(wrapped, trained, depth)
         parameters = dict(nn.Module.named_parameters(wrapped))
         missed = {name: p for name, p in parameters.items() if _has_gradient(p) and id(p) not in trained}
         if not missed:
@@ -159,6 +166,58 @@ def _report(
         WorkbenchWarning,
         stacklevel=depth,
     )
+
+
+def _report_decay(optimizer: Optimizer, wrapped: Any, depth: int) -> None:
+    """Tell once where groups leave biases and norms out of weight decay, but take those of voters, with one dimension more, for weights."""
+    groups = [
+        (bool(group.get("weight_decay", 0) > 0), {id(p) for p in group["params"]}) for group in optimizer.param_groups
+    ]
+    if {decays for decays, _ in groups} != {True, False}:
+        return  # nothing is decayed, or everything as it is meant
+    decayed, spared = ({key for decays, keys in groups if decays is which for key in keys} for which in (True, False))
+    weights, others = split_for_decay(wrapped)
+    wrong = [name for name, p in others.items() if id(p) in decayed and p.dim() > 1]
+    if wrong and not any(id(p) in spared for p in weights.values()):
+        tell(
+            wrapped,
+            "decay",
+            f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
+            "of voters, with one dimension more than in the plain model, and the usual rule leaves them out. Make it of "
+            "wrapped.parameter_groups(weight_decay)",
+            depth + 2,
+        )
+
+
+@torch.no_grad()
+def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], depth: int) -> None:
+    """Tell once where voters that are alike have the same gradient, so that they stay alike."""
+    axis = members_axis(wrapped._workbench.methods)
+    if not axis or "alike" in wrapped._workbench.told:
+        return
+    names = stacked_names(wrapped._workbench.rules.values(), axis)
+    present = dict(nn.Module.named_parameters(wrapped))  # a layer may have been replaced
+    stacks = [present[n] for n in names if n in present and id(present[n]) in trained and present[n].requires_grad]
+    gradients = [p.grad for p in stacks if p.grad is not None and p.grad.layout is torch.strided]
+    if (
+        gradients
+        and all(map(rows_equal, stacks))
+        and all(map(_same_for_all, gradients))
+        and any(g.any() for g in gradients)
+    ):
+        tell(
+            wrapped,
+            "alike",
+            f"{axis}: all voters have the same weights and the same gradient, so they stay alike and the epistemic risk stays 0: the loss is "
+            "that of their mean. Train with workbench.fit or wrapped.loss(criterion, x, y), in which each voter weighs the rows differently (in "
+            "a trainer that calls the model itself, where it computes the loss: compute_loss, training_step)",
+            depth + 2,
+        )
+
+
+def _same_for_all(gradient: Tensor) -> bool:
+    """Whether the rows are equal but for rounding."""
+    return bool((gradient - gradient[:1]).abs().max() <= 1e-4 * gradient.abs().max())
 
 
 def _some(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Iterators over the parameters of a wrapped object, which still answer to the calls of the dicts that they were."""
+"""Parameters of a wrapped object: iterators over them, and which of them weight decay leaves out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..deprecation import warn_deprecated
+from ..engine.plan import RankOne, Rule, Split, Stacked
+from .ownership import EXTRAS
 
 
 class ParameterIterator(Iterator[nn.Parameter]):
@@ -59,4 +61,32 @@ class ParameterIterator(Iterator[nn.Parameter]):
         return dict, (self._dict(),)
 
 
-__all__ = ["ParameterIterator"]
+def stacked_names(rules: Iterable[Rule], axis: str = "") -> list[str]:
+    """The registered tensors of which each branch along an axis (along any, without one) has a row of its own."""
+    names: dict[str, None] = {}
+    for rule in rules:
+        if isinstance(rule, Split):
+            names.update(dict.fromkeys(stacked_names(rule.options, axis)))
+        elif isinstance(rule, Stacked | RankOne) and rule.axis == (axis or rule.axis):
+            own = [rule.name] if isinstance(rule, Stacked) else [rule.left, rule.right]
+            names.update(dict.fromkeys(name for name in own if name))
+    return list(names)
+
+
+def split_for_decay(wrapped: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """The trained parameters by name: those that are decayed by the usual rule, and those that it leaves out.
+
+    Biases and norms, which have at most one dimension in a plain model, are left out: of what is stacked for voters the first dimension does
+    not count, and rank-one factors have one. So is what belongs to no layer.
+    """
+    stacks = set(stacked_names(wrapped._workbench.rules.values()))
+    decayed: dict[str, nn.Parameter] = {}
+    left_out: dict[str, nn.Parameter] = {}
+    for name, parameter in nn.Module.named_parameters(wrapped):
+        if parameter.requires_grad:
+            plain = parameter.dim() - (name in stacks)
+            (left_out if plain <= 1 or name.startswith(EXTRAS) else decayed)[name] = parameter
+    return decayed, left_out
+
+
+__all__ = ["ParameterIterator", "split_for_decay", "stacked_names"]

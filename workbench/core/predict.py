@@ -17,12 +17,13 @@ from ..engine.state import BranchedState, of_one_branch, own_states, states_in
 from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from .crossfit import Committee, committee_of
-from .dealing import WHOLE, deal, rows_of, tell
+from .dealing import NO_ROWS, deal, rows_of, tell, tell_whole
 from .feedback import carries_mean, mark_means, refuse_means
 from .last_layers import check_tails
 from .method import Call, apart, sqrt
 from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
 from .ownership import engine_of, extra, table_of
+from .row_weights import weighed
 from .standardize import Scaling
 
 
@@ -67,7 +68,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     raw_args = args
     if scaling is not None:
-        args = scaling.inputs(args)
+        args, kwargs = scaling.inputs(args, kwargs)
     measuring = [method for method in record.methods if method.own_pass] if return_risk else []
     for method in record.methods if return_risk else ():
         method.check_ready(wrapped)
@@ -92,7 +93,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         branched, _ = run(wrapped, plan, args, kwargs)
     except NotDealableError:
         record.dealable = False
-        tell(wrapped, "output", f"vote: the output has no row for each row of the input, {WHOLE}")
+        tell_whole(wrapped, "mixed", NO_ROWS)
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
     y, risks = reduced(wrapped, branched, return_risk, scaling)
     mark_means(wrapped, plan, y)
@@ -120,6 +121,7 @@ def reduced(
     """
     record, committee = wrapped._workbench, committee_of(wrapped)
     meanings = meanings_of(record, branched)
+    alone = sum(isinstance(meaning, Values) for meaning in meanings) == 1
     leaves: list[Any] = []
     risks: dict[str, list[Any]] = {}
     for i, (leaf, meaning) in enumerate(zip(branched.leaves, meanings, strict=True)):
@@ -134,7 +136,7 @@ def reduced(
             leaves.append(y)
         else:
             y, measured = _values(record, committee, branched.axes, leaf, return_risk and meaning is not MEAN)
-            if scaling is not None and meaning is not MEAN:
+            if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
             leaves.append(y)
         for name, value in measured.items():
@@ -294,24 +296,22 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwa
     """See `Wrapped.loss`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
-        args, y = scaling.inputs(args), scaling.targets(y)
+        (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
     axes = branched.axes
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
+    leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
     if pair is not None and axes[-1] != pair.name:
         raise RuntimeError(
             f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
         )
-    sizes = next(leaf.shape[: len(axes)] for leaf in branched.leaves if isinstance(leaf, Tensor))
+    sizes = next(leaf.shape[: len(axes)] for leaf in leaves if isinstance(leaf, Tensor))
     models = sizes[:-1] if pair is not None else sizes
     terms: list[Tensor] = []
     for k in range(int(torch.Size(models).numel())):
-        leaves = [
-            leaf.reshape(-1, *leaf.shape[len(models) :])[k] if isinstance(leaf, Tensor) else leaf
-            for leaf in branched.leaves
-        ]
-        terms.append(loss_of_model(record, branched.rebuild, leaves, criterion, y, pair))
+        at = [leaf.reshape(-1, *leaf.shape[len(models) :])[k] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        terms.append(loss_of_model(record, branched.rebuild, at, criterion, y, pair))
     total = torch.stack(terms).mean()
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
@@ -356,7 +356,7 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """See `Wrapped.quantiles`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
-        args = scaling.inputs(args)
+        args, kwargs = scaling.inputs(args, kwargs)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
 

@@ -18,6 +18,7 @@ from ..engine.clone import places
 from ..engine.plan import Bank
 from .crossfit import NAME as COMMITTEE
 from .crossfit import Committee, members_axis, seat
+from .inputs import positional_names
 from .ownership import EXTRAS, MARK, Slot, Table, extra, extras, table_of
 from .standardize import Scaling
 
@@ -311,7 +312,9 @@ class Loading:
         scaling = {key.removeprefix("scaling."): value for key, value in stored.items() if key.startswith("scaling.")}
         if scaling:
             device = next((p.device for p in nn.Module.parameters(self.wrapped)), None)
-            extras(self.wrapped)._modules["scaling"] = Scaling(**scaling).to(device)
+            extras(self.wrapped)._modules["scaling"] = Scaling.of_state(scaling, positional_names(self.wrapped)).to(
+                device
+            )
         elif not partial and extra(self.wrapped, "scaling") is not None:
             extras(self.wrapped)._modules.pop("scaling")
         committee = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -17,11 +18,11 @@ from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from . import predict as calling
 from .copying import Persistent
-from .inputs import opened
+from .inputs import opened, positional_names
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, engine_of, extra, extras, table_of
-from .parameters import ParameterIterator
+from .parameters import ParameterIterator, split_for_decay
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .standardize import Scaling
 from .state_dict import extract, saving_both
@@ -147,18 +148,19 @@ class Wrapped(Persistent):
         """The standardisation between the user's units and the model's, if there is one."""
         return extra(self, "scaling")
 
-    def scale(self, *args: None, **values: Tensor | None) -> None:
-        """Standardise the first input, and give predictions and risks in original units.
+    def scale(self, *args: None, **values: Any) -> None:
+        """Standardise inputs, and give predictions and risks in original units.
 
         Args:
-            values: x_mean, x_scale, y_mean, y_scale; see `Scaling`.
+            values: x_mean, x_scale (of the first input, or tuples or dicts of those of several), y_mean, y_scale and x_dtype; see `Scaling`.
         """
         if args:
             warn_deprecated("scale(None)", "wrapped.unscale()")
             Wrapped.unscale(self)
             return
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
-        extras(self)._modules["scaling"] = Scaling(**values).to(like.device if like is not None else None)
+        scaling = Scaling(**{"names": positional_names(self), **values})
+        extras(self)._modules["scaling"] = scaling.to(like.device if like is not None else None)
 
     def unscale(self) -> None:
         """Remove the standardisation: inputs and outputs are in the model's own units again."""
@@ -204,6 +206,33 @@ class Wrapped(Persistent):
     def named_base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters shared with the model that was given, each with its name."""
         return ((name, p) for name, p in self.named_parameters() if MARK not in name)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The parameters to train in two groups for an optimizer, of which weight decay leaves the second out.
+
+        The usual rule, that tensors of one dimension (biases, norms) are not decayed, is that of the plain model: the biases of voters, stacked
+        [n_voters, d], are biases, and rank-one factors have one dimension. `p.ndim` would take both for weights.
+
+        Args:
+            weight_decay: of the first group.
+
+        Returns:
+            `[{"params": weights, "weight_decay": weight_decay}, {"params": biases and norms, "weight_decay": 0.0}]`, each parameter that
+            requires a gradient in one of them.
+
+        Example:
+            >>> import torch
+            >>> from workbench import vote
+            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1))
+            >>> optimizer = torch.optim.AdamW(model.parameter_groups(0.01), lr=1e-3)
+            >>> [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+            [[(5, 1, 2)], [(5, 1)]]
+        """
+        decayed, left_out = split_for_decay(self)
+        return [
+            {"params": list(decayed.values()), "weight_decay": weight_decay},
+            {"params": list(left_out.values()), "weight_decay": 0.0},
+        ]
 
     def set_risk_parameters(self, values: Mapping[str, Tensor]) -> None:
         """Set the values of the risk parameters, such as those of another object wrapped alike.
@@ -431,7 +460,7 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     if scaling is None:
         return new
     kept = adopt(new, wrapped._workbench.method)
-    Wrapped.scale(kept, **{name: getattr(scaling, name) for name in scaling.NAMES})
+    extras(kept)._modules["scaling"] = copy.deepcopy(scaling)
     return kept
 
 

@@ -117,7 +117,7 @@ def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, .
     if scaling is None:
         return plain, args
     Wrapped.unscale(plain)
-    return unwrap(plain), scaling.inputs(args)
+    return unwrap(plain), scaling.inputs(args, {})[0]
 
 
 def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -155,8 +155,8 @@ class _Transformed(Intervention):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         transform = self.method.transforms[index[self.method.name]]
-        original = args if self.scaling is None else self.scaling.original(args)
-        leaves, rebuild = flatten((original, kwargs))
+        original = (args, kwargs) if self.scaling is None else self.scaling.original(args, kwargs)
+        leaves, rebuild = flatten(original)
         places = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
         if not places:
             kinds = [f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves if isinstance(leaf, Tensor)]
@@ -170,8 +170,7 @@ class _Transformed(Intervention):
             return args, kwargs
         for i in places:
             leaves[i] = _applied(transform.apply, leaves[i])
-        args, kwargs = rebuild(leaves)
-        return (args if self.scaling is None else self.scaling.inputs(args)), kwargs
+        return rebuild(leaves) if self.scaling is None else self.scaling.inputs(*rebuild(leaves), exact=False)
 
     def output(self, output: Any, index: Index) -> Any:
         transform = self.method.transforms[index[self.method.name]]

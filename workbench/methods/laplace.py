@@ -376,7 +376,7 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
     """
     method, table, scaling = _classifying(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
     if scaling is not None:
-        args = scaling.inputs(args)
+        args, kwargs = scaling.inputs(args, kwargs)
     probs = []
     for place in method.places(table):
         probe, bank = Probe(method.layer_names(table)), Bank(table.get)

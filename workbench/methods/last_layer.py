@@ -155,7 +155,7 @@ class Look:
             ValueError: if the output is not the layer's own, or targets are needed and are not there.
         """
         if self.scaling is not None:
-            args, target = self.scaling.inputs(args), self.scaling.targets(target)
+            (args, kwargs), target = self.scaling.inputs(args, kwargs), self.scaling.targets(target)
         output, taps = self._seen(args, kwargs)
         leaves = flatten(output)[0]
         phi, z = rows_of(taps["features"]), taps["outputs"]

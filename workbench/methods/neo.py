@@ -176,7 +176,7 @@ class Neo(Method):
                     lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
                 )
                 if (scaling := extra(wrapped, "scaling")) is not None:
-                    args = scaling.inputs(args)
+                    args, kwargs = scaling.inputs(args, kwargs)
                 y, n, features = self._features(wrapped, args, kwargs)
                 collected.append(features)
                 logits.append(self._logits(wrapped, y, n) if self.wrapper.classes is not False else None)

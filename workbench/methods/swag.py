@@ -259,7 +259,7 @@ def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
     for args, kwargs, _ in batches_of(inputs, wrapped):
         batch = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
         if (scaling := extra(wrapped, "scaling")) is not None:
-            batch = scaling.inputs(batch[0]), batch[1]
+            batch = scaling.inputs(*batch)
         yield batch, next((len(t) for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor) and t.dim()), 1)
 
 

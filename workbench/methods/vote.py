@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,7 +53,9 @@ class Wrapper(_Wrapper):
         "one pass; False answers with the mean of all.",
     )
     finetune: bool = setting(
-        default=False, help="start every voter at the given weights instead of at a fresh initialisation."
+        default=False,
+        help="start every voter at the given weights instead of at a fresh initialisation. So that they come to differ, `workbench.fit` and "
+        "`wrapped.loss` let each voter weigh the rows differently (Bayesian bootstrap).",
     )
     share: Literal["rank1"] | int | None = setting(
         default=None,
@@ -101,6 +103,7 @@ class Vote(Method):
         self._slots = parameters + buffers
         self._zeros = self._zero_weights(table, parameters)
         draws = self._draws(table)
+        self.alike = True if self.wrapper.finetune and self.wrapper.n_voters > 1 else None
         rules = {
             name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
         }
@@ -143,6 +146,12 @@ class Vote(Method):
 
     def _draws(self, table: Table) -> Draws:
         return Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune, zeros=self._zeros)
+
+    def notes(self) -> dict[str, Any]:
+        return {"alike": True} if self.alike else {}
+
+    def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
+        self.alike = notes.get("alike")
 
     def _check(self, table: Table, parameters: list[str]) -> None:
         """What cannot be taken over, or not whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
+from workbench.core.ownership import extras
 from workbench.core.rows import Batch, TensorRows
+from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
-from workbench.engine.tree import tensors
+from workbench.engine.tree import is_float, tensors
 from workbench.training.criteria import Criterion, LossByMeaning
 
 LR = 0.01  # of the default optimizer
@@ -49,14 +52,21 @@ def check_numbers(
         raise ValueError("lr and weight_decay are of the default optimizer; set those of your own where it is made")
 
 
-def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows]) -> bool:
-    """Predict one batch, see that the targets fit, and say whether the prediction can be trained."""
+def try_batch(
+    wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows], scaled: bool
+) -> tuple[bool, dict[Key, torch.dtype]]:
+    """Predict one batch, see that the targets fit, and say whether the prediction can be trained, and which inputs are to be converted.
+
+    Args:
+        wrapped, batch, criterion: of the training.
+        in_memory: all rows that can be looked at.
+        scaled: whether the present standardization stays.
+    """
     modes = [(module, module.training) for module in wrapped.modules()]
     wrapped.eval()
     try:
         with torch.enable_grad():
-            args, kwargs = opened(wrapped, batch.x)
-            prediction = wrapped(*args, **kwargs)
+            prediction, converted = _predict(wrapped, batch.x, scaled)
     finally:
         for module, mode in modes:
             module.training = mode
@@ -87,7 +97,57 @@ def try_batch(wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_me
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
             "give criterion(prediction, target) that makes one loss of them"
         )
-    return any(leaf.requires_grad for leaf in tensors(prediction))
+    learns = any(leaf.requires_grad for leaf in tensors(prediction))
+    if converted and not learns:
+        raise TypeError(
+            f"{_described(converted)}, which the model does not take, and it is frozen: give floating-point numbers as it was trained with"
+        )
+    return learns, converted
+
+
+def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, torch.dtype]]:
+    """The prediction, and the inputs that had to be made floating-point numbers for it: bytes, truth values, or both."""
+    present = extras(wrapped)._modules.pop("scaling", None) if not scaled else None
+
+    def ask(inputs: Any) -> Any:
+        args, kwargs = opened(wrapped, inputs)
+        return wrapped(*args, **kwargs)
+
+    whole = {key: leaf.dtype for key, leaf in items_of(x) if isinstance(leaf, Tensor) and not is_float(leaf)}
+    try:
+        try:
+            return ask(x), {}
+        except Exception as error:
+            for dtypes in ({torch.uint8}, {torch.bool}, {torch.uint8, torch.bool}, set(whole.values())):
+                converted = {key: dtype for key, dtype in whole.items() if dtype in dtypes}
+                if not converted or not dtypes.issubset(whole.values()):
+                    continue
+                try:
+                    prediction = ask(_converted(x, converted, wrapped))
+                except Exception:  # it is not that, or not that alone: the first error stands
+                    continue
+                if dtypes <= {torch.uint8, torch.bool}:
+                    return prediction, converted
+                raise TypeError(
+                    f"{_described(converted)}, which the model does not take ({error}): give x.float() if they are values"
+                ) from error
+            raise
+    finally:
+        if present is not None:
+            extras(wrapped)._modules["scaling"] = present
+
+
+def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any:
+    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    if isinstance(x, Tensor):
+        return x.to(like.dtype)
+    new = {key: leaf.to(like.dtype) if key in keys else leaf for key, leaf in items_of(x)}
+    return tuple(new.values()) if isinstance(x, tuple) else new
+
+
+def _described(keys: Mapping[Key, torch.dtype]) -> str:
+    """Which inputs are of which kind: "x is torch.uint8"."""
+    return ", ".join(f"{'x' if key is None else f'x[{key!r}]'} is {dtype}" for key, dtype in keys.items())
 
 
 def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) -> None:

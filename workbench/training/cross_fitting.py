@@ -95,6 +95,7 @@ class CrossFit:
             torch.tensor(self.lr, dtype=torch.float64)[numbers].to(place),
             torch.tensor(self.weight_decay, dtype=torch.float64)[numbers].to(place),
             horizon=0.01 * self.steps,
+            steps=self.steps,
         )
         self.order = torch.Generator().manual_seed(self.seed)
         like = next(p for p in self.wrapped.parameters() if p.is_floating_point())
@@ -173,7 +174,7 @@ class CrossFit:
         batch = self.rows.take(numbers.flatten())
         args, y = batch.args, batch.y
         if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
-            args, y = scaling.inputs(args), scaling.targets(y)
+            args, y = scaling.inputs(args, {})[0], scaling.targets(y)
         rows_of_voters = torch.arange(numbers.numel()).reshape(numbers.shape)
         loss = members.loss(self.wrapped, self.criterion, args, y, rows_of_voters, self.whole)
         loss.backward()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -17,6 +16,7 @@ from workbench.core.rows import Source
 from workbench.core.wrapped import Wrapped
 from workbench.training.batches import Batches
 from workbench.training.checks import FROZEN
+from workbench.training.unshadowed import unshadowed
 
 WARM_UP = 0.05  # share of all steps
 
@@ -61,14 +61,16 @@ def make_optimizer(
             "data: the DataLoader has no length, which the learning rate's schedule needs; give optimizer=..., "
             "which goes without"
         ) from error
-    adam = _adam(parameters, lr=lr, weight_decay=weight_decay)
+    trained = unshadowed(wrapped, "parameter_groups")(weight_decay) if weight_decay else parameters
+    adam = _adam(trained, lr=lr, weight_decay=weight_decay)
     return adam, LambdaLR(adam, functools.partial(one_cycle, steps=steps))
 
 
-def _adam(parameters: Sequence[Tensor], **settings: Any) -> Optimizer:
-    """Adam with all of a step in one kernel where torch has one for these parameters."""
+def _adam(trained: Sequence[Any], **settings: Any) -> Optimizer:
+    """Adam of parameters or groups of them, with all of a step in one kernel where torch has one for these parameters."""
+    parameters = [p for group in trained for p in (group["params"] if isinstance(group, dict) else [group])]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in parameters)
-    return torch.optim.AdamW(list(parameters), fused=fused or None, **settings)
+    return torch.optim.AdamW(trained, fused=fused or None, **settings)
 
 
 def one_cycle(step: int, steps: int) -> float:

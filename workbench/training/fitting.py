@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from workbench.core.crossfit import seat
 from workbench.core.predict import pair_of
-from workbench.core.rows import Batch, Source, TensorRows
+from workbench.core.rows import Batch, Source, TensorRows, place
+from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
 from workbench.training.batches import Batches
@@ -35,7 +36,7 @@ from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.progress import Callback
-from workbench.training.standardization import choose_standardization
+from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
 
@@ -79,7 +80,8 @@ def fit(
         batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
         lr: peak learning rate (with folds: rates) of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
             cosine to zero after it (Loshchilov & Hutter 2017).
-        weight_decay: decoupled from the gradient (Loshchilov & Hutter 2019); with folds on weights only, and several as for lr.
+        weight_decay: decoupled from the gradient (Loshchilov & Hutter 2019), on weights only (`wrapped.parameter_groups`); with folds several
+            as for lr.
         criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
             for class numbers; with folds, the likelihood of the risk heads alone where there are any.
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and the schedule.
@@ -95,7 +97,9 @@ def fit(
         patience: epochs without a smaller validation loss after which to stop; None goes on to the end.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the rows
             trained on; predictions and risks are in original units all the same. One mean and scale per column, or one
-            for all pixels of images. None: inputs, and float targets unless a criterion of your own is given (but for
+            for all pixels of images; of several inputs each floating-point one by itself, but for masks (at most two different
+            numbers, or infinite ones). Whole numbers stay as they are; but bytes (uint8) that the model does not take so are
+            scaled, and truth values made 0 and 1. None: inputs, and float targets unless a criterion of your own is given (but for
             mean squared and mean absolute error it could change what is asked for); a model that has a
             standardisation keeps it, and one whose prediction is frozen gets none. Say False for a model that was
             trained in original units elsewhere.
@@ -143,13 +147,14 @@ def fit(
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-    first, learns = _try_first_batch(wrapped, train, valid, criterion, like, seed)
-    scaling = choose_standardization(wrapped, train, criterion, standardize, learns)
-    place, dtype = resolve_device(device, like.device), dtype or like.dtype
+    present = keeps_present(wrapped, standardize)
+    first, learns, converted = _try_first_batch(wrapped, train, valid, criterion, like, seed, present)
+    scaling = choose_standardization(wrapped, train, criterion, standardize, learns, converted)
+    target, dtype = resolve_device(device, like.device), dtype or like.dtype
     size = batch_size or default_batch_size(train)
-    batches = Batches(train, size, place, dtype, torch.Generator().manual_seed(seed))
+    batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
-    wrapped.to(place, dtype)
+    wrapped.to(target, dtype)
     criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
     settings = {
         "wrapped": wrapped._get_name(),
@@ -158,7 +163,7 @@ def fit(
         "patience": str(patience),
         "standardize": str(standardize),
         "seed": str(seed),
-        "device": place.type,
+        "device": target.type,
         "dtype": str(dtype),
         **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
         "criterion": "likelihood" if criterion is None else describe(criterion),
@@ -173,13 +178,13 @@ def fit(
         agree(train, valid, settings, callback is not None)
 
     start = copy.deepcopy(wrapped.state_dict())
-    _reset(wrapped, scaling, train, place, dtype)
+    _reset(wrapped, scaling, train, target, dtype)
     keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
     if cut is not None and isinstance(train, TensorRows):
         fold, layout = cut
         cross_fit = CrossFit(
             wrapped=wrapped,
-            rows=train.to(place, dtype),
+            rows=train.to(target, dtype),
             parts=[FoldedRows(torch.arange(len(train)), fold)],
             layout=layout,
             lr=rates,
@@ -203,7 +208,7 @@ def fit(
         optimizer=steps_with,
         scheduler=scheduler,
         train=batches,
-        valid=None if valid is None else Batches(valid, 4 * size, place, dtype),
+        valid=None if valid is None else Batches(valid, 4 * size, target, dtype),
         epochs=epochs,
         patience=patience,
         seed=seed,
@@ -237,30 +242,38 @@ def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> 
 
 
 def _try_first_batch(
-    wrapped: Wrapped, train: Source, valid: Source | None, criterion: Criterion | None, like: Tensor, seed: int
-) -> tuple[Batch, bool]:
-    """A first batch, which the model is tried with, and whether its prediction can be trained."""
+    wrapped: Wrapped,
+    train: Source,
+    valid: Source | None,
+    criterion: Criterion | None,
+    like: Tensor,
+    seed: int,
+    scaled: bool,
+) -> tuple[Batch, bool, dict[Key, torch.dtype]]:
+    """A first batch, which the model is tried with, whether its prediction can be trained, and which inputs it wants as floating-point."""
     with own_random(seed, like.device):
         first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
         if first is None:
             raise ValueError("data: the DataLoader gives no batch")
         in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]
-        return first, try_batch(wrapped, first, criterion, in_memory)
+        return first, *try_batch(wrapped, first, criterion, in_memory, scaled)
 
 
 def _describe_optimizer(optimizer: Optimizer, has_schedule: bool) -> str:
     """Its settings; however its steps are computed, it is the same training: checkpoints of another way go on."""
     settings = {**optimizer.defaults, "fused": None} if has_schedule else optimizer.defaults
-    return f"{type(optimizer).__name__}{sorted(settings.items())}, schedule {has_schedule}"
+    groups = ", biases and norms not decayed" if has_schedule and len(optimizer.param_groups) > 1 else ""
+    return f"{type(optimizer).__name__}{sorted(settings.items())}, schedule {has_schedule}{groups}"
 
 
 def _reset(
-    wrapped: Wrapped, scaling: dict[str, Tensor] | None, train: Source, place: torch.device, dtype: torch.dtype
+    wrapped: Wrapped, scaling: dict[str, Any] | None, train: Source, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Set the standardization, and forget what an earlier training found out about other weights."""
     seat(wrapped, None)
     if scaling is not None:
         unshadowed(wrapped, "unscale")()
     if scaling:
-        unshadowed(wrapped, "scale")(**{name: value.to(place, dtype) for name, value in scaling.items()})
+        unshadowed(wrapped, "scale")(**place(scaling, device, dtype))
+        tell_of_bytes(wrapped, scaling)
     wrapped._workbench.rows = len(train) if isinstance(train, TensorRows) else None

@@ -24,11 +24,14 @@ class StackedAdam:
         lr: [voters], peak learning rates.
         weight_decay: [voters].
         horizon: how many steps the average looks back, about.
+        steps: of the whole training; one of fewer than `EVERY` has its average looked at in every step.
     """
 
     EVERY = 8  # steps between two looks of the average: it costs a pass over all parameters
 
-    def __init__(self, parameters: Sequence[Tensor], lr: Tensor, weight_decay: Tensor, horizon: float) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: Tensor, weight_decay: Tensor, horizon: float, steps: int
+    ) -> None:
         self.parameters = list(parameters)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
@@ -36,6 +39,7 @@ class StackedAdam:
         self.lr = [self._along(lr, p) for p in self.parameters]
         self.decay = [self._along(lr * weight_decay, p) if p.dim() > 2 else None for p in self.parameters]
         self.keep = 1 - self.EVERY / max(2.5 * self.EVERY, horizon)
+        self.every = self.EVERY if steps >= self.EVERY else 1
         self.steps = 0
 
     @staticmethod
@@ -65,7 +69,7 @@ class StackedAdam:
         torch._foreach_addcdiv_(self.parameters, moves, below, -share / (1 - beta1**self.steps))
         for parameter in self.parameters:
             parameter.grad = None
-        if self.steps % self.EVERY == 0:
+        if self.steps % self.every == 0:
             # at first it follows closely, since start values say nothing
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.keep if self.steps > 200 else 0.5)
 

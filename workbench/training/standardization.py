@@ -2,40 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from workbench.core.dealing import tell
 from workbench.core.outputs import has_classes
 from workbench.core.rows import Source, TensorRows
+from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import keeps_meaning
 from workbench.training.criteria import Criterion
 from workbench.training.unshadowed import unshadowed
 
+BYTES = {
+    torch.uint8: 255.0,
+    torch.bool: 1.0,
+}  # what is no floating-point number but can be made one, and its largest value
+
 
 def choose_standardization(
-    wrapped: Wrapped, train: Source, criterion: Criterion | None, standardize: bool | None, learns: bool
-) -> dict[str, Tensor] | None:
-    """The standardization to set, as `Wrapped.scale` takes it; empty to remove the present one, None to leave all as it is."""
-    if standardize is False:
-        return {}
-    if standardize is None:
-        present = unshadowed(wrapped, "scaling") is not None
-        if present or not learns or not isinstance(train, TensorRows):
-            return None
-    if not isinstance(train, TensorRows):
+    wrapped: Wrapped,
+    train: Source,
+    criterion: Criterion | None,
+    standardize: bool | None,
+    learns: bool,
+    converted: Mapping[Key, torch.dtype],
+) -> dict[str, Any] | None:
+    """The standardization to set, as `Wrapped.scale` takes it; empty to remove the present one, None to leave all as it is.
+
+    Args:
+        wrapped: the model.
+        train: the rows to train on.
+        criterion, standardize: as `fit` takes them.
+        learns: whether the prediction can be trained.
+        converted: which inputs are bytes or truth values that the model wants as floating-point numbers.
+    """
+    if keeps_present(wrapped, standardize) or (standardize is None and not (learns or converted)):
+        return None
+    if standardize and not isinstance(train, TensorRows):
         raise ValueError(
             f"standardize: it takes tensors or arrays, not a {type(train).__name__}, whose rows can't be seen at once"
         )
-    values: dict[str, Tensor] = {}
-    if isinstance(train.x, Tensor) and train.x.is_floating_point():
-        values["x_mean"], values["x_scale"] = moments(train.x)
-    of_values = (
-        isinstance(train.y, Tensor) and train.y.is_floating_point() and not has_classes(wrapped._workbench.output)
-    )
+    seen = isinstance(train, TensorRows) and standardize is not False
+    if not seen and not converted:
+        return {} if standardize is False else None
+    values: dict[str, Any] = {}
+    rows = dict(items_of(train.x)) if seen else dict.fromkeys(converted)  # type: ignore[union-attr]
+    chosen = {key: _of_input(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()}
+    if any(moments_ is not None for moments_ in chosen.values()):
+        kinds: dict[str, dict[Key, Any]] = {
+            "x_mean": {key: None if both is None else both[0] for key, both in chosen.items()},
+            "x_scale": {key: None if both is None else both[1] for key, both in chosen.items()},
+        }
+        if converted:
+            kinds["x_dtype"] = {key: converted.get(key) for key in chosen}
+        values.update({name: entries.get(None, entries) for name, entries in kinds.items()})
+    if not seen:
+        return values
+    y = train.y  # type: ignore[union-attr]
+    of_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     if of_values and (standardize or keeps_meaning(criterion)):
-        values["y_mean"], values["y_scale"] = moments(train.y, centre=unshadowed(wrapped, "_location_scale"))
+        values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values
+
+
+def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
+    """Say once how bytes enter the model."""
+    for key, dtype in items_of(values.get("x_dtype")):
+        if dtype is torch.uint8:
+            mean, scale = (dict(items_of(values[name]))[key] for name in ("x_mean", "x_scale"))
+            what = "x" if key is None else f"x[{key!r}]"
+            how = (
+                "divided by 255"
+                if float(scale.max()) == 255 and not mean.any()
+                else "standardised by their mean and scale"
+            )
+            tell(
+                wrapped,
+                "bytes",
+                f"fit: {what} is uint8, which the model does not take as it is: the bytes are {how}, here and whenever wrapped(x) is called "
+                "with uint8. To scale them otherwise give floating-point numbers",
+            )
+
+
+def keeps_present(wrapped: Wrapped, standardize: bool | None) -> bool:
+    """Whether the model works with the standardization that it has."""
+    return standardize is None and unshadowed(wrapped, "scaling") is not None
+
+
+def _of_input(leaf: Tensor | None, converted: torch.dtype | None, several: bool) -> tuple[Tensor, Tensor] | None:
+    """Mean and scale of an input, None for one that stays as it is: whole numbers, and one of several that may be a mask."""
+    if converted is not None and (leaf is None or converted is torch.bool):
+        return torch.zeros(()), torch.tensor(BYTES[converted])
+    if leaf is None or not (leaf.is_floating_point() or converted is not None):
+        return None
+    if several and (leaf.unique().numel() <= 2 or not bool(leaf.isfinite().all())):
+        return None
+    return moments(leaf)
 
 
 def moments(values: Tensor, centre: bool = True) -> tuple[Tensor, Tensor]:

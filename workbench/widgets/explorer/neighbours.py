@@ -122,7 +122,7 @@ class Features:
             for batch in x.split(512):
                 self._seen = None
                 inputs = (batch.to(self._device, self._dtype),)
-                self._model(*(inputs if self._scaling is None else self._scaling.inputs(inputs)))
+                self._model(*(inputs if self._scaling is None else self._scaling.inputs(inputs, {}, exact=False)[0]))
                 if self._seen is None or len(self._seen) != len(batch):
                     raise ValueError(
                         "space='features' needs one feature vector for each row before the last linear layer; use space='inputs'"
