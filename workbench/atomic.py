@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import uuid
 from collections.abc import Iterator
@@ -53,3 +54,21 @@ def write(path: Path, content: str | bytes) -> None:
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what was to become this file when the process that wrote it was killed; nobody may write it meanwhile.
+
+    Args:
+        path: the file, which need not be there.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "results.txt"
+        >>> _ = target.with_name(".results.txt.0123abcd.part").write_text("half of")
+        >>> remove_unfinished(target)
+        >>> list(target.parent.iterdir())
+        []
+    """
+    for other in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
+        other.unlink(missing_ok=True)

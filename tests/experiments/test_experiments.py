@@ -48,6 +48,16 @@ def fault(what):
         sys.exit(3)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "close":
+        sys.stdout.close()
+        os.close(1)
+        os.close(2)
+        os.chdir("/")
+    if what == "flood":
+        print("x" * 100_000_000)
+        raise ValueError("flooded")
+    if what == "essay":
+        raise ValueError("y" * 50_000_000 + " at last")
     if what == "hang":
         time.sleep(60)
     if what == "object":
@@ -202,6 +212,26 @@ def test_a_fault_costs_its_own_cell(
     assert next(line for line in lines if "what=raise" in line).endswith("ValueError: no luck")
 
 
+def test_a_cell_that_closes_streams_or_floods_them_costs_nobody_else(
+    work: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.csv"
+    monkeypatch.chdir(tmp_path)
+    names = ["close", "raise", "flood", "kind", "essay", "fine", "\ud800\x1b[31m"]
+    frame = run_cells("work.py:fault", [{"what": name} for name in names], path)  # one worker runs all of them
+    assert frame["what"].tolist() == ["close", "kind", "fine", "\ud800\x1b[31m"]
+    failed = {failure["cell"]["what"]: failure["error"] for failure in frame.attrs["failed"]}
+    assert "hello from raise\nnative\n" in failed["raise"]
+    assert failed["flood"].count("x") >= 3000
+    assert failed["essay"].strip().splitlines()[-3].endswith("y at last") or "y at last\n" in failed["essay"]
+    assert "50,000," in failed["essay"] or "49,9" in failed["essay"]
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 300_000
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == len(names)
+    assert len(printed) < 3000
+    assert "\x1b" not in printed
+
+
 def test_failures_are_forgotten_once_mended(work: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     frame = run_cells(work("once_fixed"), [{"n": 1}, {"n": 2}], path, progress=False)
@@ -218,7 +248,7 @@ def test_failures_are_forgotten_once_mended(work: Callable[[str], str], tmp_path
 def test_workers_have_the_threads_that_were_asked_for(work: Callable[[str], str], tmp_path: Path) -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     frame = run_cells(work("threads"), [{"n": 0}], tmp_path / "a.csv", threads=2, progress=False)
-    assert frame[["torch", "omp"]].to_numpy().tolist() == [[2, 2]]
+    assert frame[["torch", "omp"]].to_numpy().tolist() == [[2, "2"]]
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
@@ -284,6 +314,7 @@ def test_results_of_other_versions_are_told(work: Callable[[str], str], tmp_path
     path = tmp_path / "a.csv"
     run_cells(work("third"), [{"n": 0}], path, progress=False)
     version = table(path)[0]["version"]
+    path.with_suffix(".jsonl").unlink()  # as versions without a store left it
     path.write_text(path.read_text().replace(version, "v0.0.1"))
     with pytest.warns(
         WorkbenchWarning, match=r"1 of the 1 cells that a\.csv has already are of other versions .*v0\.0\.1"

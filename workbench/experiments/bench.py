@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
-from .store import key, read, text
+from .store import key, read
+from .tables import text
 from .worker import load_file
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ..errors import WorkbenchWarning, require
 from . import environment
 from .pool import CellOutcome, outcomes, visible_gpus
 from .scheduler import Cluster
-from .store import Store, check_path, key, read, text
+from .store import Store, check_path, key
+from .tables import text
 from .worker import RESERVED, load, plain
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ def run_cells(
     scheduler: Any = None,
     files: Sequence[Path | str] = (),
 ) -> pd.DataFrame:
-    """Call a function once for each cell, in processes of their own, and keep what it returns in a CSV or Parquet file.
+    """Call a function once for each cell, in processes of their own, and keep what it returns in files.
 
-    The file is replaced in one step after each cell, so that a run that is ended in any way (Ctrl-C, SIGTERM and
-    SIGKILL too) loses at most the cells in flight. Beside ``name.csv`` stand ``name.json``, what made it, and, while
-    there are cells without results, ``name.failed.txt`` with the traceback of each and what it printed.
+    ``name.jsonl`` keeps all results with their types, a line for each cell. ``name.csv`` or ``name.parquet``, a table to open elsewhere, is made
+    from it, and so are ``name.json``, what made the results, and, while there are cells without, ``name.failed.txt`` with the traceback of each
+    and what it printed. Files are replaced in one step after each cell, so that a run that is ended in any way (Ctrl-C, SIGTERM and SIGKILL
+    too) loses at most the cells in flight. A file of that name that is somebody else's, or was changed since, is named and left as it is.
 
     On a machine with several GPUs each process sees one of them. With a scheduler, processes run on the workers of a
     dask.distributed cluster instead, each worker giving as many at a time as it has threads; a cell whose worker is lost runs
@@ -50,11 +52,12 @@ def run_cells(
 
     Args:
         function: a function at the top of a module, or "module:name" or "path/to/file.py:name"; returns one row (dict
-            of numbers and short strings) or a list of rows. To give the same result wherever and in whichever order
+            of JSON's types) or a list of rows. To give the same result wherever and in whichever order
             cells run, it must draw all that is random from its arguments.
         cells: keyword arguments, each a dict of JSON's types; the file has them as columns, and four more: "cell" (the
             key of the arguments), "seconds", "version" (of the code) and "device".
-        path: the .csv or .parquet file (for which pyarrow is needed); its folder is made.
+        path: the .csv or .parquet file (for which pyarrow is needed); its folder is made. Without ``name.jsonl`` a table of an earlier
+            version is gone on with.
         jobs: cells at a time, each in a worker process (spawned; it runs many cells one after another).
         threads: torch threads of each worker.
         timeout: seconds that one cell may take, None for no limit.
@@ -66,20 +69,21 @@ def run_cells(
         files: more .py files that the function loads by `worker.load_file` under these paths, to be sent to a cluster's workers.
 
     Returns:
-        The rows of these cells, in their order. ``frame.attrs["failed"]`` lists the cells that have none, each a dict
+        The rows of these cells, in their order, each value with its type; one that a row does not have is NaN.
+        ``frame.attrs["failed"]`` lists the cells that have none, each a dict
         with "cell", "status" (failed, timeout or died) and "error".
 
     Raises:
         TypeError: function or a cell is of the wrong type.
-        ValueError: two cells are the same, a number is out of range, the file holds something else, or workers of the scheduler
-            have other versions of Python, torch, numpy or workbench.
+        ValueError: two cells are the same, a number is out of range, one of the files holds something else or was changed since, or workers of
+            the scheduler have other versions of Python, torch, numpy or workbench.
         BlockingIOError: another run writes this file.
         ModuleNotFoundError: pyarrow or dask.distributed is asked for and not installed.
         ConnectionError: there is no scheduler.
         ConnectionAbortedError: the scheduler was lost while cells ran; those that have ended are kept, run again to go on.
 
     Warns:
-        WorkbenchWarning: some results in the file are of another version of the code.
+        WorkbenchWarning: some results in the file are of another version of the code, or a file was cut off, and what is missing runs again.
 
     Example:
         >>> import tempfile
@@ -107,6 +111,7 @@ def run_cells(
         raise BlockingIOError(f"another run writes {path.name}: wait for it, end it, or write elsewhere") from error
     try:
         store = Store(path)
+        store.sweep()
         failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command, scheduler, files)
         return _frame(store, cells, failed)
     finally:
@@ -177,19 +182,27 @@ def _run(
 
 
 def _line(number: int, of: int, outcome: CellOutcome) -> str:
-    what = " ".join(f"{name}={text(value)}" for name, value in outcome.cell.items())
+    what = " ".join(f"{name}={_shown(text(value), 100)}" for name, value in outcome.cell.items())
     reason = ""
     if outcome.error:
         lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
-        reason = f"  {lines[-1].strip()}"
+        reason = f"  {_shown(lines[-1].strip(), 500)}"
     return f"[{number}/{of}] {outcome.status:<8} {outcome.seconds:7.1f} s  {what}{reason}"
+
+
+def _shown(value: str, width: int) -> str:
+    """A text as any terminal takes it: what does not print, in its encoding too, as an escape."""
+    value = value if len(value) <= width else f"{value[:width]}..."
+    value = value if value.isprintable() else repr(value)[1:-1]
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return value.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome]) -> pd.DataFrame:
     import pandas as pd
 
-    if store.rows:
-        frame = read(store.path)
+    if store.cells:
+        frame = store.frame()
         places = {key(cell): place for place, cell in enumerate(cells)}
         frame = frame[frame["cell"].isin(places)]
         frame = frame.sort_values("cell", key=lambda column: column.map(places), kind="stable", ignore_index=True)
@@ -200,7 +213,7 @@ def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome])
 
 
 def _tell_versions(store: Store, done: set[str], version: str) -> None:
-    others = {row["cell"]: row["version"] for row in store.rows if row["cell"] in done and row["version"] != version}
+    others = {known: other for known, other in store.versions(done).items() if other != version}
     if others:
         versions = ", ".join(sorted(set(others.values())))
         warnings.warn(
@@ -242,7 +255,7 @@ def _checked(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
             checked.append({name: plain(value) for name, value in cell.items()})
             json.dumps(checked[-1])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"cell {number}: {error}") from error
     seen: dict[str, int] = {}
     for number, cell in enumerate(checked):

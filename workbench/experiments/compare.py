@@ -179,7 +179,8 @@ def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:
 def _table(group: pd.DataFrame, names: Sequence[str]) -> str:
     import pandas as pd
 
-    by = group.groupby("wrapper", sort=False)[list(names)]
+    # a metric may have given None in some cells
+    by = group.astype(dict.fromkeys(names, float)).groupby("wrapper", sort=False)[list(names)]
     means, errors = by.mean(), by.sem()
     errors[[name for name in names if name in COSTS]] = math.nan
     columns = {}

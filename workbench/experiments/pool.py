@@ -203,7 +203,9 @@ class Worker:
 
     def _printed(self) -> str:
         try:
-            text = self.log.read_text(encoding="utf-8", errors="replace").strip()
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * TAIL))  # a character has four bytes at most
+                text = file.read().decode("utf-8", "replace").strip()
         except FileNotFoundError:  # it died before it could open the file
             return ""
         return f"\nprinted:\n{text[-TAIL:]}\n" if text else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ from tqdm import tqdm
 from .environment import device
 
 BEGUN = "begun"  # sent before a cell's own work, so that no time limit counts what the worker imports
+REPORT = 10_000  # characters at either end of a traceback that are kept
 RESERVED = ("cell", "seconds", "version", "device")  # columns that are added to every row
 
 
@@ -51,8 +53,10 @@ def work(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _redirect(log)
-    faulthandler.enable()
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    _redirect(descriptor)
+    faulthandler.enable(descriptor)
+    folder = os.getcwd()
     if gpu is not None:  # before CUDA starts, which reads it once
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     SENT.update(sent or {})
@@ -62,7 +66,10 @@ def work(
             torch.set_num_threads(threads)
     tqdm.set_lock(threading.RLock())  # its own is shared between processes, and left behind by one that is killed
     while (cell := connection.recv()) is not None:
-        os.ftruncate(1, 0)
+        # whatever the cell before has done to them, by closing them or going elsewhere
+        _redirect(descriptor)
+        os.chdir(folder)
+        os.ftruncate(descriptor, 0)
         start = time.perf_counter()
         try:
             run = load(function)
@@ -72,7 +79,7 @@ def work(
             seconds = time.perf_counter() - start
             connection.send(("ok", rows, seconds, "", device() if "torch" in sys.modules else ""))
         except BaseException:  # whatever ends a cell, SystemExit too, ends that cell alone
-            connection.send(("failed", [], time.perf_counter() - start, traceback.format_exc(), ""))
+            connection.send(("failed", [], time.perf_counter() - start, _shortened(traceback.format_exc()), ""))
 
 
 def load(function: str) -> Any:
@@ -114,15 +121,22 @@ def plain(value: Any) -> Any:
 
     Raises:
         TypeError: if it is none.
+        ValueError: two keys of a dict are the same as texts.
     """
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool):
         return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return value if type(value) is kind else getattr(kind, f"__{kind.__name__}__")(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        items = {str(name): plain(item) for name, item in value.items()}
+        if len(items) < len(value):
+            raise ValueError(f"two keys of {list(value)!r:.100} are the same as texts")
+        return items
     raise TypeError(f"found {type(value).__name__}; give numbers, strings, None, or lists and dicts of these")
 
 
@@ -153,9 +167,23 @@ def _end_with_parent() -> None:
         os._exit(1)  # killed: there is no one to give the result to
 
 
-def _redirect(log: str) -> None:
-    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    for standard, stream in ((1, sys.stdout), (2, sys.stderr)):
+def _redirect(descriptor: int) -> None:
+    """Let both standard streams write to the log, on all levels."""
+    for standard, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, f"__{name}__")
+        with contextlib.suppress(OSError, ValueError):  # closed; what is left in its buffer belongs to the cell before
+            stream.flush()
         os.dup2(descriptor, standard)
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.close(descriptor)
+        if stream is None or stream.closed:
+            stream = open(standard, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _shortened(report: str) -> str:
+    """A traceback without the middle of what is too long to be read, and would be written again after each cell."""
+    left_out = len(report) - 2 * REPORT
+    if left_out <= 0:
+        return report
+    return f"{report[:REPORT]}\n... {left_out:,} characters are left out ...\n{report[-REPORT:]}"
