@@ -379,3 +379,16 @@ def test_the_registry_says_what_its_entries_hold():
 
     for name, entry in entries().items():
         assert [key for key in entry if f"`{key}`" not in registry.__doc__] == [], name
+
+
+def test_files_that_unpack_to_more_than_any_data_set_are_not_unpacked(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "LARGEST", 1_000_000)
+    (tmp_path / "a.gz").write_bytes(
+        gzip.compress(b"\0\0\x08\1" + bytes(100_000_000))[:-4] + bytes(4)
+    )  # claims to be empty
+    np.savez_compressed(tmp_path / "a.npz", X=np.zeros(1_000_000))
+    monkeypatch.setattr(np, "load", lambda path: pytest.fail("it was unpacked"))
+    for name in ("a.gz", "a.npz"):
+        content, said = files._content(tmp_path / name, name)
+        assert content is None
+        assert "more than 1,000,000 bytes unpacked" in said

@@ -173,6 +173,19 @@ def test_the_command_names_files_of_others_without_a_traceback(
     assert path.with_suffix(suffix).read_bytes() == FOREIGN[suffix][0]
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".failed.txt"])
+@pytest.mark.parametrize("there", [True, False])
+def test_links_are_not_followed(tmp_path: Path, suffix: str, there: bool) -> None:
+    (tmp_path / "out").mkdir()
+    target = tmp_path / "elsewhere.txt"
+    if there:
+        target.touch()
+    (tmp_path / "out" / f"a{suffix}").symlink_to(target)
+    with pytest.raises(ValueError, match=rf"a\{suffix} is a link to .*elsewhere\.txt: give the path itself"):
+        run_cells(odd, [{"n": 1}], tmp_path / "out" / "a.csv", progress=False)
+    assert target.exists() == there
+
+
 def test_a_table_that_was_changed_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     filled(path, [[{"score": 1}]])

@@ -15,7 +15,7 @@ from conftest import write_notebook
 from nbformat import v4
 
 from workbench.errors import WorkbenchWarning
-from workbench.notebook import Run, render
+from workbench.notebook import Run, read_records, render
 from workbench.notebook.formulas import formula, markdown_to_html
 
 pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
@@ -66,6 +66,29 @@ def test_nothing_is_loaded_from_anywhere(ok: tuple[Run, str, BeautifulSoup]) -> 
     policy = soup.select_one("head meta[http-equiv='Content-Security-Policy']")
     assert policy is not None
     assert str(policy["content"]).startswith("default-src 'none'; img-src data:;")
+    assert str(policy["content"]).endswith("object-src 'none'; base-uri 'none'; form-action 'none'")
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "image/svg+xml"])
+def test_alternative_texts_and_pictures_stay_within_their_attributes(tmp_path: Path, kind: str) -> None:
+    evil = 'x" onerror="alert(1)"><b>'
+    data = "<svg/>" if "svg" in kind else f'AAAA" onload="{evil}'
+    output = v4.new_output("display_data", {kind: data}, metadata={kind: {"alt": evil, "width": evil}})
+    _, soup = shown(tmp_path, v4.new_code_cell("1", outputs=[output]), v4.new_markdown_cell(f"![{evil}](a.png)"))
+    picture = soup.select("main .output img")[0]
+    assert picture["alt"] == evil
+    assert set(picture.attrs) <= {"src", "alt", "width"}
+    assert all(set(image.attrs) <= {"src", "alt", "width"} for image in soup.select("img"))
+
+
+def test_a_broken_record_is_named_and_costs_no_page(tmp_path: Path) -> None:
+    for stamp in ({"figure": "a"}, {"table": 3}, {"check": {"claim": "x"}}, {"records": [1]}):
+        output = v4.new_output("display_data", {"text/plain": "shown"}, metadata={"workbench": stamp})
+        cell = v4.new_code_cell("1", outputs=[output], id="abc")
+        with pytest.raises(ValueError, match=r"what cell 1 \(abc\) has recorded can't be read"):
+            read_records(v4.new_notebook(cells=[cell]))
+        page, _ = shown(tmp_path, cell)
+        assert "shown" in page
 
 
 def test_what_outputs_would_load_is_dropped_or_forbidden(tmp_path: Path) -> None:

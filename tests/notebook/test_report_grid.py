@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,7 +304,11 @@ def test_names_of_runs() -> None:
     assert combinations("a", {"e": 1}, {"n": [3]}) == [("a_n-3", {"e": 1, "n": 3})]
     assert combinations("index", {}, {})[0][0] == "index-run"
     odd = combinations("a", {}, {"w": [["vote", "x/y"], "../up", "z" * 300]})
-    assert [name[:20] for name, _ in odd] == ["a_w-vote-x-y", "a_w-..-up", "a_w-" + "z" * 16]
+    assert [name[:20] for name, _ in odd] == [
+        "a_w-vote-x-y-" + odd[0][0][-8:-1],
+        "a_w-..-up-" + odd[1][0][-8:],
+        "a_w-" + "z" * 16,
+    ]
     assert all("/" not in name and len(name) <= 120 for name, _ in odd)
     with pytest.raises(ValueError, match="give each value once"):
         combinations("a", {}, {"n": [1, 1]})
@@ -312,6 +317,71 @@ def test_names_of_runs() -> None:
     for wrong in ([], "abc"):
         with pytest.raises(ValueError, match="names no values for n"):
             combinations("a", {}, {"n": wrong})
+
+
+def test_two_runs_never_share_a_name_on_any_file_system() -> None:
+    values: list[Any] = [
+        "a/b",
+        "a:b",
+        "a-b",
+        "a b",
+        " a b",
+        "😀",
+        "😁",
+        "x",
+        "X",
+        "é",
+        "e\u0301",
+        "\ud800",
+        "\ud801",
+        "ß",
+        "ss",
+    ]
+    values += [
+        1,
+        "1",
+        1.0,
+        True,
+        "true",
+        None,
+        "null",
+        "",
+        "-",
+        ["a", "b"],
+        "a,b",
+        ["a,b"],
+        "1_m-2",
+        "1_m-3",
+        "日" * 60,
+        "日" * 61,
+    ]
+    names = [label for label, _ in combinations("a", {}, {"n": values})]
+    names += [label for label, _ in combinations("a", {}, {"n": [1], "m": [2, 3]})]
+    names += [combinations(stem, {}, {})[0][0] for stem in ("index", "index-run", "my notebook", "my-notebook")]
+    folded = {unicodedata.normalize("NFKC", name).casefold() for name in names}
+    assert len(folded) == len(names) == len(values) + 6
+    assert all(
+        len(f".{name}.ipynb.01234567.part".encode()) <= 255 and re.fullmatch(r"[\w.+=-]+", name) for name in names
+    )
+    assert names[:3] == [label for label, _ in combinations("a", {}, {"n": values[:3]})]  # whatever else is in the grid
+    assert combinations("a", {}, {"n": ["sine_gap", 0.1]})[0][0] == "a_n-sine_gap"
+
+
+def test_links_out_of_the_folder_are_replaced_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+    notebook, outside, folder = tmp_path / "a.ipynb", tmp_path / "outside", tmp_path / "reports"
+    write_notebook(notebook, "1")
+    outside.mkdir()
+    folder.mkdir()
+    for name in ("a.ipynb", "a.html", "index.html", "index.json", "index.csv"):
+        (outside / name).write_text("mine")
+        (folder / name).symlink_to(outside / name)
+    (run,) = run_grid(notebook, folder, progress=False)
+    assert run.status == "ok"
+    assert Path(run.output) == folder / "a.ipynb"
+    assert {file.name: file.read_text() for file in outside.iterdir()} == {
+        name: "mine" for name in ("a.ipynb", "a.html", "index.html", "index.json", "index.csv")
+    }
+    assert not any(file.is_symlink() for file in folder.iterdir())
 
 
 def test_pdf_needs_a_chromium_and_says_so_before_anything_runs(

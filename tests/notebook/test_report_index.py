@@ -173,7 +173,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(folder: Path) -> No
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
     assert str(policy["content"]) == (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'"
     )
     assert not re.search(r"src=\"(?!data:)|url\(|@import|<link|https?://", text)
     assert all(image["alt"] for image in soup.select("img"))

@@ -249,6 +249,12 @@ def test_parameters_are_read_without_running_them() -> None:
     cell.source = "a = 1\nb = = 2"
     with pytest.raises(ValueError, match="line 2 of the parameters cell is not plain Python: 'b = = 2'"):
         declared_parameters(nbformat.v4.new_notebook(cells=[cell]))
+    for source in ("a = 1\nb = \0", "a = " + "(" * 500 + ")" * 500):
+        cell.source = source
+        with pytest.raises(ValueError, match=rf"cell 2 \({cell.id}\): line . of the parameters cell"):
+            declared_parameters(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("text"), cell]))
+    cell.source = "a = {[]: 1}"
+    assert declared_parameters(nbformat.v4.new_notebook(cells=[cell])) == {"a": COMPUTED}
     assert declared_parameters(nbformat.v4.new_notebook()) == {}
 
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from workbench.errors import require
 
 TIMEOUT = 30  # seconds without an answer before a download counts as failed
 RETRIES = 1
+LARGEST = 2**31  # bytes that a file may hold unpacked, whatever it says of itself: the largest data set has 7e7
 REPOSITORY = Path(__file__).parents[2]  # of a checkout; some folder of other packages, if the package is installed
 
 
@@ -106,6 +108,8 @@ def _content(path: Path, file: str) -> tuple[Any, str]:
 
 
 def _npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    with zipfile.ZipFile(path) as packed:
+        _check_size(sum(member.file_size for member in packed.infolist()))
     with np.load(path) as archive:
         arrays = {key: archive[key] for key in archive.files}
     return arrays, digest(arrays)
@@ -113,12 +117,19 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
 
 def _idx(path: Path) -> tuple[np.ndarray, str]:
     """The idx format of MNIST: two zeros, a type byte (8: uint8), the number of axes, big-endian lengths, values."""
-    raw = gzip.decompress(path.read_bytes())
+    with gzip.open(path) as packed:
+        raw = packed.read(LARGEST + 1)  # the size at the end of the file may be anything
+    _check_size(len(raw))
     if raw[:3] != b"\0\0\x08":
         raise ValueError(f"not an idx file of uint8: starts with {raw[:4].hex()}")
     axes = raw[3]
     shape = np.frombuffer(raw, ">u4", axes, offset=4)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape), hashlib.sha256(raw).hexdigest()
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"it holds more than {LARGEST:,} bytes unpacked, which no data set does")
 
 
 def _download(name: str, file: str) -> Path:

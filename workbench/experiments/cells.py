@@ -95,7 +95,7 @@ def run_cells(
     filelock = require("filelock")
     require("pandas")
     reference = _reference(function)
-    path = Path(path).resolve()
+    path = Path(path).parent.resolve() / Path(path).name  # a link there is refused, not followed
     cells = _checked(cells)
     for name, number in (("jobs", jobs), ("threads", threads)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:

@@ -118,6 +118,9 @@ class Store:
             str, list[str]
         ] = {}  # of the files made from the store, by ending: as written last, and before
         files = [self._file(suffix) for suffix in (".jsonl", path.suffix, ".json", ".failed.txt")]
+        for file in files:
+            if file.is_symlink():
+                raise ValueError(f"{file} is a link to {file.readlink()}: give the path itself, or remove the link")
         # read as bytes: what somebody else has put there may be no text at all
         store, table, record, failed = (file.read_bytes() if file.exists() else b"" for file in files)
         self._disk = {

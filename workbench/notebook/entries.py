@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,5 +62,7 @@ def read_entry(run: Run) -> Entry:
         "figures": list(recorded.figures),
     }
     entry.checks = recorded.checks
-    entry.thumbnails = {name: thumbnail(png) for name, png in recorded.figures.items()}
+    for name, png in recorded.figures.items():
+        with contextlib.suppress(Exception):  # a damaged picture is missed in the index, and nothing else is
+            entry.thumbnails[name] = thumbnail(png)
     return entry

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GRACE = 20.0  # seconds that a run which is ended has to save what it has
 SPARE = 300.0  # seconds beyond a run's limit after which its process is ended, should that hang and not the notebook
-LONGEST = 120  # characters of a file's name
+LONGEST = 120  # bytes of a file's name
 
 
 def run_grid(
@@ -110,6 +110,8 @@ def combinations(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Every run's name and parameters.
 
+    A name is for people; where it does not tell all values apart on every file system, a hash of them ends it.
+
     Example:
         >>> combinations("compare", {"epochs": 5}, {"data": ["yacht"], "split": [0, 1]})[1]
         ('compare_data-yacht_split-1', {'epochs': 5, 'data': 'yacht', 'split': 1})
@@ -122,7 +124,7 @@ def combinations(
     runs: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        label = _label("_".join([stem, *(f"{name}-{_text(value)}" for name, value in chosen.items())]))
+        label = _label(stem, chosen)
         if label in runs:
             raise ValueError(f"two runs of the grid would both be called {label}: give each value once")
         runs[label] = {**parameters, **chosen}
@@ -135,11 +137,26 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _label(text: str) -> str:
-    label = re.sub(r"[^\w.+=-]+", "-", text).strip("-")
-    if len(label) > LONGEST:
-        label = f"{label[: LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+def _label(stem: str, chosen: Mapping[str, Any]) -> str:
+    """The name of a run: of different notebooks' names or values different ones, upper and lower case counted alike."""
+    text = "_".join([stem, *(f"{name}-{_text(value)}" for name, value in chosen.items())])
+    label, hashed = re.sub(r"[^\w.+=-]+", "-", text).strip("-"), text
+    if label != text or text == "index-run" or not all(map(_is_told, chosen.values())):
+        hashed = json.dumps([stem, chosen], default=str)
+    if hashed is not text or len(label.encode()) > LONGEST:
+        digest = hashlib.sha256(hashed.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        label = f"{label.encode()[: LONGEST - 9].decode(errors='ignore')}-{digest}"
     return "index-run" if label == "index" else label
+
+
+def _is_told(value: Any) -> bool:
+    """Whether the text of a value can be that of no other, nor of this and a parameter after it."""
+    if not isinstance(value, str):
+        return not isinstance(value, list | tuple | Mapping)
+    with contextlib.suppress(ValueError):
+        json.loads(value)
+        return False
+    return value.casefold() == value and re.search(r"_[^_]*-", value) is None
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 # the default of a parameter like `x = some_call()`: only running the cell tells its value
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of the compiler: null bytes, too many brackets
 COMPUTED: Any = type("Computed", (), {"__repr__": lambda self: "<computed by the notebook>"})()
 
 
@@ -73,7 +74,7 @@ def check_syntax(nb: NotebookNode, notebook: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the notebook's own strings; the kernel shows them
                 compile(transform(cell.source), notebook, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
-        except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        except UNREADABLE as error:
             line, text = getattr(error, "lineno", None), (getattr(error, "text", None) or "").strip()
             place = f"cell {number} ({cell.get('id', 'no id')}){f', line {line}' if line else ''}"
             reason = getattr(error, "msg", None) or str(error)
@@ -98,14 +99,17 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
         >>> declared_parameters(v4.new_notebook(cells=[cell]))
         {'epochs': 40, 'rate': 0.001}
     """
-    cell = next((c for c in nb.cells if "parameters" in c.metadata.get("tags", [])), None)
+    tagged = ((n, c) for n, c in enumerate(nb.cells, 1) if "parameters" in c.metadata.get("tags", []))
+    number, cell = next(tagged, (0, None))
     if cell is None:
         return {}
     try:
         tree = ast.parse(cell.source)
-    except SyntaxError as error:
-        text = (error.text or "").strip()
-        raise ValueError(f"line {error.lineno} of the parameters cell is not plain Python: {text!r}") from error
+    except UNREADABLE as error:
+        line, text = getattr(error, "lineno", None) or "a", (getattr(error, "text", None) or str(error)).strip()
+        raise ValueError(
+            f"cell {number} ({cell.get('id', 'no id')}): line {line} of the parameters cell is not plain Python: {text!r}"
+        ) from error
     declared: dict[str, Any] = {}
     for line in tree.body:
         if isinstance(line, ast.Assign):
@@ -116,7 +120,7 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
             continue
         try:
             value = ast.literal_eval(line.value)
-        except ValueError:
+        except (*UNREADABLE, TypeError):
             value = COMPUTED
         declared.update({target.id: value for target in targets if isinstance(target, ast.Name)})
     return declared

@@ -47,8 +47,8 @@ def embedded(png: str) -> str:
                     return _address(picture.convert("RGB"), lossless=True)
                 if picture.mode in ("RGB", "RGBA"):
                     return _address(picture, lossless=True)
-    except (UnidentifiedImageError, OSError, ValueError):
-        pass
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        pass  # SyntaxError: what PIL calls a broken PNG file
     return f"data:image/png;base64,{''.join(png.split())}"
 
 

@@ -13,7 +13,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,7 +219,7 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if a name is recorded twice.
+        ValueError: if a name is recorded twice, or what is recorded is damaged.
 
     Example:
         >>> import nbformat
@@ -234,23 +234,32 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 records.errors.append(f"{output.ename}: {output.evalue}")
-            stamp = output.get("metadata", {}).get("workbench", {})
-            entries: list[tuple[dict[str, Any], str, Any]] = [
-                (records, name, from_json(value)) for name, value in stamp.get("records", {}).items()
-            ]
-            if "figure" in stamp:
-                entries.append((records.figures, stamp["figure"], base64.b64decode(output.data["image/png"])))
-            if "table" in stamp:
-                entries.append((records.tables, stamp["table"]["name"], dict(from_json(stamp["table"]["columns"]))))
-            if "check" in stamp:
-                check = stamp["check"]
-                entries.append((records.checks, check["claim"], Check(check["holds"], from_json(check["found"]))))
+            where = f"cell {position + 1} ({cell.get('id', 'no id')})"
+            try:
+                entries = list(_entries(records, output))
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ValueError(
+                    f"what {where} has recorded can't be read ({error!r}): run the notebook again"
+                ) from error
             for store, name, value in entries:
                 if name in store:
-                    where = f"cell {position + 1} ({cell.get('id', 'no id')})"
                     raise ValueError(f"{name!r} is recorded twice, the second time in {where}: use another name there")
                 store[name] = value
     return records
+
+
+def _entries(records: Records, output: NotebookNode) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What an output has recorded: where it belongs, its name, its value."""
+    stamp = output.get("metadata", {}).get("workbench", {})
+    for name, value in stamp.get("records", {}).items():
+        yield records, name, from_json(value)
+    if "figure" in stamp:
+        yield records.figures, stamp["figure"], base64.b64decode(output.data["image/png"])
+    if "table" in stamp:
+        yield records.tables, stamp["table"]["name"], dict(from_json(stamp["table"]["columns"]))
+    if "check" in stamp:
+        check = stamp["check"]
+        yield records.checks, check["claim"], Check(check["holds"], from_json(check["found"]))
 
 
 def failed_checks(checks: Mapping[str, Check]) -> list[str]:

@@ -147,7 +147,8 @@ def plan(
     Raises:
         ValueError, TypeError: for a notebook or parameters that can't be run.
     """
-    output = Path(output).resolve()
+    output = Path(output)
+    output = output.parent.resolve() / output.name  # a link there is replaced, and what it leads to stays as it is
     declared = declared_parameters(nb)
     checked = check_parameters(declared, parameters or {}, notebook.name)
     check_syntax(nb, notebook.name)
@@ -230,7 +231,7 @@ def _execute(
         logger.addHandler(logging.NullHandler())
     register()
     # papermill takes paths for templates
-    path = WHOLE + str(output.resolve()).replace("{", "{{").replace("}", "}}")
+    path = WHOLE + str(output).replace("{", "{{").replace("}", "}}")
     try:
         papermill.execute_notebook(
             path,
