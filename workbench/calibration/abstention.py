@@ -26,6 +26,7 @@ from workbench.calibration.base import (
 )
 from workbench.core.method import evaluating
 from workbench.errors import require
+from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
 from workbench.risk import Risk
 
@@ -63,10 +64,14 @@ def upper_bound(errors: Tensor, confidence: float = 0.95, max_error: float = 1.0
         0.0495
     """
     level("confidence", confidence)
-    errors = errors.detach().cpu().double()
-    if errors.numel() == 0 or bool(((errors < 0) | (errors > max_error)).any()):
+    largest = numbers("max_error", max_error)
+    if largest.numel() != 1 or not largest > 0:
+        raise ValueError(f"max_error must be a number above 0; found {max_error!r:.100}")
+    max_error = largest.item()
+    errors = numbers("errors", errors).detach().cpu()
+    if errors.ndim != 1 or bool(((errors < 0) | (errors > max_error)).any()):
         raise ValueError(
-            f"errors must be numbers between 0 and max_error={max_error:g}, at least one; found {_range(errors)}"
+            f"errors must be numbers between 0 and max_error={max_error:g}, at least one; found {_range(errors)} of shape {list(errors.shape)}"
         )
     n, total = len(errors), errors.sum().item()
     return _bound(total, n, 1 - confidence, max_error, binary=max_error == 1 and _binary(errors))

@@ -23,6 +23,7 @@ from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import own_random
+from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 
 RISKS = tuple(field.name for field in fields(Risk))
@@ -406,8 +407,7 @@ def risk_named(risk: Risk, by: str) -> Tensor:
 
 def level(name: str, value: Any) -> Fraction:
     """A probability strictly between 0 and 1 as the decimal number that was meant: 0.9 is nine tenths, not a little more."""
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1; found {value!r}")
+    level_in_unit(name, value)
     return Fraction(repr(float(value)))
 
 

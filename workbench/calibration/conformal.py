@@ -22,6 +22,7 @@ from workbench.calibration.base import (
     risk_named,
 )
 from workbench.errors import NotFittedError
+from workbench.metrics._inputs import numbers, tensor_of
 from workbench.risk import Risk
 
 VALUES = ("absolute", "normalized", "cqr")
@@ -42,13 +43,17 @@ def conformal_quantile(scores: Tensor, coverage: float = 0.9) -> Tensor:
         [...].
 
     Raises:
-        ValueError: n is too small: k would be above n.
+        ValueError: n is too small: k would be above n; or a score is NaN or infinite.
 
     Example:
         >>> conformal_quantile(torch.arange(9.0), 0.9)
         tensor(8.)
     """
-    return torch.as_tensor(scores).sort(0).values[_rank(len(scores), coverage) - 1]
+    numbers("scores", scores)
+    scores = tensor_of(scores)
+    if not scores.ndim:
+        raise ValueError("scores must have shape [n, ...], found one number")
+    return scores.sort(0).values[_rank(len(scores), coverage) - 1]
 
 
 def _rank(n: int, coverage: float) -> int:

@@ -13,6 +13,7 @@ from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
 from workbench.core.method import evaluating
 from workbench.errors import NotFittedError
+from workbench.metrics._inputs import numbers
 from workbench.training.history import History, OutOfFold
 
 MOST = 20_000_000  # numbers held at once
@@ -34,11 +35,15 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
     Returns:
         (lower, upper), each [m, ...], in the units of loc; infinite where so few rows allow no interval.
 
+    Raises:
+        ValueError: shapes do not fit, there is no row, a number is NaN or infinite, a scale or score is negative, or a fold is not there.
+
     Example:
         >>> low, high = cv_plus(torch.zeros(2, 1), torch.ones(2, 1), torch.arange(1.0, 20.0), torch.arange(19) % 2, 0.9)
         >>> low, high
         (tensor([-18.]), tensor([18.]))
     """
+    _check(loc, scale, scores, fold)
     n = len(scores)
     rank = math.ceil(level("coverage", coverage) * (n + 1))
     if rank > n:
@@ -51,6 +56,22 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         lower.append((middle - margin).kthvalue(n + 1 - rank, 0).values)
         upper.append((middle + margin).kthvalue(rank, 0).values)
     return torch.cat(lower), torch.cat(upper)
+
+
+def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
+    for name, value in (("loc", loc), ("scale", scale), ("scores", scores), ("fold", fold)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
+        if (numbers(name, value) < 0).any() and value is not loc:
+            raise ValueError(f"{name} must be >= 0, found {value.min().item():g} (shape {tuple(value.shape)})")
+    fits = loc.ndim >= 2 and loc.shape == scale.shape and scores.shape[1:] == loc.shape[2:] and scores.ndim == loc.ndim - 1
+    if not fits or fold.shape != scores.shape[:1]:
+        raise ValueError(
+            "loc and scale must be [folds, m, ...], scores [n, ...] and fold [n]; found "
+            f"{tuple(loc.shape)}, {tuple(scale.shape)}, {tuple(scores.shape)} and {tuple(fold.shape)}"
+        )
+    if fold.dtype != torch.int64 or int(fold.max()) >= len(loc):
+        raise ValueError(f"fold must be int64 and below {len(loc)}, found {fold.dtype} up to {fold.max().item():g}")
 
 
 class CrossConformal(Calibrated):

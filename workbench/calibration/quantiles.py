@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workbench.calibration.base import Answers, Calibrated, check_rows, check_values, distribution_of, level, risk_named
 from workbench.distributions import Distribution
 from workbench.errors import require
+from workbench.metrics._inputs import numbers
 from workbench.metrics.regression import pit
 from workbench.risk import Risk
 
@@ -28,6 +29,9 @@ def fit_recalibration(u: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (stated, observed), float64 [knots], both rising.
 
+    Raises:
+        ValueError: there is no row, or a number is NaN or not between 0 and 1.
+
     Example:
         >>> fit_recalibration(torch.tensor([0.4, 0.5, 0.6]))[1]
         tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000], dtype=torch.float64)
@@ -35,7 +39,12 @@ def fit_recalibration(u: Tensor) -> tuple[Tensor, Tensor]:
     import numpy as np
 
     IsotonicRegression = require("sklearn.isotonic").IsotonicRegression
-    stated = np.sort(u.detach().cpu().double().numpy())
+    checked = numbers("u", u).detach().cpu()
+    if checked.ndim != 1 or ((checked < 0) | (checked > 1)).any():
+        raise ValueError(
+            f"u must hold probabilities [n], found {checked.min().item():g} to {checked.max().item():g} of shape {list(checked.shape)}"
+        )
+    stated = np.sort(checked.numpy())
     observed = np.arange(1, len(stated) + 1) / (len(stated) + 1)
     line = IsotonicRegression(y_min=0, y_max=1).fit(np.r_[0, stated, 1], np.r_[0, observed, 1])
     return torch.as_tensor(line.X_thresholds_).double(), torch.as_tensor(line.y_thresholds_).double()

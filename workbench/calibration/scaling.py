@@ -22,7 +22,8 @@ from workbench.calibration.base import (
 )
 from workbench.distributions import Distribution, Normal
 from workbench.errors import require
-from workbench.metrics._inputs import predicted
+from workbench.metrics._inputs import family_of, numbers, predicted
+from workbench.metrics._inputs import labels as class_numbers
 from workbench.risk import Risk
 
 COLDEST, HOTTEST = 1e-2, 1e2
@@ -39,7 +40,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: int64 [...].
 
     Raises:
-        ValueError: a label has a score of minus infinity, which no temperature mends.
+        ValueError: there is no row, a score is NaN or infinity (minus infinity rules a class out), a label is of no class, or has a score of
+            minus infinity, which no temperature mends.
 
     Example:
         >>> logits = torch.tensor([[4.0, 0.0]] * 4)
@@ -48,8 +50,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         tensor([0.7500, 0.2500])
     """
     minimize_scalar = require("scipy.optimize").minimize_scalar
-    scores = logits.detach().cpu().double().flatten(0, -2).log_softmax(-1)
-    labels = labels.cpu().flatten()
+    checked = numbers("logits", logits, finite=False)
+    if (bad := checked.isposinf() | checked.isneginf().all(-1, keepdim=True)).any():
+        raise ValueError(f"logits has {int(bad.any(-1).sum())} rows with infinity, or with minus infinity alone, of shape {tuple(checked.shape)}")
+    labels = class_numbers(labels, checked, "logits").cpu()
+    scores = checked.detach().cpu().flatten(0, -2).log_softmax(-1)
     if (lost := scores.gather(1, labels[:, None]).isneginf()).any():
         raise ValueError(
             f"the label has probability 0 in {int(lost.sum())} of {len(labels)} rows, first in row {int(lost.nonzero()[0, 0])}; "
@@ -95,6 +100,9 @@ def fit_variance_scale(
         tensor(2., dtype=torch.float64)
     """
     values = predicted(prediction, risk, target, positive=True)
+    family_of(distribution)
+    if per_output and values[0].ndim < 2:
+        raise ValueError(f"per_output=True needs predictions [rows, outputs], found {tuple(values[0].shape)}")
     if not per_output:
         return torch.tensor(_scale(*values, distribution), dtype=torch.float64)
     columns = zip(*(value.flatten(0, -2).unbind(-1) for value in values), strict=True)

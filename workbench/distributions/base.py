@@ -154,7 +154,12 @@ class Distribution(ABC):
             risk: Risk >= 0, shaped like loc.
         """
         loc, risk = self._checked("", loc, _aleatoric(risk), zero_risk=True)
-        q = torch.as_tensor(q, dtype=loc.dtype, device=loc.device)
+        try:
+            q = torch.as_tensor(q, dtype=loc.dtype, device=loc.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"q must be a number or a tensor, found {type(q).__name__}") from error
+        if not _broadcasts(q.shape, loc.shape):
+            raise ValueError(f"q has shape {tuple(q.shape)}, which does not broadcast against loc of shape {tuple(loc.shape)}")
         if not _holds((q >= 0) & (q <= 1)):
             raise ValueError(f"q must lie in [0, 1], found values from {q.min().item()} to {q.max().item()}")
         return self._icdf(q, loc, risk)
@@ -185,6 +190,8 @@ class Distribution(ABC):
         The floor of 1e-9 (units of the prediction) keeps densities finite where the network sees no noise at all. Half
         precision can't hold it: there the risk is computed and returned in float32.
         """
+        if not isinstance(raw, Tensor) or raw.is_complex():
+            raise TypeError(f"raw must be a real tensor, found {raw.dtype if isinstance(raw, Tensor) else type(raw).__name__}")
         return F.softplus(raw.to(_at_least_float32(raw))) + RISK_FLOOR
 
     @on_class_or_instance
@@ -196,8 +203,7 @@ class Distribution(ABC):
         """Location, risk (and target) in one dtype of at least float32; shapes and signs checked."""
         names = ("y_pred", "y_risk", "y")
         for name, value in zip(names, (loc, risk, *y), strict=False):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"{name}{where} must be a tensor, found {type(value).__name__}")
+            _check_tensor(f"{name}{where}", value)
         dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
         loc, risk = loc.to(dtype), risk.to(dtype)
         same_shape(**{f"y_risk{where}": risk, f"y_pred{where}": loc})
@@ -246,8 +252,7 @@ class ManyHeads(Distribution):
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         for name, value in (("y_pred", loc), ("y_risk", risk), *(("y", target) for target in y)):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"{name}{where} must be a tensor, found {type(value).__name__}")
+            _check_tensor(f"{name}{where}", value)
         if risk.shape != (self.n_heads, *loc.shape):
             raise ValueError(
                 f"y_risk{where} has shape {tuple(risk.shape)}, but {type(self).__name__} needs {(self.n_heads, *loc.shape)}, "
@@ -267,6 +272,17 @@ def same_shape(**tensors: Tensor) -> None:
             f"{name} has shape {tuple(found.shape)} but {other} has shape {tuple(wanted.shape)}; shapes must be equal, "
             f"reshape {name} first (for example with unsqueeze(-1))"
         )
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
+    if value.is_complex() or value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, found {value.layout} of {value.dtype}")
+
+
+def _broadcasts(first: torch.Size, second: torch.Size) -> bool:
+    return all(1 in (a, b) or a == b for a, b in zip(reversed(first), reversed(second), strict=False))
 
 
 def _at_least_float32(*tensors: Tensor) -> torch.dtype:

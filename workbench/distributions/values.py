@@ -219,7 +219,7 @@ class StudentT(_LocationScale):
             df = df.to(z)
         else:
             constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi * df)
-        return constant - (df + shift) / 2 * torch.log1p(z**2 / df)
+        return constant - (df + shift) / 2 * _log1p_square(z, df)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
         return _StudentCdf.apply(z, self)
@@ -259,7 +259,7 @@ class Cauchy(_LocationScale):
     """
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
-        return -torch.log1p(z**2) - math.log(math.pi)
+        return -_log1p_square(z) - math.log(math.pi)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
         return torch.atan2(torch.ones_like(z), -z) / math.pi
@@ -345,6 +345,13 @@ class LogNormal(Distribution):
 def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draws from the standard exponential distribution; finite, because rand is never 1."""
     return -torch.log1p(-torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device))
+
+
+def _log1p_square(z: Tensor, df: Any = 1.0) -> Tensor:
+    """log(1 + z^2 / df), also where the square overflows; there the one is far below rounding."""
+    far = z.abs() > 2.0**60
+    squared = 2 * z.abs().where(far, 1.0).log() - (df.log() if isinstance(df, Tensor) else math.log(df))
+    return torch.where(far, squared, torch.log1p(z.where(~far, 0.0) ** 2 / df))
 
 
 def _ndtr(z: Tensor) -> Tensor:

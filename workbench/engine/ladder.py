@@ -128,6 +128,8 @@ class Ladder:
                 refusal, where = error, _where(error)
             if not decision.below:
                 self.decisions.pop(kind, None)
+                if not isinstance(refusal, torch.OutOfMemoryError) and (own := _error_of_loop(request)) is not None:
+                    raise own
                 raise _impossible(self.root, plan, strategy, refusal, where) from refusal
             decision = _next_rung(decision, where)
             first = True
@@ -291,6 +293,29 @@ def _all_factored(clones: Clones, plan: Plan) -> bool:
     large = any(plan.bank.get(slot).numel() >= SMALL for slot in slots)
     # the class of the wrapped object itself is one of ours
     return large and all(getattr(type(owner), "_plain_class", type(owner)) in LAYERS for owner in owners)
+
+
+class _RanError(Exception):
+    """The loop has run; everything is put back as it was."""
+
+
+def _error_of_loop(request: Request) -> Exception | None:
+    """What every rung would raise, so that it is the model's own mistake or the caller's; None where the loop runs."""
+    began = False
+
+    def run_and_forget(tried: Request) -> Sequence[Result]:
+        nonlocal began
+        began = True
+        loop.run(tried)
+        raise _RanError
+
+    try:
+        attempt(Rung(run_and_forget), replace(request, first=True))
+    except _RanError:
+        return None
+    except Exception as error:
+        return error if began else None
+    return None
 
 
 # ---- messages

@@ -8,15 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.distributions import Distribution
 
-def tensor_of(value: Any) -> Tensor:
+
+def tensor_of(value: Any, name: str = "input") -> Tensor:
     """Any array as a tensor; lists of Python floats keep their full precision."""
-    return value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise TypeError(f"{name} must be a dense tensor of numbers, found {value.layout} of {value.dtype} on {value.device}")
+        return value
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"of {array.dtype}")
+        return torch.tensor(array)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"{name} must be a tensor or an array of numbers, found {type(value).__name__} ({error})") from error
 
 
 def numbers(name: str, value: Any, finite: bool = True) -> Tensor:
     """The value as a float64 tensor, without NaN (and without infinity), not empty."""
-    tensor = tensor_of(value)
+    tensor = tensor_of(value, name)
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, found {tensor.dtype}")
     if tensor.numel() == 0:
@@ -65,13 +77,34 @@ def predicted(prediction: Any, risk: Any, target: Any, positive: bool = False) -
 
 def level_in_unit(name: str, level: Any) -> None:
     """Raise unless 0 < level < 1."""
-    if not 0 < level < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, found {level}")
+    try:
+        inside = bool(0 < level < 1)
+    except (TypeError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, found {level!r:.100}")
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = 1_000_000) -> None:
+    """Raise unless the value is a whole number in this range."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, found {value!r:.100}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be at {f'least {least}' if value < least else f'most {most:,}'}, found {value}")
+
+
+def family_of(distribution: Any) -> Any:
+    """The distribution, if it is one: a class or an instance."""
+    if isinstance(distribution, Distribution):
+        return distribution
+    if isinstance(distribution, type) and issubclass(distribution, Distribution):
+        return distribution
+    raise TypeError(f"distribution must be a Distribution, such as Normal or StudentT(df=4), found {distribution!r:.100}")
 
 
 def labels(target: Any, classes: Tensor, name: str) -> Tensor:
     """Integer labels [rows] that fit scores [..., classes]; both without their leading shape."""
-    target = tensor_of(target)
+    target = tensor_of(target, "target")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise ValueError(
             f"target must hold integer class labels, found {target.dtype} of shape {tuple(target.shape)}; "
@@ -84,6 +117,7 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
             f"target has shape {tuple(target.shape)} but {name} has shape {tuple(classes.shape)}; "
             f"expected a target of shape {tuple(classes.shape[:-1])}"
         )
+    target = target.to(torch.int64)  # some types have no order
     if target.min() < 0 or target.max() >= classes.shape[-1]:
         raise ValueError(
             f"labels must lie in [0, {classes.shape[-1]}), found {int(target.min())} to {int(target.max())} "
@@ -94,7 +128,7 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
 
 def classified(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Probabilities [rows, classes] that sum to one, and labels [rows]."""
-    dtype = tensor_of(probabilities).dtype
+    dtype = tensor_of(probabilities, "probabilities").dtype
     probs = numbers("probabilities", probabilities)
     target = labels(target, probs, "probabilities")
     # what rounding does to a softmax in that precision
@@ -111,6 +145,6 @@ def classified(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
 
 def reduce(terms: Tensor, reduction: str) -> Tensor:
     """The mean of the terms, or the terms themselves."""
-    if reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', found {reduction!r}")
+    if not isinstance(reduction, str) or reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', found {reduction!r:.100}")
     return terms.mean() if reduction == "mean" else terms

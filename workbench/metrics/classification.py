@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import classified, labels, numbers, reduce
+from workbench.metrics._inputs import classified, labels, numbers, reduce, whole
 from workbench.metrics.registry import metric
 
 
@@ -199,19 +199,14 @@ def classwise_ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) ->
 
 def adaptive_ece_of_rows(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
     """Adaptive calibration error of confidences and of whether they were correct, each [rows]."""
-    _check_bins(n_bins)
+    whole("n_bins", n_bins)
     gaps = (correct - confidence)[confidence.argsort(stable=True)]
     bins = gaps.tensor_split(min(n_bins, gaps.numel()))
     return torch.stack([part.sum().abs() for part in bins]).sum() / gaps.numel()
 
 
-def _check_bins(n_bins: int) -> None:
-    if n_bins < 1:
-        raise ValueError(f"n_bins must be at least 1, found {n_bins}")
-
-
 def _sum_by_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    _check_bins(n_bins)
+    whole("n_bins", n_bins)
     edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64, device=confidence.device)[1:-1]
     index = torch.bucketize(confidence.contiguous(), edges)
     empty = torch.zeros(n_bins, dtype=torch.float64, device=confidence.device)

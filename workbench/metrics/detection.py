@@ -5,11 +5,13 @@ Both splits are named, out-of-distribution rows are the positives, and a higher 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import numbers, tensor_of
 from workbench.metrics.registry import metric
 
@@ -81,13 +83,33 @@ def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
 
 def splits(risk_in: Any, risk_out: Any) -> tuple[Tensor, Tensor]:
     """Both risks as float64 vectors; neither may be empty."""
-    inside, outside = tensor_of(risk_in), tensor_of(risk_out)
+    inside, outside = tensor_of(risk_in, "risk_in"), tensor_of(risk_out, "risk_out")
+    for name, labels, other in (("risk_out", outside, inside), ("risk_in", inside, outside)):
+        _refuse_labels(name, labels, other)
     if not (inside.numel() and outside.numel()):
         raise ValueError(
             f"both splits need rows, found {inside.numel()} in-distribution and {outside.numel()} out-of-distribution risks "
             f"(shapes {tuple(inside.shape)} and {tuple(outside.shape)})"
         )
     return split("risk_in", risk_in), split("risk_out", risk_out)
+
+
+def _refuse_labels(name: str, risk: Tensor, other: Tensor) -> None:
+    """Raise, or warn of numbers, where a split looks like the labels that other packages take beside the scores of all rows."""
+    # values of 0 and 1 may be risks, but not both of them alone and as many as there are others
+    zero_one = risk.numel() == other.numel() > 1 and {0, 1} == set(risk.unique()[:3].tolist())
+    if zero_one and set(other.unique()[:3].tolist()) <= {0, 1}:
+        zero_one = False
+    if risk.dtype != torch.bool and not zero_one:
+        return
+    message = (
+        f"{name} (shape {tuple(risk.shape)}, {risk.dtype}) holds nothing but 0 and 1, like labels: this metric takes the risks of both splits, "
+        "metric(risk[~is_out], risk[is_out]), and not (scores, labels)"
+    )
+    if risk.is_floating_point():
+        warnings.warn(message, WorkbenchWarning, stacklevel=5)
+    else:
+        raise ValueError(message)
 
 
 def split(name: str, risk: Any) -> Tensor:

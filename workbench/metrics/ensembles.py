@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
-from workbench.metrics._inputs import numbers, reduce, risks, same_shape
+from workbench.metrics._inputs import family_of, numbers, reduce, risks, same_shape
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import Family
 
@@ -32,6 +32,8 @@ def crps_samples(samples: Any, target: Any, fair: bool = False, reduction: str =
         tensor(0.5000, dtype=torch.float64)
     """
     samples, target = numbers("samples", samples), numbers("target", target)
+    if not isinstance(fair, bool):
+        raise TypeError(f"fair must be True or False, found {fair!r:.100}")
     m = samples.shape[0] if samples.ndim else 0
     if samples.shape[1:] != target.shape or m < 1 + fair:
         raise ValueError(
@@ -69,7 +71,7 @@ def mixture_nll(
         tensor(0.9189, dtype=torch.float64)
     """
     predictions, risk, target, weights = _mixture(predictions, risk, target, weights, positive=True)
-    terms = distribution.log_prob(target.expand_as(predictions), predictions, risk)
+    terms = family_of(distribution).log_prob(target.expand_as(predictions), predictions, risk)
     log_weights = weights.log().reshape(-1, *[1] * target.ndim)
     return reduce(-torch.logsumexp(terms + log_weights, 0), reduction)
 
@@ -100,6 +102,7 @@ def mixture_crps(
         >>> mixture_crps(torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([0.0]))
         tensor(0.2337, dtype=torch.float64)
     """
+    family_of(distribution)
     if not (distribution is Normal or isinstance(distribution, Normal)):
         name = repr(distribution) if isinstance(distribution, Distribution) else distribution.__name__
         raise ValueError(

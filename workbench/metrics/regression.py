@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
-from workbench.metrics._inputs import errors_of, level_in_unit, numbers, predicted, reduce, risks, same_shape
+from workbench.metrics._inputs import errors_of, family_of, level_in_unit, numbers, predicted, reduce, risks, same_shape
 from workbench.metrics.registry import metric
 
 Family = Distribution | type[Distribution]
@@ -70,7 +70,7 @@ def nll(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, 
         tensor(0.9189, dtype=torch.float64)
     """
     prediction, risk, target = predicted(prediction, risk, target, positive=True)
-    return reduce(-distribution.log_prob(target, prediction, risk), reduction)
+    return reduce(-family_of(distribution).log_prob(target, prediction, risk), reduction)
 
 
 @metric("min")
@@ -89,7 +89,7 @@ def crps(prediction: Any, risk: Any, target: Any, distribution: Family = Normal,
         tensor(0.2337, dtype=torch.float64)
     """
     prediction, risk, target = predicted(prediction, risk, target)
-    return reduce(distribution.crps(target, prediction, risk), reduction)
+    return reduce(family_of(distribution).crps(target, prediction, risk), reduction)
 
 
 def coverage_curve(
@@ -278,9 +278,10 @@ def count_inside(values: Tensor, levels: Tensor) -> Tensor:
 def pit(prediction: Any, risk: Any, target: Any, distribution: Family) -> Tensor:
     """Probability integral transform: the predicted cdf at the target."""
     prediction, risk, target = predicted(prediction, risk, target)
-    return distribution.cdf(target, prediction, risk)
+    return family_of(distribution).cdf(target, prediction, risk)
 
 
 def _interval(prediction: Tensor, risk: Tensor, level: float, distribution: Family) -> tuple[Tensor, Tensor]:
     level_in_unit("level", level)
+    distribution = family_of(distribution)
     return tuple(distribution.icdf(q, prediction, risk) for q in ((1 - level) / 2, (1 + level) / 2))  # type: ignore[return-value]

@@ -127,6 +127,8 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
     if ax is None:
         plt = require("matplotlib.pyplot")
         ax = plt.subplots(figsize=size, layout="constrained")[1]
+    elif not isinstance(ax, require("matplotlib.axes").Axes):
+        raise TypeError(f"ax: expected matplotlib Axes, or None for a new figure, found {type(ax).__name__}")
     _style(ax)
     return ax
 

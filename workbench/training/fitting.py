@@ -32,6 +32,7 @@ from workbench.training.defaults import (
     one_cycle,
     resolve_device,
 )
+from workbench.training.exclusive import one_at_a_time
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
 from workbench.training.loop import Loop
@@ -43,6 +44,7 @@ from workbench.training.validation import read_and_hold_out
 MEANS = (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs)  # criteria that are means over rows
 
 
+@one_at_a_time
 def fit(
     wrapped: nn.Module,
     data: Any,
@@ -123,6 +125,7 @@ def fit(
     Raises:
         TypeError: wrapped is not wrapped, or data is nothing that can be trained on.
         ValueError: an argument is out of range, rows hold NaN, shapes do not fit, or checkpoint is of another training.
+        RuntimeError: another thread is training the model, or one that shares parameters with it.
         FloatingPointError: the loss became NaN or infinite; the model has the best weights so far.
 
     Example:

@@ -1,0 +1,271 @@
+"""Calls of public functions with arguments that are good, nearly good or nonsense, drawn by hypothesis."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import torch
+from torch import nn
+
+from workbench import calibrate, data, distributions, metrics, neo, plots, sample, sculpt, vote
+from workbench.calibration import selective, top_uncertain
+from workbench.calibration.abstention import upper_bound
+from workbench.calibration.conformal import conformal_quantile
+from workbench.calibration.cross import cv_plus
+from workbench.calibration.quantiles import fit_recalibration
+from workbench.calibration.scaling import fit_temperature, fit_variance_scale
+from workbench.risk import Risk
+
+Call = tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+SHAPES = st.sampled_from([(), (0,), (1,), (5,), (5, 1), (1, 5), (5, 3), (0, 3), (4, 5), (4, 5, 1), (5, 0), (2, 2, 2), (60, 1), (60,)])
+SPECIAL = [0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 0.5, 2.0]
+JUNK: list[Any] = [
+    *(None, True, False, 0, 1, -1, 3, 2**70, 0.5, 2.5, -0.0, math.nan, math.inf, "", "mean", "auto", "x" * 300, b"x", 1j),
+    *([], [[]], [None], ["a"], [[1], [1, 2]], (), ((), ()), {}, {"a": 1}, set(), object(), object, print, range(3), np.array(["a"]), np.array(None)),
+    *(np.float32(1), np.zeros((5, 1), dtype=np.float16), np.array([1, 2], dtype=np.uint16), np.ma.masked_array([1.0, 2.0], [0, 1])),
+    *(torch.zeros(2, 2).to_sparse(), torch.zeros(3, device="meta"), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.bool)),
+    *(Risk(), Risk(total=torch.ones(5, 1)), Risk(aleatoric=torch.ones(5, 1)), torch.nn.Linear(1, 1), slice(None), Ellipsis, NotImplemented),
+]
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.int8])
+
+
+@st.composite
+def tensors(draw: Any, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    dtype, seed = draw(DTYPES), draw(st.integers(0, 99))
+    if shape is None:
+        shape = draw(SHAPES)
+    elif draw(st.integers(0, 3)):  # mostly what the function wants
+        dtype = torch.float32
+    generator = torch.Generator().manual_seed(seed)
+    kind = draw(st.sampled_from(["normal", "positive", "probs", "labels", "special"]))
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if kind == "positive":
+        values = values.abs() + 0.1
+    elif kind == "probs" and shape:
+        values = values.softmax(-1)
+    elif kind == "labels":
+        values = torch.randint(0, 3, shape, generator=generator).double()
+    elif kind == "special" and values.numel():
+        values.view(-1)[draw(st.integers(0, values.numel() - 1))] = draw(st.sampled_from(SPECIAL))
+    if kind == "labels":
+        dtype = draw(st.sampled_from([torch.int64, dtype]))
+    return values.nan_to_num(0, 1, 0).clamp(0, 1).to(dtype) if not dtype.is_floating_point and kind != "labels" else values.to(dtype)
+
+
+def junk() -> Any:
+    return st.sampled_from(JUNK)
+
+
+ANY = st.one_of(tensors(), tensors(), tensors(), junk())
+
+
+@st.composite
+def several(draw: Any, n: int) -> tuple[Any, ...]:
+    """Arguments that have one shape, but for some."""
+    shape = draw(SHAPES)
+    return tuple(draw(tensors(shape) if draw(st.integers(0, 9)) else ANY) for _ in range(n))
+
+
+FAMILIES: list[Any] = [
+    *(distributions.Normal, distributions.Laplace, distributions.StudentT, distributions.Cauchy, distributions.LogNormal, distributions.LogitNormal),
+    *(distributions.Normal(beta=0.5), distributions.StudentT(df=4.0)),
+]
+OPTIONS: dict[str, list[Any]] = {
+    "distribution": FAMILIES,
+    "reduction": ["mean", "none", "sum"],
+    "n_bins": [1, 2, 15, 0, -1, 10**12],
+    "level": [0.5, 0.9, 0, 1, 2],
+    "levels": [[0.1, 0.9], [0], [], None],
+    "coverage": [0.5, 0.9, 0, 1, 1.5],
+    "confidence": [0.95, 0, 1],
+    "weights": [None, [0.5, 0.5], [0.25] * 4],
+    "fair": [True, False],
+    "per_output": [True, False],
+    "max_error": [1.0, 0, -1, 5],
+}
+N_TENSORS = {
+    **dict.fromkeys(("sharpness",), 1),
+    **dict.fromkeys(("rmse", "mae", "mpiw", "auroc", "aupr", "fpr95", "aurc", "augrc", "ause", "risk_coverage_curve", "crps_samples"), 2),
+    **dict.fromkeys(("accuracy", "categorical_nll", "brier", "ece", "adaptive_ece", "max_ece", "classwise_ece", "reliability_curve"), 2),
+    "sparsification_curve": 2,
+}
+
+
+@st.composite
+def options(draw: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    chosen = {name: draw(st.one_of(st.sampled_from(OPTIONS[name]), st.sampled_from(OPTIONS[name]), junk())) for name in names if draw(st.booleans())}
+    return chosen
+
+
+def _options_of(function: Any) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(function).parameters if name in OPTIONS)
+
+
+@st.composite
+def metric_calls(draw: Any) -> Call:
+    name = draw(st.sampled_from(sorted(set(metrics.METRICS) | {"coverage_curve", "reliability_curve", "risk_coverage_curve", "sparsification_curve"})))
+    function = getattr(metrics, name)
+    arguments = draw(several(N_TENSORS.get(name, 3)))
+    if N_TENSORS.get(name) == 2 and isinstance(arguments[0], torch.Tensor) and draw(st.booleans()):
+        rows = arguments[0].shape[1:] if name == "crps_samples" else arguments[0].shape[:-1]
+        arguments = (arguments[0], draw(tensors(tuple(rows))))
+    return name, function, arguments, draw(options(_options_of(function)))
+
+
+CALIBRATORS: dict[str, tuple[Callable[..., Any], int]] = {
+    "fit_temperature": (fit_temperature, 2),
+    "fit_variance_scale": (fit_variance_scale, 3),
+    "conformal_quantile": (conformal_quantile, 1),
+    "upper_bound": (upper_bound, 1),
+    "fit_recalibration": (fit_recalibration, 1),
+    "cv_plus": (cv_plus, 4),
+}
+
+
+@st.composite
+def calibration_calls(draw: Any) -> Call:
+    name = draw(st.sampled_from(sorted(CALIBRATORS)))
+    function, n = CALIBRATORS[name]
+    arguments = draw(several(n))
+    if name == "fit_temperature" and isinstance(arguments[0], torch.Tensor):
+        arguments = (arguments[0], draw(tensors(tuple(arguments[0].shape[:-1]))))
+    chosen = draw(options(_options_of(function)))
+    if name == "cv_plus":
+        chosen.setdefault("coverage", 0.9)
+    return name, function, arguments, chosen
+
+
+@st.composite
+def distribution_calls(draw: Any) -> Call:
+    family = draw(st.sampled_from(FAMILIES))
+    name = draw(st.sampled_from(["log_prob", "cdf", "icdf", "crps", "mean", "stddev", "loss_function", "sample", "to_risk"]))
+    function = getattr(family, name)
+    n = {"mean": 2, "stddev": 2, "sample": 2, "to_risk": 1}.get(name, 3)
+    arguments = draw(several(n))
+    if name == "sample":
+        arguments = (draw(st.one_of(st.just(arguments), junk())),)
+    return f"{getattr(family, '__name__', repr(family))}.{name}", function, arguments, {}
+
+
+PLOTS = (
+    *("bands", "coverage", "decision_map", "history", "ood", "ood_histogram", "predicted_against_true", "reliability"),
+    *("risk_against_error", "risk_coverage", "risk_split", "roc"),
+)
+
+
+@st.composite
+def plot_calls(draw: Any) -> Call:
+    name = draw(st.sampled_from(PLOTS))
+    function = getattr(plots, name)
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    needed = sum(p.default is p.empty for p in parameters)
+    n = draw(st.integers(needed, needed + 1)) if draw(st.booleans()) else needed
+    return name, function, draw(several(min(n, len(parameters)))), {}
+
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "vote": vote.Wrapper,
+    "sample": sample.Wrapper,
+    "sculpt": sculpt.Wrapper,
+    "neo": neo.Wrapper,
+}
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "vote": ("n_voters", "alpha", "use_bias", "independent", "finetune", "share", "strategy"),
+    "sample": ("n_samples", "distribution", "where", "trainable", "randomness", "strategy"),
+    "sculpt": ("distribution", "n_layers", "strategy"),
+    "neo": ("layers", "density", "strategy"),
+}
+
+
+@st.composite
+def wrapper_calls(draw: Any) -> Call:
+    name = draw(st.sampled_from(sorted(WRAPPERS)))
+    chosen = {setting: draw(junk()) for setting in SETTINGS[name] if draw(st.integers(0, 3)) == 0}
+    model = draw(st.one_of(st.just("model"), junk()))
+
+    def wrap(**given: Any) -> Any:
+        return WRAPPERS[name](**given)(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)) if model == "model" else model)
+
+    return f"{name}.Wrapper", wrap, (), chosen
+
+
+MODELS: list[Any] = []
+
+
+def _model(kind: int) -> Any:
+    if not MODELS:
+        torch.manual_seed(0)
+        MODELS.append(sculpt.Wrapper(n_layers=1)(nn.Linear(1, 1)))
+        MODELS.append(vote.Wrapper(2, output="logits")(nn.Linear(1, 3)))
+    return MODELS[kind]
+
+
+@st.composite
+def data_calls(draw: Any) -> Call:
+    model = _model(draw(st.integers(0, 1)))
+    rows = draw(st.one_of(several(2), several(2), ANY))
+    name = draw(st.sampled_from(["calibrate", "selective", "top_uncertain", "load", "data_of"]))
+    if name == "calibrate":
+        method = draw(st.one_of(st.sampled_from(["auto", "variance", "temperature", "conformal", "isotonic"]), junk()))
+        return name, calibrate, (model, rows, method), {}
+    if name == "selective":
+        return name, selective, (model, rows, draw(st.one_of(st.sampled_from(["total", "confidence"]), junk()))), {}
+    if name == "top_uncertain":
+        return name, top_uncertain, (model, rows, draw(st.one_of(st.just(2), junk()))), {"by": draw(st.sampled_from(["total", "epistemic"]))}
+    if name == "load":
+        return name, data.load, (draw(st.one_of(st.just("cubic"), junk())), draw(junk())), {}
+    from workbench.data.reader import data_of
+
+    return name, data_of, (rows,), {"split": draw(st.one_of(st.just(0), junk()))}
+
+
+GROUPS: dict[str, Any] = {
+    "metrics": metric_calls(),
+    "calibration": calibration_calls(),
+    "distributions": distribution_calls(),
+    "plots": plot_calls(),
+    "wrappers": wrapper_calls(),
+    "data": data_calls(),
+}
+
+
+def is_raw(error: BaseException) -> bool:
+    """Whether an error is none of this package: of another type, or raised by Python or torch for what they were handed."""
+    if not isinstance(error, ValueError | TypeError | KeyError | FileNotFoundError | ModuleNotFoundError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    return "/workbench/" not in last.filename.replace("\\", "/") or not (last.line or "").lstrip().startswith(("raise", ")", "f\"", "\""))
+
+
+def outcome(call: Call) -> tuple[str, str]:
+    """How a call ended, "ok", "refused" or "raw", and the error as one line."""
+    import warnings
+
+    name, function, arguments, chosen = call
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(*arguments, **chosen)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if "/workbench/" in frame.filename]
+        where = f"{ours[-1].filename.rsplit('/workbench/')[-1]}:{ours[-1].lineno}" if ours else "nowhere"
+        return ("raw" if is_raw(error) else "refused"), f"{name} at {where}: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}"
+    finally:
+        if (pyplot := __import__("sys").modules.get("matplotlib.pyplot")) is not None:
+            pyplot.close("all")
+    return "ok", name
+
+
+def counted(outcomes: list[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
+    """How many calls ended how, and how often each raw error came."""
+    return Counter(status for status, _ in outcomes), Counter(text for status, text in outcomes if status == "raw")
