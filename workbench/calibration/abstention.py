@@ -100,7 +100,7 @@ def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
 
 
 def _check_by(by: str) -> None:
-    if by not in (*RISKS, "confidence"):
+    if not isinstance(by, str) or by not in (*RISKS, "confidence"):
         raise ValueError(f"by must be one of {', '.join(RISKS)}, or 'confidence' for classes; found {by!r}")
 
 

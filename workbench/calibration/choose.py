@@ -117,12 +117,12 @@ def calibrate(
         torch.Size([4, 3])
     """
     if isinstance(data, History | OutOfFold):
-        if method not in (None, "conformal"):
+        if not (method is None or (isinstance(method, str) and method == "conformal")):
             raise ValueError(
                 f"method: out-of-fold predictions make CV+ intervals, method='conformal'; found {method!r}"
             )
         return CrossConformal(wrapped, **options).fit(data)
-    if method is not None and method not in METHODS:
+    if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ValueError(f"method must be one of {', '.join(METHODS)}; found {method!r}")
     check_model(wrapped)
     if method is not None:

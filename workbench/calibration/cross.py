@@ -64,7 +64,9 @@ def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
             raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
         if (numbers(name, value) < 0).any() and value is not loc:
             raise ValueError(f"{name} must be >= 0, found {value.min().item():g} (shape {tuple(value.shape)})")
-    fits = loc.ndim >= 2 and loc.shape == scale.shape and scores.shape[1:] == loc.shape[2:] and scores.ndim == loc.ndim - 1
+    fits = (
+        loc.ndim >= 2 and loc.shape == scale.shape and scores.shape[1:] == loc.shape[2:] and scores.ndim == loc.ndim - 1
+    )
     if not fits or fold.shape != scores.shape[:1]:
         raise ValueError(
             "loc and scale must be [folds, m, ...], scores [n, ...] and fold [n]; found "

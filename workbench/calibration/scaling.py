@@ -52,7 +52,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     minimize_scalar = require("scipy.optimize").minimize_scalar
     checked = numbers("logits", logits, finite=False)
     if (bad := checked.isposinf() | checked.isneginf().all(-1, keepdim=True)).any():
-        raise ValueError(f"logits has {int(bad.any(-1).sum())} rows with infinity, or with minus infinity alone, of shape {tuple(checked.shape)}")
+        raise ValueError(
+            f"logits has {int(bad.any(-1).sum())} rows with infinity, or with minus infinity alone, of shape {tuple(checked.shape)}"
+        )
     labels = class_numbers(labels, checked, "logits").cpu()
     scores = checked.detach().cpu().flatten(0, -2).log_softmax(-1)
     if (lost := scores.gather(1, labels[:, None]).isneginf()).any():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from workbench.data import toy
-from workbench.data.core import Column, Data, Split, partition
+from workbench.data.core import Column, Data, Split, partition, whole_number
 from workbench.data.files import is_local, read
 from workbench.data.registry import card, entries, resolve
 from workbench.data.usage import AVAILABLE, note
@@ -63,7 +63,7 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         ((30,), ('malignant', 'benign'), 455)
     """
     name = resolve(name)
-    data = build(name, split, **options)
+    data = build(name, whole_number("split", split), **options)
     note(name)
     return data
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.data.core import Column, Data, Split
+from workbench.data.core import Column, Data, Split, whole_number
 from workbench.data.registry import card
 
 
@@ -136,13 +137,15 @@ def moons(n_train: int = 6000, n_test: int = 2000, noise: float = 0.1, seed: int
 
 def _generator(n_train: int, n_test: int, seed: int) -> np.random.Generator:
     for name, n in (("n_train", n_train), ("n_test", n_test)):
-        if n < 1:
+        if whole_number(name, n) < 1:
             raise ValueError(f"{name} must be at least 1; found {n}")
-    return np.random.default_rng(seed)
+    if whole_number("seed", seed) < 0:
+        raise ValueError(f"the seed (or split) must be at least 0; found {seed}")
+    return np.random.default_rng(operator.index(seed))
 
 
 def _check_noise(noise: float) -> None:
-    if not (noise >= 0 and math.isfinite(noise)):
+    if not isinstance(noise, int | float | np.floating) or not (noise >= 0 and math.isfinite(noise)):
         raise ValueError(f"noise is a standard deviation: 0 or more, and finite; found {noise}")
 
 

@@ -159,7 +159,9 @@ class Distribution(ABC):
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"q must be a number or a tensor, found {type(q).__name__}") from error
         if not _broadcasts(q.shape, loc.shape):
-            raise ValueError(f"q has shape {tuple(q.shape)}, which does not broadcast against loc of shape {tuple(loc.shape)}")
+            raise ValueError(
+                f"q has shape {tuple(q.shape)}, which does not broadcast against loc of shape {tuple(loc.shape)}"
+            )
         if not _holds((q >= 0) & (q <= 1)):
             raise ValueError(f"q must lie in [0, 1], found values from {q.min().item()} to {q.max().item()}")
         return self._icdf(q, loc, risk)
@@ -191,7 +193,9 @@ class Distribution(ABC):
         precision can't hold it: there the risk is computed and returned in float32.
         """
         if not isinstance(raw, Tensor) or raw.is_complex():
-            raise TypeError(f"raw must be a real tensor, found {raw.dtype if isinstance(raw, Tensor) else type(raw).__name__}")
+            raise TypeError(
+                f"raw must be a real tensor, found {raw.dtype if isinstance(raw, Tensor) else type(raw).__name__}"
+            )
         return F.softplus(raw.to(_at_least_float32(raw))) + RISK_FLOOR
 
     @on_class_or_instance

@@ -15,7 +15,9 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
     """Any array as a tensor; lists of Python floats keep their full precision."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise TypeError(f"{name} must be a dense tensor of numbers, found {value.layout} of {value.dtype} on {value.device}")
+            raise TypeError(
+                f"{name} must be a dense tensor of numbers, found {value.layout} of {value.dtype} on {value.device}"
+            )
         return value
     try:
         array = np.asarray(value)
@@ -23,7 +25,9 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
             raise TypeError(f"of {array.dtype}")
         return torch.tensor(array)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise TypeError(f"{name} must be a tensor or an array of numbers, found {type(value).__name__} ({error})") from error
+        raise TypeError(
+            f"{name} must be a tensor or an array of numbers, found {type(value).__name__} ({error})"
+        ) from error
 
 
 def numbers(name: str, value: Any, finite: bool = True) -> Tensor:
@@ -99,7 +103,9 @@ def family_of(distribution: Any) -> Any:
         return distribution
     if isinstance(distribution, type) and issubclass(distribution, Distribution):
         return distribution
-    raise TypeError(f"distribution must be a Distribution, such as Normal or StudentT(df=4), found {distribution!r:.100}")
+    raise TypeError(
+        f"distribution must be a Distribution, such as Normal or StudentT(df=4), found {distribution!r:.100}"
+    )
 
 
 def labels(target: Any, classes: Tensor, name: str) -> Tensor:

@@ -106,9 +106,9 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
     try:
         tree = ast.parse(cell.source)
     except UNREADABLE as error:
-        line, text = getattr(error, "lineno", None) or "a", (getattr(error, "text", None) or str(error)).strip()
+        place, text = getattr(error, "lineno", None) or "a", (getattr(error, "text", None) or str(error)).strip()
         raise ValueError(
-            f"cell {number} ({cell.get('id', 'no id')}): line {line} of the parameters cell is not plain Python: {text!r}"
+            f"cell {number} ({cell.get('id', 'no id')}): line {place} of the parameters cell is not plain Python: {text!r}"
         ) from error
     declared: dict[str, Any] = {}
     for line in tree.body:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.errors import require
 from workbench.plots._common import (
     COLOURS,
     SERIES,
@@ -48,6 +49,8 @@ def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.ticker import MaxNLocator
 
+    if not isinstance(frame, require("pandas").DataFrame):
+        raise TypeError(f"frame: expected the DataFrame of a training, history.frame; found {type(frame).__name__}")
     missing = [name for name in ("epoch", "loss") if name not in frame]
     if missing:
         raise ValueError(

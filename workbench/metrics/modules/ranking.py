@@ -21,6 +21,8 @@ class _Detection(RowsMetric):
         """Add risks of in-distribution rows, of out-of-distribution rows, or both, of any shape."""
         if risk_in is None and risk_out is None:
             raise ValueError("give risk_in, risk_out or both")
+        if risk_in is not None and risk_out is not None:
+            detection.splits(risk_in, risk_out)  # labels in place of one of them are noticed
         checked = [
             (s, detection.split(s, r)) for s, r in zip(self.states, (risk_in, risk_out), strict=True) if r is not None
         ]

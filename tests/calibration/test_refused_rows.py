@@ -1,0 +1,68 @@
+"""Rows that no calibration can be made of are refused by name, not answered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.calibration.abstention import upper_bound
+from workbench.calibration.conformal import conformal_quantile
+from workbench.calibration.cross import cv_plus
+from workbench.calibration.quantiles import fit_recalibration
+from workbench.calibration.scaling import fit_temperature, fit_variance_scale
+
+NAN, INF = math.nan, math.inf
+LOGITS, LABELS = torch.tensor([[2.0, 0.0, 1.0]] * 4), torch.tensor([0, 0, 1, 2])
+LOC, SCALE, SCORES, FOLD = torch.zeros(2, 3), torch.ones(2, 3), torch.arange(1.0, 20.0), torch.arange(19) % 2
+
+
+def with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    changed = tensor.clone()
+    changed.view(-1)[0] = value
+    return changed
+
+
+CASES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    *((fit_temperature, (with_one(LOGITS, value), LABELS), "logits") for value in (NAN, INF)),
+    (fit_temperature, (torch.full((4, 3), -INF), LABELS), "logits"),
+    (fit_temperature, (LOGITS[:0], LABELS[:0]), "logits is empty"),
+    (fit_temperature, (LOGITS, LABELS.float()), "integer class labels"),
+    (fit_temperature, (LOGITS, LABELS + 1), "labels must lie in"),
+    (fit_temperature, (LOGITS, LABELS[:3]), "shape"),
+    (fit_temperature, ("abc", LABELS), "logits"),
+    *((conformal_quantile, (with_one(SCORES, value), 0.9), "scores has 1") for value in (NAN, INF, -INF)),
+    (conformal_quantile, (SCORES[:0], 0.9), "scores is empty"),
+    (conformal_quantile, (torch.tensor(1.0), 0.9), "scores"),
+    (conformal_quantile, (SCORES, "much"), "coverage"),
+    *((upper_bound, (with_one(torch.zeros(9), value),), "errors") for value in (NAN, INF, -1.0, 2.0)),
+    (upper_bound, (torch.zeros(0),), "errors is empty"),
+    (upper_bound, (torch.zeros(9), 0.9, NAN), "max_error"),
+    (upper_bound, (torch.zeros(9), 0.9, -1.0), "max_error"),
+    (upper_bound, (torch.zeros(9), NAN), "confidence"),
+    *((fit_recalibration, (with_one(torch.rand(9), value),), "u ") for value in (NAN, INF, -0.1, 1.1)),
+    (fit_recalibration, (torch.zeros(0),), "u is empty"),
+    *((cv_plus, (with_one(LOC, value), SCALE, SCORES, FOLD, 0.9), "loc has 1") for value in (NAN, INF)),
+    *((cv_plus, (LOC, with_one(SCALE, value), SCORES, FOLD, 0.9), "scale") for value in (NAN, INF, -1.0)),
+    *((cv_plus, (LOC, SCALE, with_one(SCORES, value), FOLD, 0.9), "scores") for value in (NAN, INF, -1.0)),
+    (cv_plus, (LOC, SCALE, SCORES[:0], FOLD[:0], 0.9), "scores is empty"),
+    (cv_plus, (LOC, SCALE, SCORES, FOLD + 1, 0.9), "fold"),
+    (cv_plus, (LOC, SCALE, SCORES, FOLD - 1, 0.9), "fold"),
+    (cv_plus, (LOC, SCALE[:1], SCORES, FOLD, 0.9), "loc and scale must be"),
+    (fit_variance_scale, (LOC, SCALE, LOC + 1, "Normal"), "distribution must be"),
+    (fit_variance_scale, (LOC, with_one(SCALE, NAN), LOC + 1), "risk"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "message"), CASES)
+def test_they_are_refused_by_name(function: Callable[..., Any], arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        function(*arguments)
+
+
+def test_a_class_that_is_ruled_out_changes_no_temperature() -> None:
+    ruled_out = torch.cat([LOGITS, torch.full((4, 1), -INF)], 1)
+    assert fit_temperature(ruled_out, LABELS) == fit_temperature(LOGITS, LABELS)
