@@ -303,7 +303,9 @@ def wrapper_calls(draw: Any) -> Call:
 
     def wrap(**given: Any) -> Any:
         return WRAPPERS[name](**given)(
-            nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)) if model == "model" else model
+            nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+            if isinstance(model, str) and model == "model"
+            else model
         )
 
     return f"{name}.Wrapper", wrap, (), chosen
