@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.checkpoint_files import contents, rewrite
 from helpers.checkpoint_models import MAKERS, Net, X, assert_same, facts, net, wrapped_net
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
@@ -270,7 +272,7 @@ def test_files_that_are_not_ours_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     save(wrapped_net("vote"), tmp_path / "ours")
     text = (tmp_path / "ours").read_bytes()
-    (tmp_path / "newer").write_bytes(text.replace(rb"{\"version\": 1", rb"{\"version\": 9"))
+    (tmp_path / "newer").write_bytes(text.replace(rb"{\"version\": 2", rb"{\"version\": 9"))
     (tmp_path / "torn").write_bytes(text[: len(text) // 2])
     for name, error, says in [
         ("nothing", FileNotFoundError, "nothing is not there"),
@@ -359,11 +361,9 @@ def test_wrappers_of_the_users_own_are_given_and_never_imported(make: Any, says:
     with pytest.raises(ValueError, match=rf"{__name__}\.{says}.*wrapper="):
         load(tmp_path / "model", net(3))
     assert_same(load(tmp_path / "model", net(3), wrapper=make()).eval(), wrapped)
-    never_imported = "turtledemo"  # as long as the name of this file, since a safetensors header says its own length
-    renamed = (
-        (tmp_path / "model").read_bytes().replace(f"{__name__}.{says}".encode(), f"{never_imported}.{says}".encode())
-    )
-    (tmp_path / "model").write_bytes(renamed)
+    never_imported = "turtledemo"
+    text, tensors = contents(tmp_path / "model")
+    rewrite(tmp_path / "model", json.dumps(text).replace(f"{__name__}.{says}", f"{never_imported}.{says}"), tensors)
     with pytest.raises(ValueError, match=never_imported):
         load(tmp_path / "model", net(3))
     assert not [name for name in sys.modules if never_imported in name]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +135,38 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint"):
         quiet(wrapped, (x, y), epochs=2, checkpoint=path)
     assert path.read_text() == "something else"
+
+
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path, rows = tmp_path / "checkpoint", plane(40)
+    first = plain()
+    quiet(first, rows, epochs=2, checkpoint=path)
+    whole, draw = path.read_bytes(), random.Random(0)
+    with zipfile.ZipFile(path) as archive:
+        data = archive.getinfo(next(name for name in archive.namelist() if name.endswith("data/0")))
+    inside = [(data.header_offset + 30 + len(data.filename) + 64 + k, k) for k in range(0, data.file_size - 64, 48)]
+    for place, bit in [*inside, *((draw.randrange(len(whole)), draw.randrange(8)) for _ in range(12))]:
+        torn = bytearray(whole)
+        torn[place] ^= 1 << bit % 8
+        path.write_bytes(torn)
+        wrapped = plain()
+        before = weights(wrapped)
+        try:
+            quiet(wrapped, rows, epochs=2, checkpoint=path)
+        except ValueError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            assert same(weights(wrapped), before)
+        else:  # what lies between the parts, and changes nothing
+            assert same(weights(wrapped), weights(first)), place
+    state = torch.load(io.BytesIO(whole), weights_only=True)
+    for name in ("model", "optimizer", "best", "records", "generators", "steps"):
+        for change in ({key: value for key, value in state.items() if key != name}, {**state, name: "text"}):
+            torch.save(change, path)
+            wrapped = plain()
+            before = weights(wrapped)
+            with pytest.raises(ValueError, match=r"checkpoint: .* is of another model, or damaged"):
+                quiet(wrapped, rows, epochs=2, checkpoint=path)
+            assert same(weights(wrapped), before)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="no checkpoint of a training"):
+        quiet(plain(), rows, epochs=2, checkpoint=path)

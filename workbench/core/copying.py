@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..engine.clone import attributes, places
 from .ownership import MARK, Record, table_of
 from .runtime import plain_clone, portable, restore
+from .savepoint import Savepoint
 from .state_dict import SETTINGS, Loading, described
 
 
@@ -50,17 +51,17 @@ class Persistent(nn.Module):
             args, kwargs: strict (True) and assign (False), as for any module.
 
         Raises:
-            ValueError: if the state was saved with other wrapper settings; nothing is changed then.
-            RuntimeError: if names or shapes do not fit; nothing is changed by a state of the plain model then.
+            ValueError: if the state was saved with other wrapper settings.
+            RuntimeError: if names or shapes do not fit. Whatever is raised, Ctrl-C included, nothing is changed.
         """
         if "_workbench" not in self.__dict__:
             return super().load_state_dict(state_dict, *args, **kwargs)
-        runtime = self.__dict__["_engine"]
-        runtime.strict = kwargs.get("strict", args[0] if args else True)
+        savepoint = Savepoint(self)
         try:
-            return super().load_state_dict(state_dict, *args, **kwargs)
-        finally:
-            runtime.strict = None
+            return load_state(self, state_dict, *args, **kwargs)
+        except BaseException:
+            savepoint.restore()
+            raise
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
@@ -117,6 +118,18 @@ class Persistent(nn.Module):
         raise TypeError(
             "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"
         )
+
+
+def load_state(model: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load the state of a model that may be wrapped; where that fails, a part of it may be loaded already."""
+    runtime = model.__dict__.get("_engine")
+    if runtime is None or not isinstance(model, Persistent):
+        return model.load_state_dict(state, *args, **kwargs)
+    runtime.strict = kwargs.get("strict", args[0] if args else True)
+    try:
+        return super(Persistent, model).load_state_dict(state, *args, **kwargs)
+    finally:
+        runtime.strict = runtime.loading = None
 
 
 def _same(wrapped: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,23 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..atomic import replacing
 from ..engine.clone import eager
 from ..engine.execution import Execution
+from .copying import load_state
 from .crossfit import members_axis
+from .file_contents import OPTIONS, named_wrapper, read, unknown_methods, write
 from .function import Function
 from .method import Method
 from .outputs import from_json, to_json
 from .ownership import MARK
 from .registry import wrapper_class, wrapper_names
+from .savepoint import Savepoint
 from .settings import settings_of
-from .state_dict import adapt, check_settings, complete, stored_settings
+from .state_dict import SETTINGS, adapt, check_settings, complete, stored_settings
 from .wrapped import is_wrapped
-from .wrapper import Wrapper, compose
-
-KEY = "workbench"  # in the file's metadata
-VERSION = 1
-OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
+from .wrapper import Wrapper
 
 
 # ---- saving
@@ -36,7 +33,7 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
     """Write a wrapped model to one safetensors file, whole or not at all.
 
     The file holds what `wrapped.state_dict()` holds, tied tensors once, each in its own dtype, and in its metadata the wrappers with all
-    their settings. It holds no code, and none is run when it is read.
+    their settings and a checksum of each tensor. It holds no code, and none is run when it is read.
 
     Args:
         wrapped: what a wrapper gave.
@@ -59,8 +56,6 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         >>> torch.equal(again(x), wrapped(x))
         True
     """
-    from safetensors.torch import save_file
-
     wrapped = eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped
     parts = _parts(wrapped)
     if not parts:
@@ -69,15 +64,13 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         )
     tensors, split = _tensors(wrapped)
     text = {
-        "version": VERSION,
         "model": _path(_plain_class(wrapped)),
         "parts": {at: _described(part) for at, part in parts.items()},
         "complex": split,
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as unfinished:
-        save_file(tensors, unfinished, metadata={"format": "pt", KEY: json.dumps(text)})
+    write(path, text, tensors)
 
 
 def _tensors(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
@@ -199,105 +192,53 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
         ...     len(load(f"{folder}/model.safetensors", torch.nn.Linear(2, 1)).voters())
         3
     """
-    text, tensors = _read(Path(path))
+    path = Path(path)
+    text, tensors = read(path)
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"load takes the model that the file is of, {text['model']}, not {_kind(model)}")
     model = eager(model)
-    if not _parts(model):
-        for at, part in text["parts"].items():
-            chosen = wrapper or _wrapper(part, path)
+    if _parts(model) and wrapper is not None:
+        raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
+    savepoint = Savepoint(model)
+    try:
+        return _loaded(model, wrapper, text, tensors, path)
+    except BaseException as error:
+        savepoint.restore()
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(
+            f"{path} was saved from {text['model']} and does not load into this {type(model).__name__}: {error}"
+        ) from error
+
+
+def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Any:
+    """The model wrapped as the file says, with its tensors."""
+    plain = not _parts(model)
+    for at, part in text["parts"].items():
+        named = wrapper
+        if wrapper is None and (plain or not unknown_methods(part)):
+            named = named_wrapper(path, part, at, tensors)
+        if plain and named is not None:
             if "order" in part:
                 outputs, names = part["order"]
-                chosen = chosen.with_options(example=Execution(tuple(map(tuple, outputs)), tuple(names)))
+                named = named.with_options(example=Execution(tuple(map(tuple, outputs)), tuple(names)))
             try:
-                model = _wrapped(model, chosen, at, part["method"], tensors)
+                model = _wrapped(model, named, at, part["method"], tensors)
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"{path} was saved from {text['model']}, and this {type(model).__name__} cannot be wrapped alike: {error}"
                 ) from error
-    elif wrapper is not None:
-        raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
-    present = list(model.state_dict())
     _adapt(model, tensors)
-    try:
-        _check(model, text, tensors, path)
-    except ValueError:
-        _adapt(model, present)
-        raise
+    _check(model, text, tensors, path)
     _cast(model, tensors)
-    model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
+    load_state(model, tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
     for at, part in _parts(model).items():
         part._workbench.rows = text["parts"][at]["rows"]
     return model
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = json.loads((file.metadata() or {}).get(KEY, "null"))
-            names = list(file.keys())
-            tensors = {} if text is None else {name: file.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        with path.open("rb") as raw:
-            pickled = raw.read(4)[:2] in (b"PK", b"\x80\x02")
-        raise ValueError(
-            f"{path} is no safetensors file ({error}). "
-            + (
-                "It looks like one of torch.save: wrap the model, and wrapped.load_state_dict(torch.load(path, weights_only=True))"
-                if pickled
-                else "Give a file that workbench.save wrote"
-            )
-        ) from error
-    if text is None:
-        raise ValueError(
-            f"{path} names no wrappers: it holds the weights of a plain model ({len(names)} tensors: {', '.join(names[:3])}, ...). Wrap the "
-            "model, and wrapped.load_state_dict(safetensors.torch.load_file(path))"
-        )
-    if text["version"] > VERSION:
-        raise ValueError(
-            f"{path} was written by a newer workbench (format {text['version']}, this one reads {VERSION}): update workbench"
-        )
-    for name in text["complex"]:
-        tensors[name] = torch.view_as_complex(tensors[name].clone())  # the file aligns to 8 bytes, not 16
-    return text, tensors
-
-
-def _wrapper(part: dict[str, Any], path: Any) -> Wrapper:
-    """The wrappers that the file names."""
-    foreign = [
-        method.get("foreign", name)
-        for name, method in part["methods"].items()
-        if "foreign" in method or name not in wrapper_names()
-    ]
-    if foreign:
-        raise ValueError(
-            f"{path} was saved with {', '.join(foreign)}, which is not one of workbench's own, and code is never imported from a file: give "
-            "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
-        )
-    wrappers = [_built(wrapper_class(name), method["arguments"]) for name, method in part["methods"].items()]
-    options = {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
-    return compose(*wrappers).with_options(**options)
-
-
-def _built(wrapper: type[Wrapper], arguments: dict[str, Any]) -> Wrapper:
-    classes = {described.name: described.classes for described in settings_of(wrapper)}
-    values = dict(arguments)
-    for name, value in arguments.items():
-        if isinstance(value, dict):
-            cls = {cls.__name__: cls for cls in classes[name]}[value["class"]]
-            options = {
-                option: nn.Parameter(torch.tensor(number["learned"])) if isinstance(number, dict) else number
-                for option, number in value.items()
-                if option != "class" and number is not None
-            }
-            values[name] = cls(**options)
-    return wrapper(**values)
 
 
 def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[str, Tensor]) -> Any:
@@ -335,6 +276,8 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
         there, here = (" and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts))
         raise ValueError(f"in {path} {there} of {text['model']} is wrapped, in this model {here}")
     for at, part in parts.items():
+        if (f"{at}." if at else "") + SETTINGS not in tensors:
+            raise ValueError(f"{path} is damaged: it holds no {SETTINGS} of {at or 'the whole'}")
         check_settings(stored_settings(tensors, f"{at}." if at else "")[0], part)
         text_of_part, record = text["parts"][at], part._workbench
         for name, saved, present in (
@@ -351,6 +294,13 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
         dict(_plain(name, value, axes) for name, value in state.items() if f"{MARK}workbench" not in name)
         for state in (tensors, wrapped.state_dict())
     )
+    kinds = {name: value for name, value in wrapped.state_dict().items() if name in tensors}
+    unlike = [name for name, value in kinds.items() if _number_kind(value) != _number_kind(tensors[name])]
+    if unlike:
+        name = unlike[0]
+        raise ValueError(
+            f"{path} holds {name} in {tensors[name].dtype}, which this {type(wrapped).__name__} has in {kinds[name].dtype}"
+        )
     wrong = [
         f"{name} {tuple(stored[name])} there, {tuple(present[name])} here"
         if name in stored and name in present
@@ -364,6 +314,10 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
             f"{path} was saved from {text['model']} and does not fit this {type(wrapped).__name__}: {'; '.join(wrong[:4])}{more}. Build the "
             "model as it was when it was saved"
         )
+
+
+def _number_kind(tensor: Tensor) -> tuple[bool, ...]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool
 
 
 def _plain(name: str, value: Tensor, axes: set[str]) -> tuple[str, torch.Size]:

@@ -83,7 +83,10 @@ class Setting:
     def _number(self, value: Any) -> Any:
         """A number within the bounds; None for anything else."""
         kind: Any = int if self.number is int else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        try:
+            if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+                return None
+        except OverflowError:  # a whole number that no float is large enough for
             return None
         inside = (
             (self.least is None or value >= self.least)

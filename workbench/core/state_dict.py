@@ -107,8 +107,17 @@ def saving_both(save: Callable[..., Any]) -> Callable[..., Any]:
 def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a state by method, empty if it has none; and what methods have noted, by "name@method"."""
     stored = state.get(prefix + SETTINGS)
-    text = {} if stored is None else json.loads(bytes(stored.cpu().tolist()).decode())
-    notes = {key: text.pop(key) for key in list(text) if MARK in key}
+    if stored is None:
+        return {}, {}
+    try:
+        text = json.loads(bytes(stored.cpu().tolist()).decode())
+        notes = {key: text.pop(key) for key in list(text) if MARK in key}
+        if not all(isinstance(settings, dict) for settings in text.values()):
+            raise ValueError(f"they are {text!r:.80}")
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{prefix}{SETTINGS} in the state holds no settings of wrappers ({error}): the state is damaged or was changed; take another copy"
+        ) from error
     return text, notes
 
 
@@ -179,6 +188,9 @@ class Loading:
         """
         self._unprefix()
         saved, notes = stored_settings(self.state, self.prefix)
+        for key in self._own(self.state):
+            if MARK in key and not isinstance(self.state[key], Tensor):
+                raise ValueError(f"{key} in the state is a {type(self.state[key]).__name__}, and should be a tensor")
         check_settings(saved, self.wrapped, self.strict)
         self.state.pop(self.prefix + SETTINGS, None)
         marked = any(MARK in key and EXTRAS not in key for key in self._own(self.state))

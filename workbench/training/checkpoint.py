@@ -6,7 +6,9 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sized
+import zipfile
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,10 +43,15 @@ class Checkpoint:
             return None
         remedy = "give another path, or delete it to start afresh"
         try:
+            with zipfile.ZipFile(self.path) as archive:  # torch does not look at the checksums that it writes
+                if (damaged := archive.testzip()) is not None:
+                    raise ValueError(f"the checksum of {damaged} is another")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-            stored = state["settings"]
+            stored = dict(state["settings"])
         except Exception as error:
-            raise ValueError(f"checkpoint: {self.path} is no checkpoint of a training ({error}); {remedy}") from error
+            raise ValueError(
+                f"checkpoint: {self.path} is no checkpoint of a training, or a damaged one ({error}); {remedy}"
+            ) from error
         differing = [
             f"{name}: there {stored.get(name)}, here {self.settings.get(name)}"
             for name in sorted(stored.keys() | self.settings.keys())
@@ -53,6 +60,18 @@ class Checkpoint:
         if differing:
             raise ValueError(f"checkpoint: {self.path} is of another training ({'; '.join(differing)}); {remedy}")
         return state
+
+    @contextmanager
+    def resuming(self) -> Iterator[None]:
+        """Around what takes up the stored state.
+
+        Raises:
+            ValueError: it does not fit, or a part of it is missing.
+        """
+        try:
+            yield
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"checkpoint: {self.path} is of another model, or damaged; {error}") from error
 
     def write(self, state: Mapping[str, Any], force: bool = False) -> None:
         """Store the state, unless the last time was a moment ago and `force` is False."""

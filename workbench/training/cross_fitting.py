@@ -111,7 +111,7 @@ class CrossFit:
                 self._epochs()
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state(), force=True)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 self.interrupted = True
             except Stopped:
                 self.stopped = True
@@ -371,20 +371,22 @@ class CrossFit:
 
     def _resume(self) -> None:
         state = None if self.checkpoint is None else self.checkpoint.read()
-        if state is None:
+        if self.checkpoint is None or state is None:
             return
         place = self.rows.device
-        self.wrapped.load_state_dict(state["model"])
-        self.wrapped.to(place)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for name, generator in self._generators().items():
-            generator.set_state(state["generators"][name])
-        self.records, (self.snapshots, self.answers) = (
-            list(state["records"]),
-            tree_map(
-                lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf, (state["snapshots"], state["said"])
-            ),
-        )
+        with self.checkpoint.resuming():
+            self.wrapped.load_state_dict(state["model"])
+            self.wrapped.to(place)
+            self.optimizer.load_state_dict(state["optimizer"])
+            for name, generator in self._generators().items():
+                generator.set_state(state["generators"][name])
+            self.records, (self.snapshots, self.answers) = (
+                list(state["records"]),
+                tree_map(
+                    lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf,
+                    (state["snapshots"], state["said"]),
+                ),
+            )
 
 
 __all__ = ["CrossFit"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import time
 import warnings
 from collections.abc import Callable
@@ -251,15 +252,19 @@ class Loop:
         state = None if self.checkpoint is None else self.checkpoint.read()
         if self.checkpoint is None or state is None:
             return
-        try:
+        with self.checkpoint.resuming():
+            if not isinstance(state["best"], dict) or not isinstance(state["steps"], int):
+                raise TypeError("the best weights are no state, or the steps no number")
             self.wrapped.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise ValueError(f"checkpoint: {self.checkpoint.path} is of another model; {error}") from error
-        self.wrapped.to(self.train.device)  # the file's standardisation has taken the place of ours, on the CPU
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        for name, generator in self._generators().items():
-            generator.set_state(state["generators"][name])
-        self.records, self.steps = list(state["records"]), state["steps"]
-        self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]
+            self.wrapped.to(self.train.device)  # the file's standardisation has taken the place of ours, on the CPU
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+            for name, generator in self._generators().items():
+                generator.set_state(state["generators"][name])
+            self.records = [
+                (operator.index(epoch), float(loss), float(validation), float(lr), float(seconds))
+                for epoch, loss, validation, lr, seconds in state["records"]
+            ]
+            self.steps = state["steps"]
+            self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]

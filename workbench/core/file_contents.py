@@ -1,0 +1,254 @@
+"""Contents of the files of wrapped models: what is written, and what is read, checked before anything is built from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..atomic import replacing
+from .method import Call
+from .outputs import from_json
+from .ownership import MARK
+from .registry import wrapper_class, wrapper_names
+from .settings import settings_of
+from .wrapper import Wrapper, compose
+
+KEY = "workbench"  # in the file's metadata
+CHECKSUM = f"{KEY}_checksum"  # beside it: that of the text under KEY
+VERSION = 2  # since 2 there are checksums
+OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
+LARGEST = 2**16  # of a whole number among the settings that is no size of a tensor in the file
+
+
+# ---- writing
+def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a file whole or not at all."""
+    from safetensors.torch import save_file
+
+    checksums = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    content = json.dumps({"version": VERSION, **text, "checksums": checksums})
+    with replacing(path) as unfinished:
+        save_file(tensors, unfinished, metadata={"format": "pt", KEY: content, CHECKSUM: _digest(content)})
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _checksum(tensor: Tensor) -> str:
+    """sha256 of type, shape and values."""
+    total = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
+    total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+# ---- reading
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says and the tensors that it holds.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not one of `write`, of a newer version, or damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
+    metadata, tensors = _open(path)
+    if KEY not in metadata:
+        raise ValueError(
+            f"{path} names no wrappers: it holds the weights of a plain model ({len(tensors)} tensors: {', '.join(list(tensors)[:3])}, ...). "
+            "Wrap the model, and wrapped.load_state_dict(safetensors.torch.load_file(path))"
+        )
+    changed = CHECKSUM in metadata and metadata[CHECKSUM] != _digest(metadata[KEY])
+    try:
+        text = json.loads(metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"its settings are no JSON text ({error})")
+    version = text.get("version") if isinstance(text, dict) else None
+    if type(version) is int and version > VERSION:
+        raise ValueError(
+            f"{path} was written by a newer workbench (format {version}, this one reads up to {VERSION}): update workbench"
+            + ("; or the file is damaged, since the checksum of its settings is another" if changed else "")
+        )
+    if changed:
+        _refuse(path, "the checksum of its settings is another")
+    if type(version) is not int or version < 1:
+        _refuse(path, f"it names version={version!r}")
+    if version > 1:
+        _verify(path, CHECKSUM in metadata, text.get("checksums"), tensors)
+    _check_text(path, text, tensors)
+    for name in text["complex"]:
+        tensors[name] = torch.view_as_complex(tensors[name].clone())  # the file aligns to 8 bytes, not 16
+    return text, tensors
+
+
+def _refuse(path: Path, what: str) -> NoReturn:
+    raise ValueError(f"{path} is damaged: {what}. Take another copy of the file, or save the model again")
+
+
+def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        if error.errno is not None:  # no permission, a disk that fails
+            raise
+        raise ValueError(f"{path} is no safetensors file ({error}). Give a file that workbench.save wrote") from error
+    except (SafetensorError, RuntimeError, TypeError, ValueError, LookupError) as error:
+        with path.open("rb") as raw:
+            pickled = raw.read(4)[:2] in (b"PK", b"\x80\x02")
+        raise ValueError(
+            f"{path} is no safetensors file, or a damaged one ({error}). "
+            + (
+                "It looks like one of torch.save: wrap the model, and wrapped.load_state_dict(torch.load(path, weights_only=True))"
+                if pickled
+                else "Give a file that workbench.save wrote"
+            )
+        ) from error
+
+
+def _verify(path: Path, signed: bool, checksums: Any, tensors: dict[str, Tensor]) -> None:
+    """Compare every tensor with its checksum."""
+    if not signed or not isinstance(checksums, dict):
+        _refuse(path, "its checksums are missing")
+    for name in (*checksums, *tensors):
+        if name not in checksums or name not in tensors:
+            _refuse(path, f"the tensor {name!r} is {'missing' if name in checksums else 'none that was saved'}")
+        if _checksum(tensors[name]) != checksums[name]:
+            shape = tuple(tensors[name].shape)
+            _refuse(path, f"the checksum of the tensor {name!r} ({tensors[name].dtype}, {shape}) is another")
+
+
+def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
+    """Refuse a text of another structure than `save` writes, and options that no wrapper has."""
+
+    def require(right: bool, name: str, value: Any) -> None:
+        if not right:
+            _refuse(path, f"{name} in its settings is {value!r:.80}")
+
+    split: Any = text.get("complex")
+    parts: Any = text.get("parts")
+    require(isinstance(text.get("model"), str), "model", text.get("model"))
+    require(isinstance(split, list) and all(isinstance(name, str) for name in split), "complex", split)
+    for name in split:
+        pairs = name in tensors and tensors[name].shape[-1:] == (2,) and tensors[name].is_floating_point()
+        require(pairs, "complex", name)
+    require(
+        isinstance(parts, dict) and parts != {} and all(isinstance(part, dict) for part in parts.values()),
+        "parts",
+        parts,
+    )
+    options = {described.name: described for described in settings_of(Wrapper)}
+    for part in parts.values():
+        methods, rows = part.get("methods"), part.get("rows")
+        require(isinstance(methods, dict), "methods", methods)
+        for name, method in methods.items():
+            known = isinstance(method, dict) and (
+                isinstance(method.get("foreign"), str) or isinstance(method.get("arguments"), dict)
+            )
+            require(known, name, method)
+        require(isinstance(part.get("method"), str), "method", part.get("method"))
+        require(rows is None or (type(rows) is int and rows >= 0), "rows", rows)
+        order = part.get("order", [[], []])
+        lists = isinstance(order, list) and len(order) == 2 and all(isinstance(items, list) for items in order)
+        paths = [*order[1], *(path for outputs in order[0] for path in outputs)] if lists else [None]
+        require(all(isinstance(name, str) for name in paths), "order", order)
+        for name in OPTIONS:
+            try:
+                options[name].check(from_json(part.get(name)) if name == "output" else part.get(name))
+            except (AttributeError, TypeError, ValueError) as error:
+                _refuse(path, f"{name}: {error}")
+
+
+# ---- the wrappers that are named
+def unknown_methods(part: dict[str, Any]) -> list[str]:
+    """What a part was wrapped with that is none of ours and not registered, and that code is never imported for."""
+    return [
+        method.get("foreign", name)
+        for name, method in part["methods"].items()
+        if "foreign" in method or name not in wrapper_names()
+    ]
+
+
+def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, Tensor]) -> Wrapper:
+    """The wrappers that a file names for a part of a model.
+
+    Raises:
+        ValueError: if one of them is not known, or its settings are none that it can have, or not those of the tensors in the file.
+    """
+    if foreign := unknown_methods(part):
+        raise ValueError(
+            f"{path} was saved with {', '.join(foreign)}, which is not one of workbench's own, and code is never imported from a file: give "
+            "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
+        )
+    sizes = {size for tensor in tensors.values() for size in tensor.shape}
+    wrappers = []
+    for name, method in part["methods"].items():
+        try:
+            wrapper = _built(wrapper_class(name), method.get("arguments", {}), sizes)
+            for made in wrapper.make():
+                _check_members(made, f"{at}." if at else "", tensors)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} has settings of {name} that this workbench does not take ({error}): the file is damaged, changed by hand, or written "
+                "by another version"
+            ) from error
+        wrappers.append(wrapper)
+    options = {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
+    return compose(*wrappers).with_options(**options)
+
+
+def _built(wrapper: type[Wrapper], arguments: dict[str, Any], sizes: set[int]) -> Wrapper:
+    described = {setting.name: setting for setting in settings_of(wrapper)}
+    values = dict(arguments)
+    for name, value in arguments.items():
+        if name not in described:
+            raise ValueError(f"there is no setting {name!r}")
+        if isinstance(value, dict):
+            cls = next((cls for cls in described[name].classes if cls.__name__ == value.get("class")), None)
+            if cls is None:
+                raise ValueError(f"{name} cannot be {value.get('class')!r}")
+            for option, number in value.items():
+                if type(number) is int and number > LARGEST and number not in sizes:
+                    raise ValueError(f"{name}: {option}={number}, which is no size of a tensor in the file")
+            options = {
+                option: nn.Parameter(torch.tensor(number["learned"])) if isinstance(number, dict) else number
+                for option, number in value.items()
+                if option != "class" and number is not None
+            }
+            values[name] = cls(**options)
+    return wrapper(**values)
+
+
+def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None:
+    """Compare the number of members that the settings name with the tensors of the file, before any is made.
+
+    Raises:
+        ValueError: if it is another.
+    """
+    axis = method.axis(Call(training=False, return_risk=True))
+    if not method.members or axis is None:
+        return
+    marks = {method.name, *method.member_marks}
+    sizes = {
+        tensor.shape[0] if tensor.dim() else 0
+        for name, tensor in tensors.items()
+        if name.startswith(prefix) and name.rpartition(MARK)[2] in marks
+    }
+    if sizes != {axis.size}:
+        raise ValueError(
+            f"they name {axis.size} members, and the tensors are those of {' or '.join(map(str, sorted(sizes))) or 'none'}"
+        )
+    for setting in settings_of(type(method.wrapper)):
+        value = getattr(method.wrapper, setting.name)
+        if type(value) is int and value > LARGEST and all(value not in tensor.shape for tensor in tensors.values()):
+            raise ValueError(f"{setting.name}={value}, which is no size of a tensor in the file")
+
+
+__all__ = ["KEY", "OPTIONS", "VERSION", "named_wrapper", "read", "unknown_methods", "write"]
