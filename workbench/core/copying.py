@@ -59,8 +59,8 @@ class Persistent(nn.Module):
         savepoint = Savepoint(self)
         try:
             return load_state(self, state_dict, *args, **kwargs)
-        except BaseException:
-            savepoint.restore()
+        except BaseException as error:
+            savepoint.restore(error)
             raise
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

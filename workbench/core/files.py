@@ -205,7 +205,7 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
     try:
         return _loaded(model, wrapper, text, tensors, path)
     except BaseException as error:
-        savepoint.restore()
+        savepoint.restore(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or not isinstance(error, Exception):
             raise
         if isinstance(error, ValueError) and str(path) in str(error):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
+from ..engine.surroundings import Reverted
 from .outputs import Classes, Meaning
 from .settings import settings_of
 
@@ -202,16 +202,18 @@ def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return own, beside[0] if len(beside) == 1 else torch.stack(beside)
 
 
-@contextmanager
-def evaluating(model: Any, whole: bool = False) -> Iterator[None]:
+class evaluating(Reverted):  # called as a function is
     """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own, unless the whole is meant."""
-    modules = [module for path, module in model.named_modules() if module.training and (whole or "@" not in path)]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
+
+    def __init__(self, model: Any, whole: bool = False) -> None:
+        self._modules = [m for path, m in model.named_modules() if m.training and (whole or "@" not in path)]
+
+    def begin(self) -> None:
+        for module in self._modules:
+            module.training = False
+
+    def revert(self) -> None:
+        for module in self._modules:
             module.training = True
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import is_scripted
+from ..engine.surroundings import Surroundings
+from .ownership import EXTRAS
 
 
 class Savepoint:
@@ -17,24 +19,25 @@ class Savepoint:
 
     Args:
         root: the module, wrapped or with wrapped parts or neither.
-        values: whether the values of parameters may change; without, only those of buffers are kept.
+        values: whether the values of the model's parameters may change; without, only those of buffers and of what belongs to no layer are kept.
 
     Example:
         >>> model = nn.Linear(1, 1)
         >>> savepoint = Savepoint(model)
         >>> weight = model.weight.item()
         >>> _ = nn.init.zeros_(model.weight)
-        >>> savepoint.restore()
+        >>> savepoint.restore(KeyboardInterrupt())
         >>> model.weight.item() == weight
         True
     """
 
     def __init__(self, root: nn.Module, values: bool = True) -> None:
+        self._surroundings = Surroundings()
         self._contents: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._flags: list[tuple[Tensor, Tensor, bool]] = []
         self._values: list[tuple[Tensor, Tensor]] = []
-        tensors: dict[int, Tensor] = {}
-        for module in root.modules():
+        tensors: dict[int, tuple[Tensor, bool]] = {}
+        for path, module in root.named_modules():
             if is_scripted(module):
                 continue
             for held in (module.__dict__, module._parameters, module._buffers, module._modules):
@@ -45,15 +48,20 @@ class Savepoint:
                     self._contents.append((held, dict(held)))
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    tensors[id(tensor)] = tensor
-        for tensor in tensors.values():
+                    tensors[id(tensor)] = tensor, values or EXTRAS in path or not isinstance(tensor, nn.Parameter)
+        for tensor, changes in tensors.values():
             memory = tensor.data
             self._flags.append((tensor, memory, tensor.requires_grad))
-            if not memory.is_meta and (values or not isinstance(tensor, nn.Parameter)):
+            if changes and not memory.is_meta:
                 self._values.append((memory, memory.cpu() if memory.is_cuda else memory.clone()))
 
-    def restore(self) -> None:
-        """Go back; doing so twice is the same as once."""
+    def restore(self, error: BaseException) -> None:
+        """Go back; doing so twice is the same as once.
+
+        Args:
+            error: what ended the change.
+        """
+        self._surroundings.restore(error)
         with torch.no_grad():
             for held, contents in self._contents:
                 held.clear()

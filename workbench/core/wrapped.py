@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
+from ..engine.surroundings import Surroundings, guarded
 from . import predict as calling
 from .copying import Persistent
 from .inputs import opened, positional_names
@@ -24,6 +25,7 @@ from .method import Call
 from .ownership import MARK, Record, engine_of, extra, extras, table_of
 from .parameters import ParameterIterator, split_for_decay
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
+from .savepoint import Savepoint
 from .standardize import Scaling
 from .state_dict import extract, saving_both
 from .surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
@@ -78,7 +80,7 @@ class Wrapped(Persistent):
             >>> bool((lower < upper).all())
             True
         """
-        return calling.quantiles(self, *entered(self, args, kwargs))
+        return guarded(calling.quantiles, self, *entered(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
         """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
@@ -100,7 +102,7 @@ class Wrapped(Persistent):
             >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
-        return predictive(self, *entered(self, args, kwargs))
+        return guarded(predictive, self, *entered(self, args, kwargs))
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
@@ -114,7 +116,7 @@ class Wrapped(Persistent):
         Returns:
             A scalar. With a scaling set it is computed in standardised units.
         """
-        return calling.loss(self, criterion, *entered(self, *opened(self, x)), y)
+        return guarded(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
@@ -129,7 +131,12 @@ class Wrapped(Persistent):
         Raises:
             ValueError: if no method learns anything in closed form; `workbench.fit` trains.
         """
-        calling.fit(self, inputs)
+        savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
+        try:
+            calling.fit(self, inputs)
+        except BaseException as error:
+            savepoint.restore(error)
+            raise
         return self
 
     @property
@@ -380,7 +387,14 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         wrapped.__dict__["_engine"].asked[current_thread()] = risk
-    return calling.predict(wrapped, args, kwargs, risk, tile)
+    if torch.compiler.is_compiling():
+        return calling.predict(wrapped, args, kwargs, risk, tile)
+    surroundings = Surroundings()
+    try:  # `guarded` would be one more frame between warnings and the line that they name
+        return calling.predict(wrapped, args, kwargs, risk, tile)
+    except BaseException as error:
+        surroundings.restore(error)
+        raise
 
 
 def copied(model: nn.Module) -> nn.Module:

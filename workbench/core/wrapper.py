@@ -19,6 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 from ..engine.clone import eager, is_scripted
 from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
+from ..engine.surroundings import Surroundings
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
 from .decorated import decorated
@@ -177,9 +178,14 @@ class Wrapper(Settings):
         if self._has_inputs() and any(map(is_lazy, (*target.parameters(), *target.buffers()))):
             target = self._with_shapes(target, method, at)
         self._check(_part(target, at), method)
-        execution = self._watched(target, method, at)
-        whole: Any = copied(target)
-        part: Any = self._put(_part(whole, at), method, execution)
+        surroundings = Surroundings()
+        try:
+            execution = self._watched(target, method, at)
+            whole: Any = copied(target)
+            part: Any = self._put(_part(whole, at), method, execution)
+        except BaseException as error:
+            surroundings.restore(error)
+            raise
         if self._has_inputs():
             self._call_example(copied(whole), method, at)
         if self.verbose:

@@ -66,6 +66,7 @@ class Clones:
         self._kept: Values = {}  # marks of the impure attributes as the last call left them in the wrapped object
         self._last: Clone | None = None
         self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
+        self.kept = False  # whether what the present call has changed is kept already
         self._tree: Tree = {}
         self._facts: tuple = ()
         self._shape: tuple = ()
@@ -169,9 +170,20 @@ class Clones:
         self._current = set(self._memory)
         self._clones.clear()
 
+    def reset(self) -> None:
+        """`forget`, after a call that ended before its time, and look at the wrapped object anew."""
+        if self.kept:
+            self._memory = self.remembered()
+            self._current = set(self._memory)
+            self._clones.clear()
+        else:
+            self.forget()
+        self._last, self._modules, self._facts = None, None, ()
+        self.dense_slots.running = False
+
     def save(self) -> None:
         """Remember how everything is, for `forget`."""
-        self._saved = self.remembered(), self.impure, set(self.watched)
+        self._saved, self.kept = (self.remembered(), self.impure, set(self.watched)), False
 
     def refresh(self) -> None:
         """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call, or have
@@ -182,6 +194,7 @@ class Clones:
             return
         if same and self._tree and structure(self._tree, self.impure) == self._facts:
             return
+        self._modules, self._facts = None, ()  # an interrupt from here on makes the next call look again
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
         self.modes = [module.training for module in self._tree.values()]
         if not same or structure(self._tree, self.impure, modes=False) != self._shape:
@@ -194,10 +207,9 @@ class Clones:
 
     def _note(self) -> None:
         """Remember what the wrapped object looks like."""
-        self._facts = structure(self._tree, self.impure)
-        self._shape = structure(self._tree, self.impure, modes=False)
-        self._modules = ModuleContents(self._tree, self.impure)
-        self._objects = Contents(self._tree, self.impure)
+        facts, shape = structure(self._tree, self.impure), structure(self._tree, self.impure, modes=False)
+        contents = ModuleContents(self._tree, self.impure), Contents(self._tree, self.impure)
+        self._facts, self._shape, (self._modules, self._objects) = facts, shape, contents
 
     # ---- attributes
     @contextmanager
@@ -261,10 +273,18 @@ class Clones:
             return
         keys = [branch_key(plan, index) for index in plan.indices]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
-        transfer(self.impure, source.tree, self._tree)
-        self._kept = fingerprint(self._tree, self.impure)
-        self._memory, self._current = {}, set(keys[: 1 if at_once else None])
-        self._note()
+        new = carried(taken(self.impure, source.tree), source.tree, self._tree)
+        before, kept = taken(self.impure, self._tree), self._kept
+        try:
+            put(new, self._tree)
+            self._kept = fingerprint(self._tree, self.impure)
+            self._memory, self._current = {}, set(keys[: 1 if at_once else None])
+            self._note()
+            self.kept = True
+        except BaseException:
+            put(before, self._tree)
+            self._kept = kept
+            raise
 
 
 def _count_weights(tree: Tree) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from .rank_one import LAYERS, SMALL
 from .request import Request
 from .results import Result
 from .rung import Rung, SpoiledInputsError, attempt, seconds
+from .surroundings import interruption
 from .tree import tensors
 
 log = logging.getLogger("workbench")
@@ -107,6 +109,7 @@ class Ladder:
         decision = known or self._decide(request, kind)
         first = known is None
         refusal: Exception
+        handled = sys.exc_info()[1]
         while decision.rung != "loop":
             try:
                 if first or decision.chunk is not None:
@@ -125,6 +128,8 @@ class Ladder:
                     continue  # the error is gone, and with it the tensors of the pass that failed
                 refusal, where = error, _where(error)
             except Exception as error:
+                if (interrupt := interruption(error, handled)) is not None:  # the error is only what came of it
+                    raise interrupt from None
                 refusal, where = error, _where(error)
             if not decision.below:
                 self.decisions.pop(kind, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
 from .dependence import Followed, reached
 from .effects.branch_values import duplicate
-from .effects.buffers import BufferMerger
+from .effects.buffers import BufferMerger, commit
 from .effects.inputs import InputEffects, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
@@ -26,6 +27,7 @@ from .rank_one import FactoredWeightUsed
 from .request import Request
 from .results import Result, StackedResults
 from .state import BranchedState, unseal
+from .surroundings import interruption
 from .tree import flatten, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
@@ -80,7 +82,7 @@ class Engine:
             if results:
                 branched = combine(plan, results)
                 if plan.keep_state:
-                    _keep_buffers(plan, results)
+                    commit(*_merged_buffers(plan, results))
                 return branched, results
         from .executors import graph_break
 
@@ -96,18 +98,28 @@ class Engine:
                 refuse_iterators(leaves)
             request.states(leaves)  # refuses those of other branches
             clones.save()
-            new = self.root.training not in clones.watched and not values_unavailable()
-            before = clones.sources(leaves).all() if new else None
-            results, branched = self._execute(request, leaves, strategy, before)
-            if before is not None:
-                self._note_first(request, results[0], before, clones.sources(leaves).all())
-            self.traced.note(request)
-            if plan.keep_state:
-                self._keep(plan, results, branched)
-            elif clones.impure:
-                clones.forget()
-            if not self._checked and (torch.is_grad_enabled() or not self._followed):
-                self._check_reach(request, results)
+            try:
+                return self._complete(request, leaves, strategy)
+            except BaseException:
+                clones.reset()
+                raise
+
+    def _complete(self, request: Request, leaves: list[Any], strategy: str) -> tuple[Branched, Sequence[Result]]:
+        """The call itself, which may end before its time."""
+        plan, clones = request.plan, self.clones
+        new = self.root.training not in clones.watched and not values_unavailable()
+        before = clones.sources(leaves).all() if new else None
+        results, branched = self._execute(request, leaves, strategy, before)
+        if before is not None:
+            self._note_first(request, results[0], before, clones.sources(leaves).all())
+        self.traced.note(request)
+        if plan.keep_state:
+            self._keep(plan, results, branched)
+        elif clones.impure:
+            clones.forget()
+        if not self._checked and (torch.is_grad_enabled() or not self._followed):
+            clones.save()
+            self._check_reach(request, results)
         return branched, results
 
     def _execute(
@@ -124,7 +136,7 @@ class Engine:
         states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
         kept = [state.copy(share=True) for state in states]
         inside = [tensor for state in states for tensor in state.tensors()]
-        written, restarted = versions([*leaves, *inside]), False
+        written, restarted, handled = versions([*leaves, *inside]), False, sys.exc_info()[1]
         while True:
             known = len(dense_slots)
             try:
@@ -136,7 +148,9 @@ class Engine:
                     return results, branched
             except BaseException as error:
                 clones.forget()
-                if len(dense_slots) == known and not isinstance(error, FactoredWeightUsed):
+                if interruption(error, handled) or (
+                    len(dense_slots) == known and not isinstance(error, FactoredWeightUsed)
+                ):
                     raise
             if versions([*leaves, *inside]) != written:
                 raise RuntimeError(
@@ -161,9 +175,16 @@ class Engine:
         self.traced.note_first(request, request.clone(request.plan.indices[0]), were_drawn([*before], [*after]))
 
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
-        _keep_buffers(plan, results)
         at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
-        self.clones.keep(plan, at_once)
+        targets, values = _merged_buffers(plan, results)
+        written = versions(targets)
+        try:
+            commit(targets, values)
+            self.clones.keep(plan, at_once)
+        except BaseException:
+            if versions(targets) != written and not self.clones.kept:  # one without the other would be half a call
+                self.clones.keep(plan, at_once)
+            raise
         if not at_once and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)  # states are sealed
             self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
@@ -261,15 +282,16 @@ class Engine:
                 self.clones.forget()
 
 
-def _keep_buffers(plan: Plan, results: Sequence[Result]) -> None:
+def _merged_buffers(plan: Plan, results: Sequence[Result]) -> tuple[list[Tensor], list[Tensor]]:
+    """The buffers that the branches have written into, and what they become."""
     if not (results.buffers if isinstance(results, StackedResults) else any(result.buffers for result in results)):
-        return
+        return [], []
     merger = BufferMerger()
     for index, result in zip(plan.indices, results, strict=True):
         for slot, value in result.buffers.items():
             name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
             merger.add(name, row, value.detach())
-    merger.merge(plan.bank)
+    return merger.merge(plan.bank)
 
 
 __all__ = [

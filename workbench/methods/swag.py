@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from ..core.ownership import engine_of, extra, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan
+from ..engine.surroundings import Reverted
 from ..engine.tree import tree_map
 from ..errors import WorkbenchWarning
 from .weight_sets import Kept, Swap, method_of
@@ -184,7 +184,7 @@ class Swag(Kept):
         saved = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
         sums = [{name: torch.zeros_like(saved[name]) for name in momenta} for _ in range(1 + self.size)]
         rows = 0
-        with evaluating(wrapped), _training(norms):
+        with evaluating(wrapped), _Training(norms):
             for batch, count in _batches(inputs, wrapped):
                 rows += count
                 for place, total in enumerate(sums, -1):
@@ -263,14 +263,18 @@ def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
         yield batch, next((len(t) for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor) and t.dim()), 1)
 
 
-@contextmanager
-def _training(modules: list[Any]) -> Iterator[None]:
-    for module in modules:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module in modules:
+class _Training(Reverted):
+    """Modules in training mode, which were not."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self._modules = modules
+
+    def begin(self) -> None:
+        for module in self._modules:
+            module.training = True
+
+    def revert(self) -> None:
+        for module in self._modules:
             module.training = False
 
 

@@ -22,6 +22,7 @@ from workbench.core.rows import TensorRows
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
+from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
 from workbench.methods.vote import NAME as VOTERS
@@ -106,12 +107,14 @@ class CrossFit:
         """Train all voters; afterwards there are snapshots and predictions of the rows that voters have not seen."""
         before = copy.deepcopy(self.wrapped.state_dict())
         with own_random(self.seed, self.rows.device):
+            surroundings = Surroundings()
             try:
                 self._resume()
                 self._epochs()
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state(), force=True)
             except KeyboardInterrupt as error:
+                surroundings.restore(error)
                 self.interrupted = True
             except Stopped:
                 self.stopped = True

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from workbench.core.crossfit import seat
 from workbench.core.predict import pair_of
 from workbench.core.rows import Batch, Source, TensorRows, place
+from workbench.core.savepoint import Savepoint
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
@@ -157,31 +158,37 @@ def fit(
     size = batch_size or default_batch_size(train)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
-    wrapped.to(target, dtype)
-    criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
-    settings = {
-        "wrapped": wrapped._get_name(),
-        "epochs": str(epochs),
-        "batch size": str(size),
-        "patience": str(patience),
-        "standardize": str(standardize),
-        "seed": str(seed),
-        "device": target.type,
-        "dtype": str(dtype),
-        **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
-        "criterion": "likelihood" if criterion is None else describe(criterion),
-    }
-    if cut is None:
-        steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
-        settings["optimizer"] = _describe_optimizer(steps_with, scheduler is not None)
-    else:
-        settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
-        settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
-    if strategy is not None:
-        agree(train, valid, settings, callback is not None)
+    savepoint = Savepoint(wrapped)
+    try:
+        wrapped.to(target, dtype)
+        criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
+        settings = {
+            "wrapped": wrapped._get_name(),
+            "epochs": str(epochs),
+            "batch size": str(size),
+            "patience": str(patience),
+            "standardize": str(standardize),
+            "seed": str(seed),
+            "device": target.type,
+            "dtype": str(dtype),
+            **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
+            "criterion": "likelihood" if criterion is None else describe(criterion),
+        }
+        if cut is None:
+            steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
+            settings["optimizer"] = _describe_optimizer(steps_with, scheduler is not None)
+        else:
+            settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
+            settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
+        if strategy is not None:
+            agree(train, valid, settings, callback is not None)
 
-    start = copy.deepcopy(wrapped.state_dict())
-    _reset(wrapped, scaling, train, target, dtype)
+        start = copy.deepcopy(wrapped.state_dict())
+        _reset(wrapped, scaling, train, target, dtype)
+    except BaseException as error:
+        savepoint.restore(error)
+        raise
+    del savepoint  # the loop keeps states of its own
     keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
     if cut is not None and isinstance(train, TensorRows):
         fold, layout = cut

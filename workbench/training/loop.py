@@ -20,6 +20,7 @@ from workbench.core.method import Method
 from workbench.core.rows import Batch, bad_rows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import generators_of, own_random
+from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
 from workbench.training.batches import Batches, Pairs
@@ -72,23 +73,12 @@ class Loop:
 
     def run(self) -> History:
         """Train; the model ends with the best weights, in eval mode."""
-        interrupted = stopped = False
-        with own_random(self.seed, self.train.device):
-            try:
-                self._resume()
-                self._epochs()
-                if self.checkpoint is not None:
-                    self.checkpoint.write(self._state(), force=True)
-            except KeyboardInterrupt:
-                interrupted = True
-            except Stopped:
-                stopped = True
-            except BaseException:
-                self._finish()
-                raise
-            # half an epoch is better than none
-            self._finish(go_back=self.best_epoch > 0)
-            self._fit_in_closed_form()
+        surroundings = Surroundings()
+        try:
+            interrupted, stopped = self._trained()
+        except BaseException as error:
+            surroundings.restore(error)
+            raise
         if interrupted:
             best = self.best_epoch
             weights = f"the weights of epoch {best} are kept" if best else "the weights stay as they are"
@@ -98,6 +88,33 @@ class Loop:
                 stacklevel=3,
             )
         return History(self.records, self.best_epoch, interrupted or stopped)
+
+    def _trained(self) -> tuple[bool, bool]:
+        """Whether the training was interrupted, and whether the callback has stopped it."""
+        interrupted = stopped = False
+        with own_random(self.seed, self.train.device):
+            surroundings = Surroundings()
+            try:
+                self._resume()
+                self._epochs()
+                if self.checkpoint is not None:
+                    self.checkpoint.write(self._state(), force=True)
+            except KeyboardInterrupt as error:
+                surroundings.restore(error)
+                interrupted = True
+            except Stopped:
+                stopped = True
+            except BaseException:
+                self._finish()
+                raise
+            # half an epoch is better than none
+            try:
+                self._finish(go_back=self.best_epoch > 0)
+            except BaseException:
+                self._finish(go_back=self.best_epoch > 0)
+                raise
+            self._fit_in_closed_form()
+        return interrupted, stopped
 
     def _fit_in_closed_form(self) -> None:
         """Fit what methods learn from the training rows at once, and tune it on those that validate."""

@@ -6,10 +6,11 @@ import warnings
 from collections import defaultdict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import WorkbenchWarning
 from ..plan import Bank
+from .random import values_unavailable
 
 
 class BufferMerger:
@@ -25,7 +26,9 @@ class BufferMerger:
     def add(self, name: str, row: int | None, value: Tensor) -> None:
         self._new[name, row].append(value)
 
-    def merge(self, bank: Bank) -> None:
+    def merge(self, bank: Bank) -> tuple[list[Tensor], list[Tensor]]:
+        """The buffers, and what they become."""
+        targets, merged = [], []
         with torch.no_grad():
             for (name, row), values in self._new.items():
                 target = bank.get(name) if row is None else bank.get(name)[row]
@@ -35,7 +38,9 @@ class BufferMerger:
                         f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
                         "register it with its final shape before wrapping"
                     )
-                target.copy_(new)
+                targets.append(target)
+                merged.append(new)
+        return targets, merged
 
     def _merged(self, name: str, target: Tensor, values: list[Tensor]) -> Tensor:
         if len(values) == 1 or all(value is values[0] for value in values):
@@ -51,3 +56,16 @@ class BufferMerger:
                 stacklevel=2,
             )
         return values[0]
+
+
+def commit(targets: list[Tensor], values: list[Tensor]) -> None:
+    """Write all buffers at once: an interrupt comes before or after them, not in between."""
+    if not targets:
+        return
+    with torch.no_grad():
+        plain = all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta for tensor in (*targets, *values))
+        if plain and not values_unavailable():
+            torch._foreach_copy_(targets, values)
+            return
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)

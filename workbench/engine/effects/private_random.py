@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, library
 
 from ...errors import WorkbenchWarning
+from ..surroundings import Reverted
 
 KEY = "Fake"  # between autograd and the devices; reserved for a tool outside torch, so that torch has no kernel for it
 CPU = torch.device("cpu")
 
 
-@contextmanager
-def own_random(seed: int, *devices: torch.device) -> Iterator[None]:
+class own_random(Reverted):  # called as a function is
     """Random draws of this thread on the CPU and these devices start at the seed; afterwards all are as they were before.
 
     In threads other than the main one this holds for draws on all devices.
@@ -38,19 +38,28 @@ def own_random(seed: int, *devices: torch.device) -> Iterator[None]:
         seed: of each device.
         devices: beside the CPU.
     """
-    if threading.current_thread() is not threading.main_thread():
-        with _private(seed):
-            yield
-        return
-    shared = [_shared(device) for device in dict.fromkeys((CPU, *devices)) if has_generator(device)]
-    before = [generator.get_state() for generator in shared]
-    try:
+
+    def __init__(self, seed: int, *devices: torch.device) -> None:
+        self._seed, self._devices = seed, devices
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+        self._private: AbstractContextManager[None] | None = None
+
+    def begin(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._private = _private(self._seed)
+            self._private.__enter__()
+            return
+        shared = [_shared(device) for device in dict.fromkeys((CPU, *self._devices)) if has_generator(device)]
+        self._before = [(generator, generator.get_state()) for generator in shared]
         for generator in shared:  # torch.manual_seed would also seed those of other devices
-            generator.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(shared, before, strict=True):
+            generator.manual_seed(self._seed)
+
+    def revert(self) -> None:
+        for generator, state in self._before:
             generator.set_state(state)
+        if (private := self._private) is not None:
+            self._private = None
+            private.__exit__(None, None, None)
 
 
 def has_generator(device: torch.device) -> bool:

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch._functorch.vmap import (  # torch.export knows them by these names
     _add_batch_dim,
     _remove_batch_dim,
+    _vmap_decrement_nesting,
+    _vmap_increment_nesting,
     lazy_load_decompositions,
-    vmap_increment_nesting,
 )
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -300,7 +301,9 @@ def _nested(
         return run([value for value, _ in values], token)
     axis, *inner = axes
     lazy_load_decompositions()
-    with vmap_increment_nesting(axis.size, axis.randomness) as level:
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    level = _vmap_increment_nesting(axis.size, axis.randomness)
+    try:
         inside = [
             (_add_batch_dim(value, names.index(axis.name), level), tuple(name for name in names if name != axis.name))
             if axis.name in names
@@ -313,11 +316,17 @@ def _nested(
         def outside(tensor: Tensor) -> Tensor:
             return _remove_batch_dim(tensor, level, axis.size, 0)
 
-        return (
+        results = (
             [outside(tensor) for tensor in outputs],
             {slot: outside(tensor) for slot, tensor in buffers.items()},
             {name: outside(tensor) for name, tensor in taps.items()},
         )
+    except BaseException:  # as deep as before, wherever it was interrupted
+        if _functorch.get_dynamic_layer_stack_depth() > depth:
+            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
+    _vmap_decrement_nesting()
+    return results
 
 
 def _join_axes(tensor: Tensor, names: tuple[str, ...], axes: Sequence[Axis]) -> Tensor:

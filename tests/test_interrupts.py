@@ -1,0 +1,111 @@
+"""Interrupts at any moment leave all as it was; `benchmarks/interrupts.py` makes thousands of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import sample, sculpt, vote
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from interrupts import Case, Interruption, Net, X, net, soak
+
+QUICK = ("vote", "sculpt", "sample", "trunk", "neo")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # in a generator that is being thrown away
+@pytest.mark.parametrize("kind", ["line", "call"])
+def test_interrupts_leave_nothing_behind(kind: str) -> None:
+    def chosen(name: str, strategy: str, action: str, cls: type[Net]) -> bool:
+        return name in QUICK and action != "fit"
+
+    hits, wrong = soak(50, seed=0, kinds=(kind,), chosen=chosen)
+    assert not wrong
+    assert hits > 30
+
+
+def test_interrupted_fits_leave_a_model_that_can_be_used() -> None:
+    hits, wrong = soak(
+        16, seed=1, kinds=("line",), chosen=lambda name, strategy, action, cls: name == "sculpt" and action == "fit"
+    )
+    assert not wrong
+    assert hits > 3
+
+
+@pytest.mark.parametrize("make", [lambda: vote.Wrapper(2), sculpt.Wrapper, sample.Wrapper])
+def test_modes_are_noted_whole(make: type) -> None:
+    """Each line of `refresh` after a change of modes: evaluation afterwards has no dropout and no batch statistics."""
+    wrapped = make()(net()).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        before = wrapped(X)
+        for k in range(1, 240, 6):
+            wrapped.train()
+            torch.manual_seed(0)
+            buffers = {name: value.clone() for name, value in wrapped.named_buffers()}
+            interruption = Interruption("line", k)
+            with pytest.raises(KeyboardInterrupt) if k < 60 else _any(), interruption:
+                wrapped(X)
+            for name, value in wrapped.named_buffers():
+                value.copy_(buffers[name])
+            torch.manual_seed(0)
+            assert torch.equal(wrapped.eval()(X), before), interruption.where
+
+
+def _any() -> object:
+    import contextlib
+
+    return contextlib.suppress(KeyboardInterrupt)
+
+
+def test_an_error_that_comes_of_an_interrupt_is_the_interrupt() -> None:
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                raise RuntimeError("in the middle of cleaning up") from None
+
+    for strategy in ("vmap", "loop"):
+        wrapped = vote.Wrapper(3, strategy=strategy)(Raising())
+        with pytest.raises(KeyboardInterrupt):
+            wrapped(X)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:  # one that was there before is none of this call
+        with pytest.raises(ValueError, match="n_voters"):
+            vote.Wrapper(0)
+        with pytest.raises(RuntimeError, match="shapes"):
+            vote.Wrapper(3)(net())(torch.ones(2, 5))
+
+
+def test_the_attacker_finds_what_is_left_behind() -> None:
+    case = Case("vote", "loop", "eval")
+    inner = case.wrapped.__class__.forward
+
+    def careless(self: nn.Module, *args: object, **kwargs: object) -> object:
+        torch.set_default_dtype(torch.float64)
+        out = inner(self, *args, **kwargs)
+        torch.set_default_dtype(torch.float32)
+        return out
+
+    case.wrapped.__class__.forward = careless
+    try:
+        interruption = Interruption("line", 1)
+        interruption.k_odd = False
+        hit, wrong = case.attack(interruption)
+        assert hit
+        assert "torch: dtype" in wrong
+    finally:
+        case.wrapped.__class__.forward = inner
+        torch.set_default_dtype(torch.float32)
