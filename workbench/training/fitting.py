@@ -152,13 +152,17 @@ def fit(
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     present = keeps_present(wrapped, standardize)
-    first, learns, converted = _try_first_batch(wrapped, train, valid, criterion, like, seed, present)
+    savepoint = Savepoint(wrapped)
+    try:
+        first, learns, converted = _try_first_batch(wrapped, train, valid, criterion, like, seed, present)
+    except BaseException as error:
+        savepoint.restore(error)
+        raise
     scaling = choose_standardization(wrapped, train, criterion, standardize, learns, converted)
     target, dtype = resolve_device(device, like.device), dtype or like.dtype
     size = batch_size or default_batch_size(train)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
-    savepoint = Savepoint(wrapped)
     try:
         wrapped.to(target, dtype)
         criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
