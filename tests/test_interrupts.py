@@ -101,11 +101,15 @@ def test_the_attacker_finds_what_is_left_behind() -> None:
 
     case.wrapped.__class__.forward = careless
     try:
-        interruption = Interruption("line", 1)
-        interruption.k_odd = False
-        hit, wrong = case.attack(interruption)
-        assert hit
-        assert "torch: dtype" in wrong
+        seen = []
+        for k in range(1, 40):  # the first lines are those before the careless ones
+            interruption = Interruption("line", k)
+            interruption.k_odd = False
+            hit, wrong = case.attack(interruption)
+            torch.set_default_dtype(torch.float32)
+            assert hit
+            seen += wrong
+        assert "torch: dtype" in seen
     finally:
         case.wrapped.__class__.forward = inner
         torch.set_default_dtype(torch.float32)
