@@ -1,5 +1,5 @@
 """What the outputs of a model mean, for the option `output=` of every wrapper."""
 
-from .core.outputs import Binary, Logits, Mean, Meaning, Probs, State, Values
+from .core.outputs import Binary, Detections, Logits, Mean, Meaning, Probs, State, Values
 
-__all__ = ["Binary", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]
+__all__ = ["Binary", "Detections", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]

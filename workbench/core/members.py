@@ -104,6 +104,10 @@ def family(wrapped: Any) -> Distribution:
 def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """See `Wrapped.predictive`."""
     record, scaling, committee = wrapped._workbench, extra(wrapped, "scaling"), committee_of(wrapped)
+    if form_of(record.output) == "detections":
+        raise ValueError(
+            "boxes have no predictive distribution: wrapped(x, return_risk=True) gives the spread of their corners"
+        )
     if form_of(record.output) not in ("values", "several"):
         raise ValueError(
             f'output="{form_of(record.output)}" gives class probabilities, which are the predictive distribution: wrapped(x)'

@@ -271,6 +271,46 @@ class Binary(Classes):
         return f'output=Binary(logits=False), but the model gives {outside}; use output="binary"' if outside else ""
 
 
+@dataclass(frozen=True)
+class Detections(Meaning):
+    """Boxes with scores and labels, as many as the model selects: a dict, or a list of dicts, one for each image, as torchvision gives them.
+
+    The boxes of all voters or samples are matched, see `workbench.core.detections.match`. The prediction has one box for each cluster, sorted
+    by score: the mean corners of those that saw it, its label, and the mean score of all, where one that did not see it counts as 0. Risks are
+    dicts with the names of the output: of `boxes` the epistemic one is the standard deviation of each corner over those that saw it; of
+    `scores` they are the entropies of a yes or no in nats, as for `Binary`; `risk.epistemic["seen"]` is the share of the voters or samples that
+    saw the box.
+
+    Args:
+        boxes: name of the corners [k, 4], x1, y1, x2, y2; a dotted path from the dict, the attribute of a dataclass or the position in a tuple.
+        scores: name of the scores [k], probabilities.
+        labels: name of the labels [k]; None for a detector of a single class.
+        iou: boxes of one label in different branches are the same object if they overlap by so much (intersection over union), in (0, 1].
+
+    Example:
+        >>> from workbench import vote
+        >>> vote.Wrapper(3, output=Detections(iou=0.6))
+        vote.Wrapper(output=Detections(boxes='boxes', scores='scores', labels='labels', iou=0.6))
+    """
+
+    short = "detections"
+    boxes: str | int = "boxes"
+    scores: str | int = "scores"
+    labels: str | int | None = "labels"
+    iou: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("boxes", "scores", "labels"):
+            key = getattr(self, name)
+            if not ((isinstance(key, str | int) and not isinstance(key, bool)) or (name == "labels" and key is None)):
+                raise ValueError(f"Detections({name}=...) is the name or position of an output, not {key!r}")
+        keys = [str(key) for key in (self.boxes, self.scores, self.labels) if key is not None]
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"boxes, scores and labels are different outputs, not {', '.join(map(repr, keys))}")
+        if isinstance(self.iou, bool) or not isinstance(self.iou, int | float) or not 0 < self.iou <= 1:
+            raise ValueError(f"Detections(iou=...) is an overlap in (0, 1], not {self.iou!r}")
+
+
 VALUES, MEAN = Values(), Mean()
 _SHORT: dict[str, Meaning] = {m.short: m for m in (VALUES, Logits(), Probs(), Binary(), MEAN)}
 Output = Short | Meaning | Mapping[str | int, Any] | None
@@ -305,14 +345,28 @@ def meaning_of(output: Any) -> Any:
 
 
 def form_of(output: Any) -> str:
-    """What a whole output is called: "values", "logits", "probs" or "binary" if it has one meaning, else "several"."""
+    """What a whole output is called: "values", "logits", "probs", "binary" or "detections" if it has one meaning, else "several"."""
     return "several" if isinstance(output, Mapping) else "values" if output is None else meaning_of(output).short
 
 
 def has_classes(output: Any) -> bool:
-    """Whether some output holds scores of classes, so that risks are entropies there."""
+    """Whether some output holds scores of classes or boxes, so that risks are entropies there."""
     entries = output.values() if isinstance(output, Mapping) else (output,)
-    return any(isinstance(entry if entry is None else meaning_of(entry), Classes) for entry in entries)
+    return any(isinstance(entry if entry is None else meaning_of(entry), Classes | Detections) for entry in entries)
+
+
+def has_detections(output: Any) -> bool:
+    """Whether some output holds detections."""
+    entries = output.values() if isinstance(output, Mapping) else (output,)
+    return any(isinstance(entry, Detections) for entry in entries)
+
+
+def detections_at(output: Any, names: Sequence[str]) -> dict[int, Detections]:
+    """Those of the leaves with these dotted names that belong to detections, by their places."""
+    if isinstance(output, Detections):
+        return dict.fromkeys(range(len(names)), output)
+    keys = {i: _key_of(name, output) for i, name in enumerate(names)}
+    return {i: output[key] for i, key in keys.items() if key is not None and isinstance(output[key], Detections)}
 
 
 def to_json(output: Any) -> Any:
@@ -335,7 +389,8 @@ def from_json(text: Any) -> Any:
     if isinstance(text, dict):
         options = {name: value for name, value in text.items() if name != "is"}
         cls = next(
-            (cls for cls in (Logits, Probs, Binary, Values, Mean, State) if cls.__name__ == text.get("is")), None
+            (cls for cls in (Logits, Probs, Binary, Detections, Values, Mean, State) if cls.__name__ == text.get("is")),
+            None,
         )
         if cls is None:
             raise ValueError(f"output: {text!r} is no meaning of workbench.outputs")
@@ -362,6 +417,14 @@ def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], 
         meanings[i] = MEAN
     if isinstance(output, Mapping):
         _by_name(output, names(), leaves, floats, depth, meanings)
+    if has_detections(output):
+        for i, detections in detections_at(output, names()).items():
+            sized = (
+                not isinstance(leaves[i], Tensor) or leaves[i].dim() > depth
+            )  # losses are numbers without dimensions
+            meanings[i] = detections if sized else MEAN if is_float(leaves[i]) else None
+        return meanings
+    if isinstance(output, Mapping):
         return meanings
     meaning = VALUES if output is None else meaning_of(output)
     sized = [i for i in floats if leaves[i].dim() > depth] if len(floats) > 1 else floats
@@ -399,7 +462,11 @@ def _by_name(
         if key is not None:
             unused.pop(key, None)
             meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
-    missing = [key for key, entry in unused.items() if not isinstance(meaning_of(entry), Mean | State) and key != "*"]
+    missing = [
+        key
+        for key, entry in unused.items()
+        if not isinstance(meaning_of(entry), Mean | State | Detections) and key != "*"
+    ]
     # an output that is not there in this call, such as one of training only, must not be one that bears another name
     unnamed = [i for i in floats if leaves[i].dim() > depth and _key_of(names[i], output) is None]
     if missing and (unnamed or len(missing) == len(output)):
@@ -505,4 +572,4 @@ def _outside(probs: Tensor) -> str:
     return ""
 
 
-__all__ = ["Binary", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]
+__all__ = ["Binary", "Detections", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]

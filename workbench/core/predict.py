@@ -10,18 +10,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..engine.combine import Ragged
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
 from ..engine.state import BranchedState, of_one_branch, own_states, states_in
 from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
+from . import detections
 from .crossfit import Committee, committee_of
 from .dealing import NO_ROWS, deal, rows_of, tell, tell_whole
+from .detections import ragged_leaves
 from .feedback import carries_mean, mark_means, refuse_means
 from .last_layers import check_tails
 from .method import Call, apart, sqrt
-from .outputs import MEAN, Classes, Meaning, Values, at_least_float32, check_numbers, has_classes, resolve, targets_of
+from .outputs import (
+    MEAN,
+    Classes,
+    Detections,
+    Meaning,
+    Values,
+    at_least_float32,
+    check_numbers,
+    has_classes,
+    has_detections,
+    resolve,
+    targets_of,
+)
 from .ownership import engine_of, extra, table_of
 from .row_weights import weighed
 from .standardize import Scaling
@@ -47,6 +62,7 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
         chunk=record.chunk,
         purity=record.purity,
         state=record.state or (),
+        ragged=ragged_leaves(record.output),
     )
 
 
@@ -66,6 +82,12 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
     """See `Wrapped.forward`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
+    if torch.compiler.is_dynamo_compiling() and has_detections(
+        record.output
+    ):  # how many boxes there are is in no graph
+        from ..engine.executors import graph_break
+
+        return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
     raw_args = args
     if scaling is not None:
         args, kwargs = scaling.inputs(args, kwargs)
@@ -79,6 +101,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         return (scaling.prediction(y) if scaling is not None else y), risk
     rows = None
     n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
+    if has_detections(record.output):
+        n = 0  # no row of the output answers a row of the input
     if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
         states = states_in((args, kwargs))
         rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
@@ -126,7 +150,7 @@ def reduced(
     risks: dict[str, list[Any]] = {}
     for i, (leaf, meaning) in enumerate(zip(branched.leaves, meanings, strict=True)):
         measured: dict[str, Any] = {}
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or isinstance(meaning, Detections):
             leaves.append(leaf)
         elif meaning is None:
             leaves.append(_majority(record, branched.axes, leaf))
@@ -141,6 +165,8 @@ def reduced(
             leaves.append(y)
         for name, value in measured.items():
             risks.setdefault(name, [None] * len(branched.leaves))[i] = value
+    if has_detections(record.output):
+        return _with_detections(record.output, branched, leaves, risks)
     output = branched.rebuild(leaves)
     if all(meaning is None for meaning in meanings):
         kinds = ", ".join(
@@ -152,6 +178,27 @@ def reduced(
             "or decoding outside the wrapped model"
         )
     return output, {name: branched.rebuild(values) for name, values in risks.items()}
+
+
+def _with_detections(
+    option: Any, branched: Branched, leaves: list[Any], risks: dict[str, list[Any]]
+) -> tuple[Any, dict[str, Any]]:
+    """The prediction and the risks of an output in whose place boxes still stand as the branches gave them."""
+    tree_names, depth = names(branched.rebuild(leaves)), len(branched.axes)
+    shares = []
+    for image in detections.images_of(option, tree_names, branched.leaves, depth):
+        y, measured = detections.combine(image, branched.leaves, tree_names, depth)
+        for i, leaf in y.items():
+            leaves[i] = leaf
+        if (seen := measured.pop("seen", None)) is not None:
+            shares.append((image, seen))
+        for name, by_place in measured.items():
+            for i, value in by_place.items():
+                risks.setdefault(name, [None] * len(leaves))[i] = value
+    trees = {name: branched.rebuild(values) for name, values in risks.items()}
+    for image, seen in shares:
+        trees["epistemic"] = detections.with_seen(trees["epistemic"], image, seen)
+    return branched.rebuild(leaves), trees
 
 
 def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
@@ -306,11 +353,18 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwa
         raise RuntimeError(
             f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
         )
-    sizes = next(leaf.shape[: len(axes)] for leaf in leaves if isinstance(leaf, Tensor))
+    sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
     terms: list[Tensor] = []
     for k in range(int(torch.Size(models).numel())):
-        at = [leaf.reshape(-1, *leaf.shape[len(models) :])[k] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        at = [
+            leaf.items[k]
+            if isinstance(leaf, Ragged)
+            else leaf.reshape(-1, *leaf.shape[len(models) :])[k]
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        ]
         terms.append(loss_of_model(record, branched.rebuild, at, criterion, y, pair))
     total = torch.stack(terms).mean()
     for method in record.methods:

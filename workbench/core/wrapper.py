@@ -27,7 +27,7 @@ from .function import Function
 from .last_layers import watched
 from .method import Method
 from .optimizer_guard import watch
-from .outputs import Output, read
+from .outputs import Output, has_detections, read
 from .ownership import MARK, table_of
 from .settings import Settings, setting, settings_of
 from .state import state_paths
@@ -357,12 +357,15 @@ def parts_of(wrapper: Wrapper) -> tuple[Wrapper, ...]:
 def attach(wrapped: Any, wrapper: Wrapper) -> None:
     """Put the methods of a wrapper on a wrapped object, in place."""
     record, table = wrapped._workbench, table_of(wrapped)
-    if wrapper.output is not None:
-        if record.output not in (None, wrapper.output):
-            raise ValueError(
-                f"the model was wrapped with output={record.output!r}, this wrapper asks for {wrapper.output!r}"
-            )
-        record.output = wrapper.output
+    if wrapper.output is not None and record.output not in (None, wrapper.output):
+        raise ValueError(
+            f"the model was wrapped with output={record.output!r}, this wrapper asks for {wrapper.output!r}"
+        )
+    output = record.output if wrapper.output is None else wrapper.output
+    for method in (*record.methods, *wrapper.make()) if has_detections(output) else ():
+        if method.detections:
+            raise ValueError(f"{method.name} with output=Detections(...): {method.detections}")
+    record.output = output
     for name in ("state", "strategy", "purity", "chunk"):
         if getattr(wrapper, name) != COMMON[name]:
             setattr(record, name, getattr(wrapper, name))

@@ -11,8 +11,21 @@ from torch import Tensor
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
 from .plan import Plan, concatenate
 from .results import Result, StackedResults
+from .selections import REMEDY
 from .state import BranchedState, Sealed, cut, seal_opened, separate
-from .tree import flatten, paths
+from .tree import flatten, names, paths
+
+
+class Ragged:
+    """The tensors of all branches for one leaf whose rows each branch chooses by itself.
+
+    Args:
+        items: one tensor a branch, last axis fastest.
+        sizes: of the axes, outermost first.
+    """
+
+    def __init__(self, items: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        self.items, self.sizes = list(items), tuple(sizes)
 
 
 class Branched:
@@ -20,12 +33,17 @@ class Branched:
 
     Args:
         axes: names of the leading axes, outermost first.
-        leaves: the leaves of the output; tensors are [*sizes, ...].
+        leaves: the leaves of the output; tensors are [*sizes, ...], and `Ragged` where the plan says so.
         rebuild: puts as many leaves into the shape of the model's output.
     """
 
     def __init__(self, axes: tuple[str, ...], leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> None:
         self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
+
+    def sizes(self) -> tuple[int, ...]:
+        """How many branches there are along each axis."""
+        first = next(leaf for leaf in self.leaves if isinstance(leaf, Tensor | Ragged))
+        return first.sizes if isinstance(first, Ragged) else tuple(first.shape[: len(self.axes)])
 
 
 def combine(plan: Plan, results: Sequence[Result]) -> Branched:
@@ -52,12 +70,15 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
     sizes = [axis.size for axis in axes]
     own_first = [axis.name for axis in plan.axes if axis.own_first]
     models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
+    ragged = plan.ragged(names(results[0].output)) if plan.ragged is not None and sizes else ()
     columns: list[Any] = []
     for i, items in enumerate(zip(*(leaves for leaves, _ in trees), strict=True)):
         if isinstance(items[0], Sealed):
             columns.append(_state(plan, [item.value for item in items]))
         elif not isinstance(items[0], Tensor):
             columns.append(_agree([items[k] for k in models], results[0].output, i))
+        elif i in ragged and items[0].dim():
+            columns.append(Ragged(items, sizes))
         elif order is None:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
@@ -67,7 +88,7 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
 
 def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
     """The same for results that are stacked already."""
-    names = [axis.name for axis in plan.axes]
+    axes = [axis.name for axis in plan.axes]
     leaves, rebuild = list(results.leaves), results.rebuild
     if plan.state:
         numbers, rebuild = flatten(seal_opened(rebuild(list(range(len(leaves))))))
@@ -76,8 +97,8 @@ def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
             for number in numbers
         ]
     if plan.dealt:
-        position, rows = names.index(plan.dealt), concatenate(plan.rows)
-        names.remove(plan.dealt)
+        position, rows = axes.index(plan.dealt), concatenate(plan.rows)
+        axes.remove(plan.dealt)
         in_order = bool((rows[1:] > rows[:-1]).all())
         order = rows if in_order else torch.argsort(rows)
         for i, leaf in enumerate(leaves):
@@ -85,9 +106,9 @@ def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
                 continue
             if leaf.dim() <= len(plan.axes) or leaf.shape[len(plan.axes)] != len(plan.rows[0]):
                 raise NotDealableError
-            leaf = leaf.movedim(position, len(plan.axes) - 1).flatten(len(names), len(names) + 1)
-            leaves[i] = leaf if in_order else leaf.index_select(len(names), order.to(leaf.device, non_blocking=True))
-    return Branched(tuple(names), leaves, rebuild)
+            leaf = leaf.movedim(position, len(plan.axes) - 1).flatten(len(axes), len(axes) + 1)
+            leaves[i] = leaf if in_order else leaf.index_select(len(axes), order.to(leaf.device, non_blocking=True))
+    return Branched(tuple(axes), leaves, rebuild)
 
 
 def _state(plan: Plan, parts: list[Any]) -> BranchedState | None:
@@ -101,7 +122,9 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
         return items[0].reshape((*sizes, *items[0].shape)) if sizes else items[0]
     if any(item.shape != items[0].shape for item in items):
         shapes = sorted({tuple(map(int, item.shape)) for item in items})
-        raise OutputShapeError(f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape")
+        raise OutputShapeError(
+            f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape. {REMEDY}"
+        )
     return torch.stack(items).reshape((*sizes, *items[0].shape))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -256,6 +256,8 @@ class Plan:
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
     purity: str = "once"  # what is made of attributes that forward changes
     state: tuple[tuple[int | str, ...], ...] = ()  # where the output holds state, of which each branch keeps its own
+    # of the dotted names of an output's leaves, the places of those whose rows each branch chooses by itself
+    ragged: Callable[[list[str]], Collection[int]] | None = None
 
     size: int = field(init=False)  # number of branches
     indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ from .clones import Clones
 from .effects.attributes import Attribute
 from .effects.inputs import InputEffects, Key
 from .effects.random import RandomSources, RandomStreams
-from .plan import Index, Plan
+from .plan import Index, Intervention, Plan
 from .results import Result
+from .selections import RowTracker
 from .state import BranchedState
 from .tree import tensors
 
@@ -32,6 +33,8 @@ class Request:
         effects: what forward is known to do to its inputs.
         first: whether an executor meets calls of this kind for the first time, and should look closer.
         autocast: the type of device that autocast is on for, if it is.
+        trackers: collects what follows the passes, if any is to be followed.
+        track_all: whether every pass is followed, not only that of the first branch.
     """
 
     plan: Plan
@@ -41,6 +44,8 @@ class Request:
     effects: InputEffects
     first: bool = False
     autocast: str = ""
+    trackers: list[RowTracker] | None = None  # collects what follows the passes, if any is to be followed
+    track_all: bool = False  # whether every pass is followed, not only that of the first branch
 
     @property
     def training(self) -> bool:
@@ -74,7 +79,17 @@ class Request:
 
     def watching(self, clone: Clone, first: bool) -> AbstractContextManager[None]:
         """Around the pass of a branch: notes what the first one changes, and lets the others start from what that was before."""
-        return self.clones.watching(clone, self.plan, first)
+        watching = self.clones.watching(clone, self.plan, first)
+        if self.trackers is None or not (first or self.track_all):
+            return watching
+        return self._tracking(watching, self.trackers)
+
+    @contextmanager
+    def _tracking(self, watching: AbstractContextManager[None], trackers: list[RowTracker]) -> Iterator[None]:
+        exchanged = any(type(i).inputs is not Intervention.inputs for i in self.plan.interventions)
+        trackers.append(RowTracker([] if exchanged else tensors((self.args, self.kwargs))))
+        with watching, trackers[-1]:
+            yield
 
 
 Executor = Callable[[Request], Sequence[Result]]  # one result a branch, in the order of `plan.indices`

@@ -26,9 +26,10 @@ from .plan import Bank, Index, Plan
 from .rank_one import FactoredWeightUsed
 from .request import Request
 from .results import Result, StackedResults
+from .selections import RowTracker, Tracked, refuse_other_rows, selected
 from .state import BranchedState, unseal
 from .surroundings import interruption
-from .tree import flatten, tensors, versions
+from .tree import flatten, names, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
 
@@ -58,6 +59,8 @@ class Engine:
         self.effects = InputEffects()
         self.ladder = Ladder(self.clones)
         self.traced = traced.TracedExecutor(entries, forward)
+        # by mode and inputs: whether the model selects the rows of its outputs, so that every call must be followed
+        self.selects: dict[tuple[Any, ...], bool] = {}
         self._checked = False  # whether the graph has shown that outputs depend on what they should
         self._followed = False  # whether that was looked at without gradients
 
@@ -77,7 +80,7 @@ class Engine:
         request = Request(plan, args, kwargs, self.clones, self.effects)
         if not torch.compiler.is_dynamo_compiling():
             return self.eager(request, strategy)
-        if self.traced.possible(request):
+        if True not in self.selects.values() and self.traced.possible(request):
             results = list(self.traced.run(request))
             if results:
                 branched = combine(plan, results)
@@ -109,7 +112,15 @@ class Engine:
         plan, clones = request.plan, self.clones
         new = self.root.training not in clones.watched and not values_unavailable()
         before = clones.sources(leaves).all() if new else None
-        results, branched = self._execute(request, leaves, strategy, before)
+        key = (request.training, *[leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves])
+        skipped = plan.size == 1 or bool(plan.dealt) or values_unavailable()
+        selects = False if skipped else self.selects.get(key)
+        if selects is not False:
+            request = replace(request, trackers=[], track_all=bool(selects))
+        results, branched = self._execute(request, leaves, "loop" if selects else strategy, before)
+        if selects is not False:
+            self._check_rows(replace(request, trackers=None), results, request.trackers or [], key)
+            request = replace(request, trackers=None, track_all=False)
         if before is not None:
             self._note_first(request, results[0], before, clones.sources(leaves).all())
         self.traced.note(request)
@@ -166,6 +177,58 @@ class Engine:
             if restarted or len(dense_slots) == known:  # a model that goes through all its parameters
                 dense_slots.update(plan.rules)
             restarted = True
+
+    def _check_rows(
+        self, request: Request, results: Sequence[Result], trackers: list[RowTracker], key: tuple[Any, ...]
+    ) -> None:
+        """Refuse outputs whose rows the branches have selected, each its own.
+
+        Args:
+            request: the call.
+            results: of all branches.
+            trackers: what has followed their passes: that of the first, or all.
+            key: of the call in `selects`.
+        """
+        plan = request.plan
+        if self.selects.get(key):
+            passes = [(t, r.output) for t, r in zip(trackers[-plan.size :], results, strict=True)]
+            refuse_other_rows(passes, selected(passes[0], plan.ragged, names))
+            return
+        self.selects[key] = False
+        if RUNGS[
+            self.ladder.decisions[self.ladder.kind].rung
+        ].at_once:  # numbers of single branches are out of reach there
+            if not (trackers and trackers[-1].ranks):
+                return
+            one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None)
+            try:
+                first = self._run_tracked(replace(request, plan=one))
+            except Exception:  # what cannot be run for looking only is taken for what most models are
+                return
+        else:
+            first = [(trackers[-1], results[0].output)] if trackers else []
+        if first and selected(first[0], plan.ragged, names):
+            self.selects[key] = True
+            passes = self._run_tracked(request)
+            refuse_other_rows(passes, selected(first[0], plan.ragged, names))
+
+    def _run_tracked(self, request: Request) -> list[Tracked]:
+        """All branches once more on copies of the inputs, for looking only."""
+        leaves, rebuild = flatten((request.args, request.kwargs))
+        sources = request.sources()
+        before = sources.all()
+        self.clones.save()
+        trackers: list[RowTracker] = []
+        try:
+            args, kwargs = rebuild(
+                [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
+            )
+            results = loop.run(replace(request, args=args, kwargs=kwargs, trackers=trackers, track_all=True))
+            return [(tracker, result.output) for tracker, result in zip(trackers, results, strict=True)]
+        finally:
+            sources.restore(before)
+            if self.clones.impure:
+                self.clones.forget()
 
     def _note_first(self, request: Request, result: Result, before: Any, after: Any) -> None:
         """What the first call in a mode has shown, given the states of the random sources before and after."""

@@ -131,6 +131,18 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return rebuild([function(*items) for items in zip(leaves, *(flatten(other)[0] for other in others), strict=True)])
 
 
+def replace_node(tree: Any, name: str, function: Callable[[Any], Any]) -> Any:
+    """The tree with the node of a dotted name, "" for the whole, replaced by what a function makes of it."""
+    if not name:
+        return function(tree)
+    items = [(key.strip(_BRACKETS), value) for key, value in children(tree) or ()]
+    values = [
+        replace_node(value, name[len(key) + 1 :], function) if name == key or name.startswith(f"{key}.") else value
+        for key, value in items
+    ]
+    return like(tree, values)
+
+
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among the leaves."""
     values = values_of(tree)

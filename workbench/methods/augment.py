@@ -122,6 +122,7 @@ class Augment(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order = "augment", "epistemic", 22
+    detections = "boxes are not turned back with the image; use vote.Wrapper or sample.Wrapper"
 
     def settings(self) -> dict[str, Any]:
         transforms = self.wrapper.transforms

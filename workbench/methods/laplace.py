@@ -79,6 +79,10 @@ class Laplace(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
+    detections = (
+        "the posterior of a last layer is known for values and class scores, not for boxes that are chosen by their scores; use vote.Wrapper or "
+        "sample.Wrapper"
+    )
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)

@@ -90,6 +90,10 @@ class Neo(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, needs_fit, own_pass = "neo", "vacuitic", 40, True, True
+    detections = (
+        "it gives one number for each row, and boxes are no rows of the input; wrap the backbone alone, neo.Wrapper()(model, "
+        'at="backbone"), which gives one for each image'
+    )
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)

@@ -90,6 +90,11 @@ class Sculpt(Method):
         # all heads must see the same noise, or they would be heads of different trunks
         return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True) if call.return_risk else None
 
+    detections = (
+        "boxes are chosen by their scores, so those that a risk head gives are not those of the model; use vote.Wrapper or sample.Wrapper, or "
+        "wrap the network before the selection"
+    )
+
     def attach(self, table: Table) -> None:
         slots = table.tail(self.wrapper.n_layers, "n_layers", default=3)
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):

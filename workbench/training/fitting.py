@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.crossfit import seat
+from workbench.core.outputs import has_detections
 from workbench.core.predict import pair_of
 from workbench.core.rows import Batch, Source, TensorRows, place
 from workbench.core.savepoint import Savepoint
@@ -137,6 +138,11 @@ def fit(
         >>> y, risk = wrapped(x, return_risk=True)
     """
     wrapped = _checked(wrapped)
+    if has_detections(wrapped._workbench.output) and (criterion is None or folds is not None):
+        raise ValueError(
+            "wrapped: it gives detections, and a detector knows its losses itself: train it in a loop of your own, "
+            "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
+        )
     rates, decays = pair_settings(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)

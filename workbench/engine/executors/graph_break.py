@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +14,8 @@ from ..results import Result
 
 _WHY = (
     "workbench runs the branches outside torch.compile: in the first call in each mode, which it needs to know the model (call it once before "
-    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, or draws random numbers "
-    "that branches share"
+    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, gives detections, or draws "
+    "random numbers that branches share"
 )
 # torch takes reasons since 2.8
 _REASON: dict[str, Any] = {"reason": _WHY} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
@@ -23,6 +23,12 @@ _REASON: dict[str, Any] = {"reason": _WHY} if "reason" in inspect.signature(torc
 
 class _Eager(Protocol):
     def eager(self, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]: ...
+
+
+@torch.compiler.disable(**_REASON)
+def outside(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function gives outside the graph."""
+    return function(*args)
 
 
 @torch.compiler.disable(**_REASON)

@@ -1,0 +1,387 @@
+"""Outputs whose rows the model selects by its own numbers, such as boxes above a threshold: row i is not the same thing in every branch.
+
+One pass is followed call by call. Of a tensor whose entries a mask, `nonzero`, `topk`, `argsort`, ... has chosen, it keeps as many whole
+numbers: which entry of the tensor before it each one is. Calls that only move entries are repeated on these numbers, so that rows that are
+sorted and put back in order count as what they are; elementwise calls and layers carry them on; a reduction along the selected dimension, or a
+write into other tensors (`index_add`, `scatter`, `x[rows] = ...`), ends them. Masks that are computed from the inputs alone are the same in all
+branches.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import OutputShapeError
+from ..introspect.source_lines import is_user_code, line_name
+from .sites import TensorFacts, tensors_among
+from .tree import flatten, is_float, paths
+
+_READS = frozenset(["item", "tolist", "bool", "int", "float", "index", "numpy", "array", "len"])
+_RANDOM = frozenset(
+    [
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "randint",
+        "randperm",
+        "multinomial",
+        "bernoulli",
+        "normal",
+        "uniform",
+        "dropout",
+    ]
+)
+_RANKS = frozenset(["topk", "sort", "argsort", "msort"])
+_CHOICES = frozenset(
+    [
+        "nonzero",
+        "argwhere",
+        "nonzero_static",
+        "nms",
+        "batched_nms",
+        "unique",
+        "unique_consecutive",
+        "randperm",
+        "multinomial",
+    ]
+)
+_LISTS = frozenset(["tensor", "as_tensor"])
+_PICKS = frozenset(["getitem", "gather", "index_select", "take_along_dim", "masked_select", "embedding"])
+_JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "column_stack", "dstack"])
+_MOVES = frozenset([
+    "reshape", "view", "flatten", "unflatten", "ravel", "permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "unsqueeze",
+    "squeeze", "expand", "repeat", "repeat_interleave", "tile", "chunk", "split", "tensor_split", "unbind", "select", "narrow", "flip", "roll",
+    "get",
+])  # fmt: skip
+_REDUCTIONS = frozenset([
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "logsumexp", "norm", "vector_norm", "std", "var", "median", "all", "any", "nansum",
+    "nanmean", "argmax", "argmin", "count_nonzero",
+])  # fmt: skip
+_WRITES = frozenset([
+    "index_add", "index_put", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "masked_scatter", "copy",
+    "put", "zero", "fill",
+])  # fmt: skip
+_PRODUCTS = frozenset(["matmul", "mm", "bmm", "rmatmul"])
+_OTHER = -1  # the number of an entry that was not selected
+_MIX = 1_000_003
+
+
+class Rows(NamedTuple):
+    """Which entries a tensor holds.
+
+    Args:
+        numbers: of the shape of the tensor.
+        picked: a single entry was taken, so that there is no dimension of selected ones.
+        place: the line that selected.
+    """
+
+    numbers: Tensor
+    picked: bool
+    place: str
+
+
+class RowTracker(TorchFunctionMode):
+    """Follows the pass of one branch.
+
+    Args:
+        inputs: the tensors that are the same in all branches.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._same, self._rows = TensorFacts((tensor, True) for tensor in inputs), TensorFacts()
+        self._read = False  # whether numbers that differ between branches were read into Python
+        self.ranks = False  # whether the model sorts or selects by numbers of its own
+        # under vmap there are no numbers to follow, and nothing of a pass may be kept
+        self._follows = torch._C._functorch.peek_interpreter_stack() is None
+
+    def of(self, leaf: Tensor) -> Rows | None:
+        """Which entries a tensor of the output holds, None where they were not selected."""
+        rows = self._rows.get(leaf)
+        if rows is None or rows.picked or (rows.numbers.numel() and bool((rows.numbers == _OTHER).all())):
+            return None
+        return rows
+
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        name = getattr(function, "__name__", "").strip("_")
+        given, outs = tensors_among((*args, *kwargs.values())), tensors_among((out,))
+        same = all(map(self._same.get, given)) and name not in _RANDOM
+        if self._read and (name in _LISTS or (name == "getitem" and _by_python(args[1]))):
+            same = False
+        if not outs:
+            self._read = self._read or (name in _READS and not same)
+            if name == "setitem" and not same:
+                self._same.set(args[0], None)
+            return out
+        if same:
+            for leaf in outs:
+                self._same.set(leaf, True)
+            return out
+        for leaf in outs:
+            if self._same.get(leaf):  # written in place
+                self._same.set(leaf, None)
+        self.ranks = self.ranks or name in _RANKS or name in _CHOICES
+        if self._follows and (
+            name in _RANKS
+            or name in _CHOICES
+            or name in _LISTS
+            or name in _PICKS
+            or name == "where"
+            or any(map(self._rows.get, given))
+        ):
+            try:
+                with torch.no_grad():
+                    found = self._follow(name, function, args, kwargs, outs)
+            except Exception:  # an unusual call: what it gives counts as not selected
+                found = [None] * len(outs)
+            for leaf, rows in zip(outs, found, strict=False):
+                self._rows.set(leaf, rows)
+        return out
+
+    def _follow(
+        self, name: str, function: Any, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]
+    ) -> list[Rows | None]:
+        """What is known about the tensors that a call has given."""
+        nothing: list[Rows | None] = [None] * len(outs)
+        if name in _WRITES:
+            return [self._rows.get(args[0])] * len(outs)
+        if name in _RANKS:
+            return self._ranked(name, args, kwargs, outs)
+        if name in _CHOICES or (name == "where" and len(args) + len(kwargs) == 1):
+            return [_chosen(leaf) for leaf in outs[: 1 if name.startswith("unique") else None]]
+        if name in _LISTS:
+            made = self._read and isinstance(args[0], list | tuple) and not outs[0].is_floating_point()
+            return [_chosen(outs[0])] if made else nothing
+        if name in _PICKS:
+            return [self._picked(name, function, args, kwargs, outs[0])]
+        if name in _JOINS:
+            return [self._joined(function, args, kwargs)]
+        known = self._rows.get(args[0]) if args else None
+        if name in _MOVES:
+            return (
+                nothing
+                if known is None
+                else [Rows(leaf, *known[1:]) for leaf in tensors_among((function(known.numbers, *args[1:], **kwargs),))]
+            )
+        if name in _REDUCTIONS and not (len(args) > 1 and isinstance(args[1], Tensor)):
+            return nothing if known is None else [_reduced(known, args, kwargs, outs[0]), *nothing[1:]]
+        if name in _PRODUCTS:
+            sides = [_contracted(self._rows.get(args[i]), dim) for i, dim in ((0, -1), (1, -2))]
+            return [_carried([rows for rows in sides if rows is not None], outs[0], loose=True)]
+        sources = args[:1] if "attention" in name else (*args, *kwargs.values())
+        rows = [
+            rows for leaf in tensors_among(sources) if (rows := self._rows.get(leaf)) is not None and not rows.picked
+        ]
+        return [_carried(rows, leaf) for leaf in outs]
+
+    def _ranked(self, name: str, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[Rows | None]:
+        """Indices are those of selected entries; sorted values themselves are what they are in every branch: the best, the second, ..."""
+        if name == "msort" or (
+            name == "topk" and (kwargs["k"] if "k" in kwargs else args[1]) == 1
+        ):  # the best one is no dimension
+            return [None] * len(outs)
+        return [*[None] * (len(outs) - 1), _chosen(outs[-1])]
+
+    def _picked(self, name: str, function: Any, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Rows | None:
+        """Entries taken by an index."""
+        if name == "embedding":
+            return _chosen(args[0][..., None].expand(out.shape)) if self._selects(args[0]) else None
+        x, single, short = args[0], False, False
+        if name == "getitem":
+            dims, chosen, single = self._indexed(x, args[1])
+            short = not isinstance(args[1], tuple)
+        else:
+            index = next(arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, Tensor))
+            dim = kwargs.get("dim", next((arg for arg in args[1:] if isinstance(arg, int)), None))
+            chosen = not self._same.get(index) if index.dtype == torch.bool else self._selects(index)
+            dims = list(range(x.dim())) if dim is None else [dim % x.dim()]
+        known = self._rows.get(x)
+        if not (chosen or single):
+            return None if known is None else known._replace(numbers=function(known.numbers, *args[1:], **kwargs))
+        positions = _positions(x, dims)
+        if known is None:
+            numbers = positions if short else positions.expand(x.shape)
+        else:
+            numbers = known.numbers if _varies(known.numbers, dims) else known.numbers * _MIX + positions
+        alone = not chosen and (known is None or known.picked or _varies(known.numbers, dims))
+        return Rows(function(numbers, *args[1:], **kwargs).expand(out.shape), alone, _place())
+
+    def _indexed(self, x: Tensor, index: Any) -> tuple[list[int], bool, bool]:
+        """The dimensions in which an index chooses entries; whether it chooses several, or a single one."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        width = [_width(item) for item in items]
+        dims: list[int] = []
+        chosen = single = False
+        dim = 0
+        for item, size in zip(items, width, strict=True):
+            if item is Ellipsis:
+                dim += x.dim() - sum(width)
+                continue
+            several = self._chooses(item)
+            one = not several and self._takes(item)
+            chosen, single = chosen or several, single or one
+            if several or one:
+                dims += range(dim, dim + size)
+            dim += size
+        return dims, chosen, single
+
+    def _chooses(self, item: Any) -> bool:
+        if isinstance(item, list):
+            return self._read or any(isinstance(part, Tensor) and self._rows.get(part) is not None for part in item)
+        if not isinstance(item, Tensor) or not item.dim():
+            return False
+        return not self._same.get(item) if item.dtype in (torch.bool, torch.uint8) else self._selects(item)
+
+    def _takes(self, item: Any) -> bool:
+        if isinstance(item, Tensor):
+            return self._rows.get(item) is not None
+        return self._read and type(item) is int
+
+    def _selects(self, index: Tensor) -> bool:
+        rows = self._rows.get(index)
+        return rows is not None and not rows.picked and index.dim() > 0
+
+    def _joined(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Rows | None:
+        parts = args[0] if args else kwargs["tensors"]
+        rows = [self._rows.get(part) for part in parts]
+        numbers = [
+            torch.full_like(p, _OTHER, dtype=torch.long) if r is None else r.numbers
+            for p, r in zip(parts, rows, strict=True)
+        ]
+        first = next((r for r in rows if r is not None), None)
+        return None if first is None else Rows(function(numbers, *args[1:], **kwargs), False, first.place)
+
+
+def _by_python(index: Any) -> bool:
+    """Whether numbers of Python's choose entries."""
+    return any(type(item) in (int, list) for item in (index if isinstance(index, tuple) else (index,)))
+
+
+def _width(item: Any) -> int:
+    """How many dimensions an item of an index stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _chosen(leaf: Tensor) -> Rows:
+    return Rows(leaf.double().view(torch.long) if leaf.is_floating_point() else leaf.long(), False, _place())
+
+
+def _positions(x: Tensor, dims: Collection[int]) -> Tensor:
+    """The number of each entry counted along some dimensions, with size 1 along the others."""
+    shape = [size if dim in dims else 1 for dim, size in enumerate(x.shape)]
+    return torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
+
+
+def _varies(numbers: Tensor, dims: Collection[int]) -> bool:
+    """Whether entries are told apart along some dimensions."""
+    return any(numbers.shape[dim] > 1 and bool((numbers != numbers.narrow(dim, 0, 1)).any()) for dim in dims)
+
+
+def _reduced(rows: Rows, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Rows | None:
+    """After a reduction; nothing is left if it goes along the selected dimension."""
+    dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+    if dim is None:
+        return None
+    numbers = rows.numbers
+    dims = sorted({d % numbers.dim() for d in ((dim,) if isinstance(dim, int) else dim)}, reverse=True)
+    if any(numbers.shape[d] == 1 for d in dims) or _varies(numbers, dims):
+        return None
+    for d in dims:
+        numbers = numbers.narrow(d, 0, 1) if out.dim() == rows.numbers.dim() else numbers.select(d, 0)
+    return rows._replace(numbers=numbers)
+
+
+def _contracted(rows: Rows | None, dim: int) -> Rows | None:
+    """Of one side of a matrix product, unless the product sums over the selected entries."""
+    if rows is None or rows.picked or rows.numbers.dim() < -dim or _varies(rows.numbers, [dim % rows.numbers.dim()]):
+        return None
+    return rows._replace(numbers=rows.numbers.narrow(dim, 0, 1))
+
+
+def _carried(known: list[Rows], out: Tensor, loose: bool = False) -> Rows | None:
+    """After a call whose rows are those that went in: elementwise, or a layer that changes other dimensions than the selected ones."""
+    result: Rows | None = None
+    for rows in known:
+        numbers = rows.numbers
+        if numbers.dim() == out.dim():
+            changed = [d for d in range(out.dim()) if numbers.shape[d] not in (1, out.shape[d])]
+            if _varies(numbers, changed):
+                continue
+            for d in changed:
+                numbers = numbers.narrow(d, 0, 1)
+        try:
+            numbers = numbers.expand(out.shape)
+        except RuntimeError:
+            continue
+        result = (
+            rows._replace(numbers=numbers)
+            if result is None
+            else result._replace(numbers=_mixed(result.numbers, numbers))
+        )
+    return result
+
+
+def _mixed(a: Tensor, b: Tensor) -> Tensor:
+    if a is b or torch.equal(a, b):
+        return a
+    return torch.where(a == _OTHER, b, torch.where(b == _OTHER, a, a * _MIX + b))
+
+
+def _place() -> str:
+    """The line of the user's that is running."""
+    frame = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return (
+        "" if frame is None else f"{frame.f_code.co_qualname} at {line_name(frame.f_code.co_filename, frame.f_lineno)}"
+    )
+
+
+Tracked = tuple[RowTracker, Any]  # a pass that was followed, and its output
+
+
+def selected(
+    passed: Tracked, ragged: Callable[[list[str]], Collection[int]] | None, names: Callable[[Any], list[str]]
+) -> list[int]:
+    """The leaves of an output whose rows the model selects, without those that are matched."""
+    tracker, output = passed
+    leaves = flatten(output)[0]
+    at = [i for i, leaf in enumerate(leaves) if is_float(leaf) and tracker.of(leaf) is not None]
+    matched = ragged(names(output)) if ragged is not None and at else ()
+    return [i for i in at if i not in matched]
+
+
+def refuse_other_rows(passes: Sequence[Tracked], places: Sequence[int]) -> None:
+    """Raise if the branches have selected other rows for some leaf of the output.
+
+    Raises:
+        OutputShapeError: with the line that selected, and what to write.
+    """
+    for i in places:
+        rows = [None if i >= len(leaves := flatten(output)[0]) else tracker.of(leaves[i]) for tracker, output in passes]
+        known = [row for row in rows if row is not None]
+        for row in known[1:]:
+            a, b = known[0].numbers, row.numbers
+            if a.shape == b.shape and not bool(((a != b) & (a != _OTHER) & (b != _OTHER)).any()):
+                continue
+            raise OutputShapeError(
+                f"{paths(passes[0][1])[i]} holds rows that the model selects by its own numbers{f' ({row.place})' if row.place else ''}, and "
+                f"the branches have selected different ones, so that row i is not the same thing in all of them. {REMEDY}"
+            )
+
+
+REMEDY = (
+    "If these are boxes with scores and labels, use output=Detections(boxes=..., scores=..., labels=...), from workbench.outputs import "
+    "Detections; else return the scores and values of all rows and select outside the wrapped model"
+)
