@@ -262,7 +262,10 @@ class Engine:
         if values_unavailable():
             return  # the graph is not the one that is looked at here
         owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
-        outputs = [leaf for leaf in tensors(unseal(results[-1].output)) if leaf.requires_grad]
+        every = tensors(unseal(results[-1].output))
+        if not any(leaf.numel() for leaf in every):
+            return  # no box was found, say: another call will show it
+        outputs = [leaf for leaf in every if leaf.requires_grad]
         if outputs and any(tensor.requires_grad for tensor in owned.values()):
             self._checked = True
             behind = reached(outputs)
