@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import compose, sculpt, vote
+from workbench import compose, sculpt, snapshot, vote
 from workbench.errors import UnreachedParametersError
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -182,3 +182,18 @@ def test_looking_draws_no_numbers_and_changes_nothing() -> None:
         outputs.append(torch.rand(3))
     torch.testing.assert_close(outputs[0], outputs[2])
     torch.testing.assert_close(outputs[1], outputs[3])
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_weight_sets_that_an_intervention_puts_in_place_are_no_unused_ones(gradients: bool) -> None:
+    """As in a first call with gradients that asks for the risk: nothing of snapshot's requires one."""
+    wrapped: Any = snapshot.Wrapper(3)(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+    for _ in range(3):
+        with torch.no_grad():
+            for p in wrapped.base_parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        snapshot.collect(wrapped)
+    x = torch.randn(5, 4)
+    with torch.set_grad_enabled(gradients):
+        _, risk = wrapped.eval()(x, return_risk=True)
+    torch.testing.assert_close(risk, answers(wrapped, x).std(0, unbiased=False))

@@ -307,10 +307,8 @@ class Engine:
         Returns:
             The slots whose replaced tensors the outputs depend on, and whether they depend on any of those that are owned.
         """
-        plan, originals = (
-            request.plan,
-            self._originals(),
-        )  # kept, or another tensor could get the id of one that goes meanwhile
+        plan = request.plan
+        originals = self._originals()  # kept, or another tensor could get the id of one that goes meanwhile
         alone = replace(plan, axes=(), fixed=dict(index), dealt="", bank=Bank(plan.bank.get), interventions=())
         one, sources = replace(request, plan=alone), set(map(id, owned.values()))
         following = Followed(
@@ -319,7 +317,8 @@ class Engine:
         try:
             outputs = self._look(one, following)
             behind = frozenset[int]().union(*map(following.behind, outputs))
-            differ = not behind.isdisjoint(sources)
+            # an intervention may put the tensors in their places, which the branch that is looked at goes without
+            differ = bool(plan.interventions) or not behind.isdisjoint(sources)
             if not differ and not behind:  # out of sight on the way, or never used
                 changed = Bank(lambda name: 1.5 * owned[name] + 0.1 if name in owned else plan.bank.get(name))
                 present, other = self._look(one), self._look(replace(one, plan=replace(one.plan, bank=changed)))
