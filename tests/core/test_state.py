@@ -10,6 +10,7 @@ from torch import nn
 
 import workbench
 from workbench import augment, compose, neo, sample, sculpt, vote
+from workbench.outputs import State
 
 STEPS = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0))
 
@@ -400,3 +401,16 @@ def test_a_compiled_model_breaks_the_graph_and_is_right():
     with torch.no_grad():
         for _ in range(2):
             assert close(stream(compiled)[0], alone(wrapped).mean(0))
+
+
+@pytest.mark.parametrize("said", [{"state": 1}, {"output": {0: "values", 1: State()}}])
+def test_a_state_is_named_by_either_option(said):
+    wrapped = vote.Wrapper(5, **said)(Cell()).eval()
+    with torch.no_grad():
+        y, _, _ = stream(wrapped)
+        assert close(y, alone(wrapped).mean(0))
+
+
+def test_a_state_alone_predicts_nothing():
+    with pytest.raises(ValueError, match="leaves nothing to predict"):
+        vote.Wrapper(output=State())

@@ -14,7 +14,8 @@ from ..engine.combine import Ragged
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import children, replace_node
 from .method import sqrt
-from .outputs import Detections, Output, at_least_float32, detections_at, has_detections
+from .outputs import Detections, Output, at_least_float32, has_detections
+from .resolution import detections_at
 
 _NEVER = -torch.inf  # the overlap of boxes that are two objects whatever their corners
 

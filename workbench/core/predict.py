@@ -31,13 +31,11 @@ from .outputs import (
     Meaning,
     Values,
     at_least_float32,
-    check_numbers,
     has_classes,
     has_detections,
-    resolve,
-    targets_of,
 )
 from .ownership import engine_of, extra, table_of
+from .resolution import check_numbers, resolve, targets_of
 from .row_weights import weighed
 from .standardize import Scaling
 
@@ -202,7 +200,7 @@ def _with_detections(
 
 
 def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
-    """The meaning of each part of an output; see `outputs.resolve`."""
+    """The meaning of each part of an output; see `resolution.resolve`."""
     return resolve(record.output, lambda: names(branched.rebuild(branched.leaves)), branched.leaves, len(branched.axes))
 
 

@@ -27,7 +27,7 @@ from .function import Function
 from .last_layers import watched
 from .method import Method
 from .optimizer_guard import watch
-from .outputs import Output, has_detections, read
+from .outputs import Output, has_detections, read, states_of
 from .ownership import MARK, table_of
 from .settings import Settings, setting, settings_of
 from .state import state_paths
@@ -369,6 +369,8 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     for name in ("state", "strategy", "purity", "chunk"):
         if getattr(wrapper, name) != COMMON[name]:
             setattr(record, name, getattr(wrapper, name))
+    if names := states_of(output):
+        record.state = tuple(dict.fromkeys([*(record.state or ()), *(state_paths(names) or ())]))
     with _own_numbers(p.device for p in wrapped.parameters()), torch.no_grad():
         for method in sorted(
             wrapper.make(), key=lambda method: -method.order

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, evaluating, sqrt
-from ..core.outputs import Classes, form_of, has_classes, resolve
+from ..core.outputs import Classes, form_of, has_classes
 from ..core.ownership import engine_of, extra, table_of
+from ..core.resolution import resolve
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked

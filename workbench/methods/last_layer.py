@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call
-from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs, resolve
+from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs
 from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
+from ..core.resolution import resolve
 from ..engine.branch import is_batched
 from ..engine.plan import Axis, Bank, Intervention, Plan
 from ..engine.sites import Sites

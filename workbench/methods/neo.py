@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.method import Method, evaluating
-from ..core.outputs import Classes, Values, form_of, has_classes, resolve
+from ..core.outputs import Classes, Values, form_of, has_classes
 from ..core.ownership import engine_of, extra, extras, table_of
+from ..core.resolution import resolve
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Intervention, Plan

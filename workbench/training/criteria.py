@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.core.outputs import Binary, Classes, Logits, Meaning, Probs, Values, form_of, resolve, targets_of
+from workbench.core.outputs import Binary, Classes, Logits, Meaning, Probs, Values, form_of
+from workbench.core.resolution import resolve, targets_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import flatten, names
 
@@ -60,7 +61,7 @@ class LossByMeaning:
     output: Any
 
     def __call__(self, prediction: Any, target: Any) -> Tensor:
-        """The loss [] of a prediction, a tree; see `workbench.core.outputs.targets_of` for the target."""
+        """The loss [] of a prediction, a tree; see `workbench.core.resolution.targets_of` for the target."""
         return torch.stack([_loss(*pairs) for pairs in self._matched(prediction, target)]).sum()
 
     def check_labels(self, prediction: Any, target: Any) -> None:
