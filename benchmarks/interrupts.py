@@ -266,8 +266,7 @@ class Case:
     def run(self) -> Any:
         wrapped, action = self.wrapped, self.action
         if action == "eval":
-            with torch.no_grad():
-                return wrapped(X, return_risk=True)
+            return wrapped(X, return_risk=True)
         if action == "train":
             return wrapped(X)
         if action == "loss":
@@ -308,7 +307,7 @@ class Case:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with interruption:
+                with torch.set_grad_enabled(self.action != "eval"), interruption:
                     out = trial.run()
                 if self.action == "fit":
                     hit = out.interrupted
