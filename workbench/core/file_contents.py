@@ -90,7 +90,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
     raise ValueError(f"{path} is damaged: {what}. Take another copy of the file, or save the model again")
 
 
-def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _open(path: Path, again: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -101,6 +101,8 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             raise
         raise ValueError(f"{path} is no safetensors file ({error}). Give a file that workbench.save wrote") from error
     except (SafetensorError, RuntimeError, TypeError, ValueError, LookupError) as error:
+        if again:  # safetensors takes a Ctrl-C in its midst for a fault of the file
+            return _open(path, again=False)
         with path.open("rb") as raw:
             pickled = raw.read(4)[:2] in (b"PK", b"\x80\x02")
         raise ValueError(
