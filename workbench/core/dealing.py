@@ -51,7 +51,7 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
             "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same ones at each replay. Capture "
             "wrapped.loss, which asks all voters, or call with tile_and_reduce=True"
         )
-    stack = torch._C._functorch.get_interpreter_stack() or ()
+    stack = () if torch.compiler.is_compiling() else torch._C._functorch.get_interpreter_stack() or ()
     if any(interpreter.key() == torch._C._functorch.TransformType.Vmap for interpreter in stack):
         raise RuntimeError(
             "vote: in training mode rows are dealt out to the voters, which cannot be done inside torch.func.vmap; call with "

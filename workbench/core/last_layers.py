@@ -44,10 +44,12 @@ def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if execution is None:
         record.ordered = True
         return
+    # the weight of a language model's head is that of its embedding, too, and so lies in the trunk
+    tied = {slot.owners[0][0] for slot in record.slots.values() if len({path for path, _ in slot.owners}) > 1}
     for argument, n in record.tails.items():
         chosen = [path or "its own" for path in layers[-n:]]
         for name, output in zip(execution.names, execution.outputs, strict=True):
-            ran = [path or "its own" for path in output if path in layers]
+            ran = [path or "its own" for path in output if path in layers and path not in tied]
             after = next((i for i, path in enumerate(reversed(ran)) if path in chosen), len(ran))
             if not after:  # what lies between them may be shared
                 continue

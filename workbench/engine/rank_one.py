@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .surroundings import PassEnded
 from .tree import flatten
 
 # Their forward hands the weight to one of the operations below, and does nothing else with it.
@@ -48,8 +49,8 @@ def product(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return weight * left.reshape(*lead, -1, 1, *tail) * right.reshape(*lead, 1, -1, *tail)
 
 
-class FactoredWeightUsed(BaseException):
-    """A pass has done more with a factored weight than its layer does; no `Exception`, since the model is not to handle it."""
+class FactoredWeightUsed(PassEnded):
+    """A pass has done more with a factored weight than its layer does."""
 
 
 class DenseSlots(set[str]):

@@ -26,6 +26,10 @@ def _open_blocks() -> list[Reverted]:
     return _LOCAL.blocks
 
 
+class PassEnded(BaseException):
+    """The engine ends a pass, to run it otherwise; no `Exception`, since the model is not to handle it."""
+
+
 class Reverted:
     """A block that changes something for as long as it lasts. A subclass says what (`begin`), and how to take it back (`revert`).
 
@@ -120,7 +124,7 @@ def interruption(error: BaseException | None, handled: BaseException | None) -> 
         handled: what was being handled before all of this.
     """
     while error is not None and error is not handled:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception | PassEnded):
             return error
         error = error.__context__
     return None
