@@ -14,6 +14,19 @@ class NotFittedError(RuntimeError):
     """Risk was asked for before the method had seen any training data."""
 
 
+class SettingsNeededError(ValueError):
+    """A wrapper can't take the model with its default settings; nothing is wrong with the model.
+
+    Args:
+        message: what was found, and what to write.
+        setting: the name of the setting.
+    """
+
+    def __init__(self, message: str, setting: str = "") -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
 class OptimizerMismatchError(RuntimeError):
     """An optimizer steps with parameters that a wrapped model has replaced, so that it trains nothing there."""
 

@@ -14,13 +14,15 @@ from ..core.wrapped import Wrapped, is_wrapped, unwrap
 from ..engine.clone import eager
 from ..engine.tree import flatten
 from ..introspect.objects import is_scripted
-from .findings import KINDS, WRAPPERS, Finding, make_finding
+from .candidates import candidates
+from .described_outputs import DescribedOutput, meaning_of_numbers
+from .findings import KINDS, Finding, for_wrappers, make_finding
 from .isolation import copy_with_tensors, preserved, wrapped_function
 from .observed_run import ExampleCall
 from .report import Diagnosis, sort_findings
 from .run_checks import check_runs
 from .static_checks import check_unrun
-from .trials import judge, try_wrappers
+from .trials import Trials, judge
 
 
 def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
@@ -46,7 +48,7 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
         >>> diagnosis = diagnose(model, torch.zeros(4, 2))
         >>> diagnosis.verdicts
-        {'vote': 'note', 'sample': 'note', 'sculpt': 'note', 'neo': 'ok'}
+        {'augment': 'needs settings', 'laplace': 'needs settings', 'neo': 'ok', 'sample': 'note', ...}
         >>> print(diagnosis.find("probabilities")[0].what)
         output: made by sigmoid
     """
@@ -55,6 +57,9 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
     args, kwargs = _inputs(target, example, kw)
     has_example = bool(example or kw)
     present: tuple[str, ...] = ()
+    outputs: list[DescribedOutput] = []
+    wrappers = candidates()
+    roles = {wrapper.name: wrapper.roles for wrapper in wrappers}
     with preserved(target):
         plain = target if is_scripted(target) else eager(target)
         if is_wrapped(target):
@@ -66,16 +71,20 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
         if present:
             means = dict.fromkeys(present, "refused")
             findings.append(make_finding("wrapped", name, f"with {', '.join(present)}", means=means))
-        stuck = all(any(finding.means[wrapper] == "refused" for finding in findings) for wrapper in WRAPPERS)
+        findings = [for_wrappers(finding, roles) for finding in findings]
+        stuck = all(any(finding.means[name] == "refused" for finding in findings) for name in roles)
         call = ExampleCall(plain, name, args, kwargs) if has_example else None
         modes: list[bool] = []
         if call is not None and not stuck and _has_copies(plain):
-            findings_of_runs, modes = check_runs(call)
-            findings += findings_of_runs
-        trials = try_wrappers(target if present else plain, call, modes)
-        findings, verdicts = judge(findings, trials, name)
+            of_runs, modes, outputs = check_runs(call)
+            findings += [for_wrappers(finding, roles) for finding in of_runs]
+        keeps = any(finding.kind in ("state", "grows", "buffers") for finding in findings)
+        tried = Trials(target if present else plain, call, modes, keeps, meaning_of_numbers(outputs))
+        trials = {wrapper.name: tried.of(wrapper) for wrapper in wrappers}
+        findings, verdicts = judge(findings, trials, roles, name)
     description = _describe_inputs(args, kwargs) if has_example else ""
-    return Diagnosis(name, sort_findings(findings), verdicts, description, _remarks(call, stuck))
+    remarks = [*_remarks(call, stuck), *(trial.settings for trial in trials.values() if trial.settings)]
+    return Diagnosis(name, sort_findings(findings), verdicts, description, remarks, outputs)
 
 
 def _remarks(call: ExampleCall | None, stuck: bool) -> list[str]:

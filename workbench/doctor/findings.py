@@ -1,17 +1,31 @@
-"""Findings about a model: the kinds there are, why each matters, what it means for each wrapper, and what to do about it."""
+"""Findings about a model: the kinds there are, why each matters, what it means for each kind of wrapper, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..introspect.locations import NOWHERE, Location
 
-WRAPPERS = ("vote", "sample", "sculpt", "neo")
 # from best to worst; "not run" stands outside, for what was not tried
-VERDICTS = ("ok", "note", "slower", "refused")
+VERDICTS = ("ok", "needs settings", "note", "slower", "refused")
+HARMLESS = ("ok", "needs settings")  # they say nothing against the model
+
+
+class Role(Enum):
+    """What a wrapper does, as far as findings ask: it has those roles that its methods have."""
+
+    ANY = "wraps a model"
+    BRANCHES = "runs the model in several branches"
+    MEMBERS = "branches are whole models, which differ in their trainable parameters"
+    DEALS = "deals out the rows of a batch in training"
+    OWN_PASS = "looks on in a pass of its own, and gives one risk a row"
+
+
+Means = Mapping[Role | str, str]  # verdicts by role, or by the name of a wrapper, which goes first
 
 
 class FindingKind(NamedTuple):
@@ -21,22 +35,22 @@ class FindingKind(NamedTuple):
         title: what it is.
         why: what it does to a wrapped model.
         remedy: what to do.
-        means: one verdict for each of `WRAPPERS`; "slower" and "refused" are what is expected, trying the wrappers decides.
+        means: verdicts by the role of a wrapper, "ok" for all others; "slower" and "refused" are what is expected, trying the wrappers decides.
     """
 
     title: str
     why: str
     remedy: str
-    means: tuple[str, str, str, str]
+    means: Means
 
 
-_ALL_OK = ("ok", "ok", "ok", "ok")
-_NOT_RUN = ("not run", "not run", "not run", "not run")
-_REFUSED_BY_ALL = ("refused", "refused", "refused", "refused")
-_SLOWER_BUT_NEO = ("slower", "slower", "slower", "ok")
-_NOTE_BUT_NEO = ("note", "note", "note", "ok")
-_NOTE_FOR_ALL = ("note", "note", "note", "note")
-_NOTE_FOR_VOTE = ("note", "ok", "ok", "ok")
+_ALL_OK: Means = {}
+_NOT_RUN: Means = {Role.ANY: "not run"}
+_REFUSED_BY_ALL: Means = {Role.ANY: "refused"}
+_NOTE_FOR_ALL: Means = {Role.ANY: "note"}
+_SLOWER: Means = {Role.BRANCHES: "slower"}
+_NOTE_FOR_BRANCHES: Means = {Role.BRANCHES: "note"}
+_NOTE_FOR_MEMBERS: Means = {Role.MEMBERS: "note"}
 _ONE_BY_ONE = (
     "One pass for all branches (vmap) is not possible, so each voter, sample or risk head is a pass of its own."
 )
@@ -48,7 +62,7 @@ KINDS: dict[str, FindingKind] = {
         "call model(...) with these inputs until it runs, then diagnose again",
         _NOT_RUN,
     ),
-    "refused": FindingKind("a wrapper refuses the model", "", "see the message", _ALL_OK),
+    "refused": FindingKind("a wrapper refuses the model", "", "see the message, or take another wrapper", _ALL_OK),
     "lazy": FindingKind(
         "parameters without a shape yet",
         "What has no values can't be shared or multiplied.",
@@ -87,39 +101,41 @@ KINDS: dict[str, FindingKind] = {
     ),
     "grows": FindingKind(
         "a container grows with every call",
-        "Each branch works on a copy; the wrapped model ends as if it had been called once. Memory grows.",
+        "Each branch has one of its own, and goes on with it in the next call; the model shows the first one's. Memory grows.",
         "keep what has to be kept outside of forward, or keep the last value only",
-        _NOTE_BUT_NEO,
+        _NOTE_FOR_BRANCHES,
     ),
     "state": FindingKind(
         "forward changes attributes, or objects in them",
-        "Each branch works on a copy; the wrapped model ends as if it had been called once, with the first branch's value.",
-        "return it, or register a buffer for it if later calls depend on it",
-        _NOTE_BUT_NEO,
+        "Each branch has its own, and goes on with it in the next call (a cache, a count); the model shows the first one's. Where "
+        "vote deals out rows in training, the next call has others.",
+        "nothing, if it is meant; register a buffer for it if it is to be saved with the model; train with tile_and_reduce=True if it "
+        "belongs to rows",
+        _NOTE_FOR_BRANCHES,
     ),
     "buffers": FindingKind(
         "forward writes buffers",
         "Each branch works on a copy, merged once a call; each voter keeps its own.",
         "nothing, if they are running statistics",
-        _NOTE_BUT_NEO,
+        _NOTE_FOR_BRANCHES,
     ),
     "input_write": FindingKind(
         "forward writes into its inputs",
         f"The caller's tensor changes, with and without a wrapper. {_ONE_BY_ONE}",
         "work on a copy: x = x.clone(), or x = x * 2 instead of x.mul_(2)",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "global_write": FindingKind(
         "forward writes what lies outside of the model",
         "It is written once for each branch, the last one's value stays.",
         "return it, or keep it in an attribute of the model",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "randomness": FindingKind(
         "random numbers that torch.manual_seed does not control",
         "Seeding torch does not repeat them, and they do not follow the model to its device.",
         "draw with torch functions from torch's global generator",
-        _NOTE_BUT_NEO,
+        _NOTE_FOR_BRANCHES,
     ),
     "random_eval": FindingKind(
         "random numbers in evaluation mode",
@@ -131,34 +147,34 @@ KINDS: dict[str, FindingKind] = {
         "control flow depends on values",
         f"Branches may go different ways. {_ONE_BY_ONE}",
         "compute both and choose: torch.where(condition, a, b)",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "item": FindingKind(
         "values are taken out of tensors",
         f"Outside of a tensor there is one number, not one for each branch, and no gradient. {_ONE_BY_ONE}",
         "compute with tensors",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "dynamic_shape": FindingKind(
         "shapes depend on values",
         f"Each branch may select another number of elements. {_ONE_BY_ONE}",
         "keep the shape: torch.where(mask, a, b), or multiply by the mask",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "autograd": FindingKind(
         "derivatives are taken in forward",
         "They are taken in each branch.",
         "torch.func.grad works under vmap; else leave it as it is",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "checkpoint": FindingKind(
         "activation checkpointing",
         f"Parts run again in the backward pass, where noise on activations could not be drawn again. {_ONE_BY_ONE}",
         'switch it off if memory allows; sample.Wrapper(where="weights") takes it',
-        ("slower", "refused", "slower", "ok"),
+        _SLOWER,
     ),
     "vmap": FindingKind(
-        "one pass for all branches is not possible", _ONE_BY_ONE, "rewrite this line if speed matters", _SLOWER_BUT_NEO
+        "one pass for all branches is not possible", _ONE_BY_ONE, "rewrite this line if speed matters", _SLOWER
     ),
     "compiled": FindingKind(
         "compiled (torch.compile)",
@@ -170,14 +186,14 @@ KINDS: dict[str, FindingKind] = {
         "rows depend on other rows",
         "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch.",
         "nothing, if it is meant (graphs, contrastive models); else reduce over other axes than the first",
-        _NOTE_FOR_VOTE,
+        {Role.DEALS: "note"},
     ),
     "no_rows": FindingKind(
         "no row for each row of the input",
-        "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch. neo gives a risk to each row of the "
-        "output, so it needs rows.",
+        "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch. What gives one risk a row "
+        "(neo) needs rows.",
         "return one row for each row of the input, and reduce outside of the model",
-        ("note", "ok", "ok", "refused"),
+        {Role.DEALS: "note", Role.OWN_PASS: "refused"},
     ),
     "integer_output": FindingKind(
         "the output has whole numbers",
@@ -189,13 +205,14 @@ KINDS: dict[str, FindingKind] = {
         "the output is squashed to probabilities",
         "Its risk would be taken for that of a value, and sculpt's risk head is squashed, too.",
         'return logits and wrap with output="logits", or keep it and wrap with output="probs"',
-        _NOTE_BUT_NEO,
+        _NOTE_FOR_BRANCHES,
     ),
     "non_tensor_output": FindingKind(
         "a part of the output is no tensor",
-        "It is the first branch's. Plain numbers and strings must be equal in all branches.",
-        "leave it out of the output (a cache of keys and values: use_cache=False), or return it as a tensor",
-        _NOTE_BUT_NEO,
+        "What is returned is the first branch's; an object that is handed back as it is, such as a cache, goes on in each branch as its own. "
+        "Plain numbers and strings must be equal in all branches.",
+        "return it as a tensor if it is a number; leave out what nobody uses (a cache of keys and values: use_cache=False)",
+        _NOTE_FOR_BRANCHES,
     ),
     "no_gradient": FindingKind(
         "no gradient reaches a parameter from the output",
@@ -207,19 +224,19 @@ KINDS: dict[str, FindingKind] = {
         "parameters that no output depends on",
         "Nothing trains them, and voters do not differ by them.",
         "remove them, or find out why their layers do not run or are detached",
-        _NOTE_FOR_VOTE,
+        _NOTE_FOR_MEMBERS,
     ),
     "frozen": FindingKind(
         "frozen parameters",
         "Voters share them; where all that would vote is frozen, vote refuses.",
         "requires_grad_(True) before wrapping, if voters are to differ there",
-        _NOTE_FOR_VOTE,
+        _NOTE_FOR_MEMBERS,
     ),
     "hooks": FindingKind(
         "hooks on modules",
         "They run once for each branch, and keep all branches from running in one pass (vmap).",
         "nothing, if they do not count calls; hooks set on the wrapped model run once a call",
-        _SLOWER_BUT_NEO,
+        _SLOWER,
     ),
     "tied": FindingKind(
         "tied parameters",
@@ -239,7 +256,8 @@ class Finding:
         where: path of the module, the name of the class for the model itself.
         line: "file.py:12", "" where there is no line of the user's.
         what: what was seen there.
-        means: by wrapper "ok", "note" (works, but read this), "slower" (a pass for each branch), "refused" or "not run".
+        means: by wrapper "ok", "note" (works, but read this), "slower" (a pass for each branch), "refused", "needs settings" or "not run"; by
+            role until `for_wrappers` has seen it.
         remedy: what to do.
         code: the source of the line, "" if there is none.
     """
@@ -248,7 +266,7 @@ class Finding:
     where: str
     line: str
     what: str
-    means: Mapping[str, str] = field(hash=False)
+    means: Mapping[Any, str] = field(hash=False)
     remedy: str
     code: str = ""
 
@@ -259,7 +277,7 @@ def make_finding(
     what: str = "",
     location: Location = NOWHERE,
     remedy: str = "",
-    means: Mapping[str, str] | None = None,
+    means: Means | None = None,
 ) -> Finding:
     """A finding with what its kind says where nothing else is given.
 
@@ -267,15 +285,33 @@ def make_finding(
         kind, what: see `Finding`.
         where: path of the module or name of the model, where the location has no path.
         location: the line of the user's.
-        remedy, means: in place of those of the kind; wrappers that are left out of `means` keep theirs.
+        remedy, means: in place of those of the kind; roles that are left out of `means` keep theirs.
     """
-    usual = dict(zip(WRAPPERS, KINDS[kind].means, strict=True))
     return Finding(
         kind,
         location.path or where,
         location.line,
         what,
-        MappingProxyType({**usual, **(means or {})}),
+        MappingProxyType({**KINDS[kind].means, **(means or {})}),
         remedy or KINDS[kind].remedy,
         location.code,
     )
+
+
+def for_wrappers(finding: Finding, roles: Mapping[str, frozenset[Role]]) -> Finding:
+    """The same finding with what it means for each wrapper: what is said of it by name, else the worst that is said of its roles.
+
+    Args:
+        finding: with meanings by role.
+        roles: of each wrapper.
+    """
+    means = {}
+    for name, own in roles.items():
+        of_roles = [verdict for role, verdict in finding.means.items() if role in own]
+        means[name] = finding.means.get(name) or max(of_roles, key=rank, default="ok")
+    return replace(finding, means=MappingProxyType(means))
+
+
+def rank(verdict: str) -> int:
+    """How bad a verdict is."""
+    return VERDICTS.index(verdict) if verdict in VERDICTS else len(VERDICTS)

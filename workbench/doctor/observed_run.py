@@ -131,6 +131,11 @@ class ObservedRun:
         """The floating leaves of the output."""
         return [leaf for leaf in flatten(self.output)[0] if is_float(leaf)]
 
+    def maker(self, leaf: Any) -> str:
+        """The name of the torch function that made an output, "" if none was seen."""
+        maker = self.calls.maker(leaf) if isinstance(leaf, Tensor) else None
+        return maker.name if maker is not None else ""
+
     # ---- what may change
     def _values(self) -> dict[Any, Any]:
         keys: list[Any] = [("random", "torch"), ("random", "numpy"), ("random", "random")]

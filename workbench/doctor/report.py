@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from dataclasses import dataclass, field
 
-from .findings import KINDS, VERDICTS, WRAPPERS, Finding
+from .described_outputs import DescribedOutput
+from .findings import HARMLESS, KINDS, Finding, rank
 
-_COLOURS = {"ok": "#009E73", "note": "#0072B2", "slower": "#E69F00", "refused": "#D55E00", "not run": "#888888"}
+_COLOURS = {
+    "ok": "#009E73",
+    "needs settings": "#888888",
+    "note": "#0072B2",
+    "slower": "#E69F00",
+    "refused": "#D55E00",
+    "not run": "#888888",
+}
 _WIDTH = 110
 _MAX_LISTED = 4  # places of one kind that are written out
+_MAX_OUTPUTS = 12
 
 
 @dataclass(frozen=True)
@@ -20,9 +30,11 @@ class Diagnosis:
     Args:
         name: of the model.
         findings: what was found, the worst first.
-        verdicts: by wrapper, "ok", "note", "slower", "refused" or "not run".
+        verdicts: by wrapper, "ok", "note", "slower", "refused", "needs settings" (its default ones don't fit this kind of model or input, which
+            says nothing against it) or "not run".
         example: the inputs in words, "" if there were none.
         remarks: what could not be looked at, and why.
+        outputs: what the model gives, what each output is taken for, and the lines to write if it is something else.
     """
 
     name: str
@@ -30,11 +42,12 @@ class Diagnosis:
     verdicts: dict[str, str] = field(default_factory=dict)
     example: str = ""
     remarks: list[str] = field(default_factory=list)
+    outputs: list[DescribedOutput] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to know: every wrapper was tried and takes the model."""
-        return all(verdict == "ok" for verdict in self.verdicts.values())
+        """Whether there is nothing to know: every wrapper was tried and takes the model, but for those that need settings."""
+        return all(verdict in HARMLESS for verdict in self.verdicts.values())
 
     def find(self, kind: str) -> list[Finding]:
         """The findings of one kind, see `workbench.doctor.KINDS`."""
@@ -47,21 +60,23 @@ class Diagnosis:
         """The result in one line."""
         subject = f"{self.name} on {self.example}" if self.example else self.name
         if self.ok:
-            return f"{subject}: {'' if self.findings else 'nothing found, '}every wrapper takes it."
-        count = len({finding.kind for finding in self.findings if _worst(finding) != "ok"})
+            return f"{subject}: {'' if self.findings else 'nothing found, '}{self._conclusion()}."
+        count = len({finding.kind for finding in self.findings if _worst(finding) not in HARMLESS})
         things = f"{count} {'thing' if count == 1 else 'things'} to know" if count else "nothing found"
         return f"{subject}: {things}, {self._conclusion()}."
 
     def _conclusion(self) -> str:
         """Which wrappers take the model."""
         refusing = [name for name, verdict in self.verdicts.items() if verdict == "refused"]
-        if len(refusing) == len(WRAPPERS):
+        if len(refusing) == len(self.verdicts):
             return "no wrapper takes it"
         if refusing:
             return f"{_enumerated(refusing)} {'refuses' if len(refusing) == 1 else 'refuse'} it"
         if "not run" in self.verdicts.values():
             return "wrapping works, no wrapper was run"
-        return "every wrapper takes it"
+        unsettled = [name for name, verdict in self.verdicts.items() if verdict == "needs settings"]
+        but = f" ({_enumerated(unsettled)} with settings that fit)" if unsettled else ""
+        return f"every wrapper takes it{but}"
 
     def _groups(self) -> list[tuple[int, str, list[Finding]]]:
         """(number, kind, findings of the kind), the worst first."""
@@ -86,6 +101,7 @@ class Diagnosis:
                     *_group_lines(kind, group),
                 ]
         lines += ["", "Also seen, and no wrapper minds:", *harmless] if harmless else []
+        lines += ["", *_output_lines(self.outputs)] if self.outputs else []
         lines += ["", *(line for remark in self.remarks for line in _wrap_text(remark, ""))] if self.remarks else []
         return "\n".join(lines)
 
@@ -93,8 +109,9 @@ class Diagnosis:
         """The verdict on a wrapper, and the numbers of the groups that are its reasons."""
         verdict = self.verdicts[wrapper]
         numbers = [n for n, _, group in groups if any(finding.means[wrapper] != "ok" for finding in group)]
-        reasons = "" if verdict == "ok" else " ".join(f"[{n}]" for n in numbers)
-        return f"  {wrapper:8}{verdict:9}{reasons}".rstrip()
+        reasons = "" if verdict in HARMLESS else " ".join(f"[{n}]" for n in numbers)
+        widths = max(map(len, self.verdicts)) + 2, max(map(len, self.verdicts.values())) + 2
+        return f"  {wrapper:{widths[0]}}{verdict:{widths[1]}}{reasons}".rstrip()
 
     __repr__ = __str__
 
@@ -103,22 +120,28 @@ class Diagnosis:
         e = html.escape
         fragments = [f"<style>{_STYLE}</style><div class='wb-diagnosis'><p class='wb-head'>{e(self.headline())}</p>"]
         if self.findings or not self.ok:
-            cells = "".join(f"<td>{_badge(name, verdict)}</td>" for name, verdict in self.verdicts.items())
-            fragments.append(f"<table class='wb-verdicts'><tr>{cells}</tr></table>")
+            badges = " ".join(_badge(name, verdict) for name, verdict in self.verdicts.items())
+            fragments.append(f"<p class='wb-verdicts'>{badges}</p>")
         if self.findings:
-            head = "".join(f"<th>{name}</th>" for name in WRAPPERS)
-            fragments.append(f"<table><tr><th>found</th>{head}<th>what it means, and what to do</th></tr>")
+            fragments.append("<table><tr><th>found</th><th>for</th><th>what it means, and what to do</th></tr>")
             for _, kind, group in self._groups():
                 places = "".join(
                     f"<div><code>{e(place)}</code></div><div>{e(what)}</div>" for place, what in _places(group)
                 )
-                worst = _worst_meanings(group)
-                cells = "".join(f"<td>{_badge('', worst[name])}</td>" for name in WRAPPERS)
+                badges = "".join(f"<div>{_badge(names, verdict)}</div>" for verdict, names in _by_verdict(group))
                 fragments.append(
-                    f"<tr><td><b>{e(_capitalized(KINDS[kind].title))}</b>{places}</td>{cells}"
+                    f"<tr><td><b>{e(_capitalized(KINDS[kind].title))}</b>{places}</td><td>{badges or _badge('', 'ok')}</td>"
                     f"<td>{e(KINDS[kind].why)}<div>{e(_capitalized(group[0].remedy))}.</div></td></tr>"
                 )
             fragments.append("</table>")
+        if self.outputs:
+            fragments.append("<table><tr><th>output</th><th>taken for</th><th>if it is something else</th></tr>")
+            for output in self.outputs[:_MAX_OUTPUTS]:
+                code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
+                fragments.append(
+                    f"<tr><td><b>{e(output.name)}</b> {e(output.kind())}</td><td>{e(output.taken_for)}</td><td>{code}</td></tr>"
+                )
+            fragments.append(f"</table>{''.join(f'<p>{e(line)}</p>' for line in _remarks_on(self.outputs))}")
         fragments += [f"<p>{e(remark)}</p>" for remark in self.remarks]
         return "".join([*fragments, "</div>"])
 
@@ -128,10 +151,10 @@ _STYLE = """
 .wb-diagnosis table { color: inherit; background: transparent; border-collapse: collapse; margin: .5em 0; }
 .wb-diagnosis tr, .wb-diagnosis td, .wb-diagnosis th { background: transparent; color: inherit; text-align: left;
   vertical-align: top; padding: .3em .7em; border: none; border-bottom: 1px solid rgba(128, 128, 128, .4); }
-.wb-diagnosis .wb-verdicts td { border: none; padding-left: 0; }
+.wb-diagnosis .wb-verdicts .wb-badge { display: inline-block; margin: 0 1em .3em 0; }
 .wb-diagnosis code { color: inherit; background: rgba(128, 128, 128, .15); padding: 0 .2em; }
 .wb-diagnosis .wb-head { font-weight: bold; }
-.wb-diagnosis .wb-badge { white-space: nowrap; padding-left: .4em; border-left: .35em solid; }
+.wb-diagnosis .wb-badge { display: inline-block; padding-left: .4em; border-left: .35em solid; }
 .wb-diagnosis .wb-badge span { color: inherit; }
 """.replace("\n", " ").strip()
 
@@ -141,21 +164,17 @@ def _badge(name: str, verdict: str) -> str:
     return f"<span class='wb-badge' style='border-left-color: {_COLOURS[verdict]}'>{html.escape(label)}</span>"
 
 
-def _rank(verdict: str) -> int:
-    return VERDICTS.index(verdict) if verdict in VERDICTS else len(VERDICTS)
-
-
 def _worst(finding: Finding) -> str:
-    return max(finding.means.values(), key=_rank)
+    return max(finding.means.values(), key=rank)
 
 
 def _worst_meanings(group: list[Finding]) -> dict[str, str]:
     """By wrapper the worst that a finding of a group means for it."""
-    return {name: max((finding.means[name] for finding in group), key=_rank) for name in WRAPPERS}
+    return {name: max((finding.means[name] for finding in group), key=rank) for name in group[0].means}
 
 
 def _is_harmless(group: list[Finding]) -> bool:
-    return all(_worst(finding) == "ok" for finding in group)
+    return all(_worst(finding) in HARMLESS for finding in group)
 
 
 def sort_findings(findings: list[Finding]) -> list[Finding]:
@@ -164,7 +183,7 @@ def sort_findings(findings: list[Finding]) -> list[Finding]:
     unique = list({(f.kind, f.where, f.line, f.what): f for f in findings}.values())
     worst: dict[str, int] = {}
     for finding in unique:
-        worst[finding.kind] = max(worst.get(finding.kind, 0), _rank(_worst(finding)))
+        worst[finding.kind] = max(worst.get(finding.kind, 0), rank(_worst(finding)))
     return sorted(unique, key=lambda finding: (-worst[finding.kind], kinds.index(finding.kind)))
 
 
@@ -210,11 +229,45 @@ def _abbreviated(items: list[str]) -> list[str]:
 
 def _meaning(group: list[Finding]) -> str:
     """What a group means, the wrappers by verdict."""
+    return "; ".join(f"{verdict}: {names}" for verdict, names in _by_verdict(group))
+
+
+def _by_verdict(group: list[Finding]) -> list[tuple[str, str]]:
+    """(verdict, the wrappers that it is for), the worst first; of most wrappers those are named that it is not for."""
     worst = _worst_meanings(group)
-    by_verdict = {
-        verdict: [name for name in WRAPPERS if worst[name] == verdict] for verdict in _COLOURS if verdict != "ok"
-    }
-    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in reversed(by_verdict.items()) if names)
+    lines = []
+    for verdict in reversed([verdict for verdict in _COLOURS if verdict not in HARMLESS]):
+        names = [name for name in worst if worst[name] == verdict]
+        others = [name for name in worst if name not in names]
+        if names and not others:
+            lines.append((verdict, "every wrapper"))
+        elif names:
+            short = len(others) <= 2 < len(names)
+            lines.append((verdict, f"all but {_enumerated(others)}" if short else ", ".join(names)))
+    return lines
+
+
+# ---- outputs
+def _output_lines(outputs: list[DescribedOutput]) -> list[str]:
+    """Each output with what it is taken for, and what to write."""
+    lines = ["Outputs, and what to write if one is something else than it is taken for:"]
+    for output in outputs[:_MAX_OUTPUTS]:
+        lines.append(f"  {output.name or 'output'}  {output.kind()}: {output.taken_for}")
+        lines += [f"      {line}" for line in output.lines]
+    return lines + [f"  {line}" for line in _remarks_on(outputs)]
+
+
+def _remarks_on(outputs: list[DescribedOutput]) -> list[str]:
+    more = len(outputs) - _MAX_OUTPUTS
+    remarks = [f"and {more} more outputs"] if more > 0 else []
+    if len(outputs) > 1:
+        remarks.append(
+            "Several go into one dict, output={...: ..., ...}; outputs that it does not name are averaged, without a risk."
+        )
+    classes = sorted(
+        {name for output in outputs for line in output.lines for name in re.findall(r"([A-Z]\w+)\(", line)}
+    )
+    return remarks + ([f"from workbench.outputs import {', '.join(classes)}"] if classes else [])
 
 
 def _enumerated(names: list[str]) -> str:

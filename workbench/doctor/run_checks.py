@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,29 @@ from ..engine.dependence import reached
 from ..engine.tree import flatten, is_float, paths, tensors, tree_map
 from ..introspect.locations import NOWHERE, Location, locate_error
 from ..introspect.source_lines import first_sentence
-from .findings import Finding, make_finding
+from .described_outputs import DescribedOutput, describe_outputs, sums_to_one
+from .findings import Finding, Means, Role, make_finding
 from .isolation import generators
 from .observed_run import MISSING, ExampleCall, ObservedRun, SameObject, copy_leaf, snapshot
 from .tracers import DATA, HOW_READ, PARAMETER, SQUASHING
 
 
-def check_runs(call: ExampleCall) -> tuple[list[Finding], list[bool]]:
-    """Run copies of the model in both modes, and say what is seen.
+class Seen(NamedTuple):
+    """What runs of a model have shown.
 
-    Returns:
-        The findings, and the modes in which it runs, as values of `training`.
+    Args:
+        findings: about it.
+        modes: in which it runs, as values of `training`.
+        outputs: that it gives.
     """
+
+    findings: list[Finding]
+    modes: list[bool]
+    outputs: list[DescribedOutput]
+
+
+def check_runs(call: ExampleCall) -> Seen:
+    """Run copies of the model in both modes, and say what is seen."""
     runs = [ObservedRun(call, training) for training in (call.model.training, not call.model.training)]
     successful = [run for run in runs if run.error is None]
     modes_seen: dict[Finding, set[bool]] = {}
@@ -37,10 +48,12 @@ def check_runs(call: ExampleCall) -> tuple[list[Finding], list[bool]]:
             modes_seen.setdefault(known, set()).add(run.training)
     findings = [_with_modes(finding, modes, len(successful)) for finding, modes in modes_seen.items()]
     modes = [run.training for run in successful]
+    outputs: list[DescribedOutput] = []
     if successful:
         run = next((each for each in successful if not each.training), successful[0])
         findings += [*_output(run), *_rows(run), *_gradients(successful), *_mixing(call, modes)]
-    return findings, modes
+        outputs = describe_outputs(run)
+    return Seen(findings, modes, outputs)
 
 
 def _same_trouble(one: Finding, other: Finding) -> bool:
@@ -129,7 +142,7 @@ def _calls(run: ObservedRun) -> Iterator[Finding]:
     """What torch functions were seen to do."""
     for kind, name, location, sources in run.calls.reads:
         if location.file and sources & (DATA | PARAMETER):
-            means = {} if sources & PARAMETER else dict.fromkeys(("vote", "sample", "sculpt"), "ok")
+            means: Means = {} if sources & PARAMETER else {Role.BRANCHES: "ok"}
             what = HOW_READ.get(name, f"by {name}") + ("" if sources & PARAMETER else ", of inputs only")
             yield make_finding(kind, run.call.name, what, location, means=means)
     for kind, function, location in [*(("autograd", *grad) for grad in run.calls.grads), *run.lines.events]:
@@ -154,7 +167,7 @@ def _output(run: ObservedRun) -> Iterator[Finding]:
             yield make_finding("non_tensor_output", run.call.name, f"{path}: {type(leaf).__name__}")
         elif not is_float(leaf):
             what = f"{path}: {str(leaf.dtype).removeprefix('torch.')}{f', made by {made_by}' if made_by else ''}"
-            means = {"neo": "ok"} if run.float_outputs() else {}
+            means: Means = {Role.ANY: "ok", Role.BRANCHES: "note"} if run.float_outputs() else {}
             yield make_finding("integer_output", run.call.name, what, location, means=means)
         elif made_by in SQUASHING or (not float_seen and _sums_to_one(leaf)):
             what = f"{path}: made by {made_by}" if made_by in SQUASHING else f"{path}: numbers that sum to one"
@@ -165,10 +178,7 @@ def _output(run: ObservedRun) -> Iterator[Finding]:
 
 
 def _sums_to_one(leaf: Tensor) -> bool:
-    if leaf.is_complex() or leaf.dim() != 2 or leaf.shape[1] < 2 or not len(leaf):
-        return False
-    total = leaf.detach().sum(1)
-    return bool((leaf >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
+    return not leaf.is_complex() and leaf.dim() == 2 and leaf.shape[1] > 1 and len(leaf) > 0 and sums_to_one(leaf, 1)
 
 
 def _rows(run: ObservedRun) -> Iterator[Finding]:
@@ -177,11 +187,11 @@ def _rows(run: ObservedRun) -> Iterator[Finding]:
     if n_rows is None and shapes:
         what = f"the inputs have no common number of rows: {', '.join(map(str, shapes))}"
         remedy = "nothing, if that is how the data are"
-        yield make_finding("no_rows", name, what, remedy=remedy, means={"neo": "ok"})
+        yield make_finding("no_rows", name, what, remedy=remedy, means={Role.OWN_PASS: "ok"})
     for path, leaf, _, location in _leaves(run):
         if isinstance(leaf, Tensor) and not (leaf.dim() and n_rows in (None, leaf.shape[0])):
             what = f"{path}: {f'shape {list(leaf.shape)} for {n_rows} rows' if leaf.dim() else 'a single number'}"
-            means = {"neo": "ok"} if any(other.dim() for other in tensors(run.output)) else {}
+            means: Means = {Role.OWN_PASS: "ok"} if any(other.dim() for other in tensors(run.output)) else {}
             yield make_finding("no_rows", name, what, location, means=means)
 
 

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..core.method import Call
+from ..core.outputs import Meaning
+from ..core.outputs import _written as written
+from ..core.predict import plan_of
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
-from ..engine.tree import tensors, tree_map
+from ..engine.tree import flatten, is_float, tensors, tree_map
+from ..errors import SettingsNeededError
 from ..introspect.locations import NOWHERE, Location, call_model, locate_error
 from ..introspect.source_lines import first_sentence
-from ..methods import neo, sample, sculpt, vote
-from .findings import KINDS, WRAPPERS, Finding, make_finding
-from .isolation import copy_with_tensors
+from .candidates import Candidate
+from .findings import KINDS, Finding, Role, for_wrappers, make_finding
+from .isolation import copy_with_tensors, wrapped_function
 from .observed_run import ExampleCall
 from .tracers import READS
 
-_WRAPPER_MAKERS: dict[str, Callable[..., Any]] = {
-    "vote": lambda **common: vote.Wrapper(2, **common),
-    "sample": lambda **common: sample.Wrapper(2, **common),
-    "sculpt": lambda **common: sculpt.Wrapper(**common),
-    "neo": lambda **common: neo.Wrapper(**common),
-}
 _ONE_PASS = [strategy for strategy in ("vmap", "rescue") if strategy in STRATEGIES]
 # nothing is to be known about findings of these kinds where they do not stand in the way
 _HARMLESS_IN_ONE_PASS = {*READS.values(), "vmap"}
+_EPOCHS = 8  # of a training that moves no weights, after which what collects them has enough
 
 
 @dataclass
@@ -40,6 +42,7 @@ class WrapperTrial:
 
     Args:
         refusal: the error that it raised.
+        settings: why its default settings do not do, where that says nothing about the model.
         vmap_error: the error of running all branches in one pass.
         refused_at, vmap_failed_at: where, in the user's code.
         in_layer: whether a layer of torch's own stood in the way of one pass, as `nn.LSTM` does.
@@ -47,6 +50,7 @@ class WrapperTrial:
     """
 
     refusal: Exception | None = None
+    settings: str = ""
     vmap_error: Exception | None = None
     refused_at: Location = NOWHERE
     vmap_failed_at: Location = NOWHERE
@@ -55,66 +59,144 @@ class WrapperTrial:
 
 
 # ---- trials
-def try_wrappers(model: nn.Module, call: ExampleCall | None, modes: list[bool]) -> dict[str, WrapperTrial]:
-    """Put every wrapper on a copy of a model, and run it.
+@dataclass(frozen=True)
+class Trials:
+    """What all wrappers are tried on.
 
     Args:
         model: plain or wrapped.
         call: the plain model and its call; None for wrapping only.
         modes: those in which the plain model runs.
+        keeps: whether the model keeps something from call to call, which need not fit the next one, as when rows were dealt out.
+        output: what the output means if its numbers say so, for wrappers that refuse it as values.
     """
-    return {name: _try_wrapper(name, model, call, modes) for name in WRAPPERS}
 
+    model: nn.Module
+    call: ExampleCall | None
+    modes: list[bool]
+    keeps: bool = False
+    output: Meaning | None = None
 
-def _try_wrapper(name: str, model: nn.Module, call: ExampleCall | None, modes: list[bool]) -> WrapperTrial:
-    trial = WrapperTrial()
-    try:
-        wrapped = _wrap(name, model)
-        if call is not None and modes:
-            _run(name, wrapped, call, modes)
-            trial.ran = True
-    except Exception as error:
-        trial.refusal = error
-        trial.refused_at, _ = locate_error(error, is_wrapped)
+    def of(self, candidate: Candidate) -> WrapperTrial:
+        """Put a wrapper on a copy of the model, and run it."""
+        trial = WrapperTrial()
+        try:
+            wrapper = candidate.make()
+        except Exception as error:
+            trial.settings = f"{candidate.name} needs settings: {error}"
+            return trial
+        try:
+            wrapped = self._run(wrapper)
+        except SettingsNeededError as error:
+            trial.settings = (
+                f"{candidate.name} needs {f'{error.setting}=...' if error.setting else 'settings'}: {error}"
+            )
+        except Exception as error:
+            trial.settings = self._meaning_needed(candidate, error)
+            trial.refusal = None if trial.settings else error
+            trial.refused_at, _ = locate_error(error, is_wrapped)
+        else:
+            trial.ran = wrapped is not None
+            if trial.ran and Role.BRANCHES in candidate.roles:
+                self._try_one_pass(trial, wrapper, wrapped)
         return trial
-    if not trial.ran or name == "neo" or call is None:
-        return trial
-    for training in modes:
-        errors = [_one_pass_error(strategy, name, model, call, training) for strategy in _ONE_PASS]
-        if errors[-1] is not None and None not in errors:
-            trial.vmap_error = errors[-1]
-            trial.vmap_failed_at, trial.in_layer = locate_error(errors[-1], is_wrapped)
-            break
-    return trial
 
+    def _meaning_needed(self, candidate: Candidate, error: Exception) -> str:
+        """What to say where a wrapper takes the model as soon as it knows what the output means; else ""."""
+        if self.output is None:
+            return ""
+        try:
+            self._run(candidate.make(output=self.output))
+        except Exception:
+            return ""
+        return f"{candidate.name} needs output={written(self.output)}: {str(error).strip().splitlines()[0]}"
 
-def _one_pass_error(strategy: str, name: str, model: nn.Module, call: ExampleCall, training: bool) -> Exception | None:
-    """Why all branches can't run in one pass by a strategy; None if they can."""
-    wrapped = _wrap(name, model, strategy=strategy)
-    try:
-        with torch.set_grad_enabled(training):
-            wrapped.train(training)
-            call_model(wrapped, *_inputs(call, return_risk=True))
-    except Exception as error:
-        # the wrapper says that the strategy is not possible; the cause tells where
-        return error.__cause__ if isinstance(error.__cause__, Exception) else error
-    return None
+    def _wrap(self, wrapper: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = self.model
+            return wrapper(copy.deepcopy(model) if is_wrapped(model) else copy_with_tensors(model))
 
+    def _run(self, wrapper: Any) -> Any:
+        """The wrapped model after calls in both modes, without and with risk; None if it can't be run.
 
-def _wrap(name: str, model: nn.Module, **common: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wrapper = _WRAPPER_MAKERS[name](**common)
-        return wrapper(copy.deepcopy(model) if is_wrapped(model) else copy_with_tensors(model))
-
-
-def _run(name: str, wrapped: Any, call: ExampleCall, modes: list[bool]) -> None:
-    """In both modes, but neo's risk in training mode, which it can be asked for before it was fitted."""
-    for training in sorted(modes, reverse=True):
-        for return_risk in (False, True):
-            wrapped.train(training or (name == "neo" and return_risk))
+        A risk in a pass of its own is asked for in training mode only, where nothing must be learned before.
+        """
+        wrapped = self._wrap(wrapper)
+        if self.call is None or not self.modes:
+            return None
+        own_pass = any(method.own_pass for method in wrapped._workbench.methods)
+        for training, return_risk in itertools.product(sorted(self.modes, reverse=True), (False, True)):
+            wrapped = self._wrap(wrapper) if self.keeps else wrapped
+            if return_risk and not training and not own_pass:
+                _prepare(wrapped, self.call)
+            wrapped.train(training or (own_pass and return_risk))
             with torch.set_grad_enabled(training):
-                call_model(wrapped, *_inputs(call, return_risk=return_risk))
+                call_model(wrapped, *_inputs(self.call, return_risk=return_risk))
+        return wrapped
+
+    def _try_one_pass(self, trial: WrapperTrial, wrapper: Any, wrapped: Any) -> None:
+        """Whether all branches can run in one pass, in each mode by one of the strategies."""
+        for training in self.modes:
+            errors: list[Exception] = []
+            for strategy in _ONE_PASS:
+                error = self._one_pass_error(strategy, self._wrap(wrapper) if self.keeps else wrapped, training)
+                if error is None:
+                    break
+                errors.append(error)
+            else:
+                trial.vmap_error = errors[-1]
+                trial.vmap_failed_at, trial.in_layer = locate_error(errors[-1], is_wrapped)
+                return
+
+    def _one_pass_error(self, strategy: str, wrapped: Any, training: bool) -> Exception | None:
+        """Why all branches can't run in one pass by a strategy; None if they can, or if the wrapper has them run one by one on any model."""
+        assert self.call is not None
+        if self.keeps and not training:
+            _prepare(wrapped, self.call)
+        wrapped.train(training)
+        plan = plan_of(wrapped, Call(training, return_risk=True))
+        if plan.size == 1 or plan.loop_only:
+            return None
+        wrapped._workbench.strategy = strategy
+        try:
+            with torch.set_grad_enabled(training):
+                call_model(wrapped, *_inputs(self.call, return_risk=True))
+        except Exception as error:
+            # the wrapper says that the strategy is not possible; the cause tells where
+            return error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return None
+
+
+def _prepare(wrapped: Any, call: ExampleCall) -> None:
+    """Let methods that learn or collect something see the example, as `workbench.fit` would; the weights stay as they are."""
+    wrapped.eval()
+    for method in wrapped._workbench.methods:
+        for epoch in range(1, _EPOCHS + 1) if method.collects else ():
+            method.collect(wrapped, epoch, _EPOCHS)
+    if not wrapped.needs_fit:
+        return
+    with torch.no_grad():
+        output = call_model(wrapped, *_inputs(call))
+    noisy = tree_map(lambda leaf: leaf + torch.randn_like(leaf) if is_float(leaf) else leaf, output)
+    # the outputs as targets; where several are too many, one of them
+    targets = [noisy, *(leaf for leaf in flatten(noisy)[0] if is_float(leaf) and leaf is not noisy)]
+    refusals: list[Exception] = []
+    for target in targets:
+        try:
+            call_model(wrapped.fit, ([(_as_inputs(call, *_inputs(call)), target)],), {})
+            return
+        except (TypeError, ValueError) as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _as_inputs(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Inputs in the form that `fit` takes: a tuple of positional or a dict of keyword ones."""
+    if not kwargs:
+        return args
+    forward = wrapped_function(call.model) or call.model.forward
+    return dict(inspect.signature(forward).bind(*args, **kwargs).arguments) if args else kwargs
 
 
 def _inputs(call: ExampleCall, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -123,25 +205,28 @@ def _inputs(call: ExampleCall, **more: Any) -> tuple[tuple[Any, ...], dict[str, 
     n_rows = call.n_rows()
     if n_rows is not None and 0 < n_rows < 4 and all(t.dim() for t in tensors((args, kwargs))):
         args, kwargs = tree_map(
-            lambda leaf: torch.cat([leaf] * 4) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+            lambda leaf: torch.cat([leaf] * 4) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
         )
     return args, {**kwargs, **more}
 
 
 # ---- verdicts
-def judge(findings: list[Finding], trials: dict[str, WrapperTrial], name: str) -> tuple[list[Finding], dict[str, str]]:
+def judge(
+    findings: list[Finding], trials: dict[str, WrapperTrial], roles: Mapping[str, frozenset[Role]], name: str
+) -> tuple[list[Finding], dict[str, str]]:
     """What the findings mean in the light of the trials, and the verdict on each wrapper.
 
     Args:
         findings: those so far, with what is expected of them.
-        trials: by wrapper.
+        trials, roles: by wrapper.
         name: of the model.
     """
-    findings = [*findings, *_new_obstacles(findings, trials, name)]
+    obstacles = [for_wrappers(obstacle, roles) for obstacle in _new_obstacles(findings, trials, name)]
+    findings = [*findings, *obstacles]
     findings = [replace(f, means=MappingProxyType(_actual_meanings(f, trials))) for f in findings]
     for wrapper, trial in trials.items():
         if trial.refusal is not None and not any(f.means[wrapper] == "refused" for f in findings):
-            findings = _with_refusal(findings, wrapper, trial, name)
+            findings = [for_wrappers(finding, roles) for finding in _with_refusal(findings, wrapper, trial, name)]
     return findings, {wrapper: _verdict(wrapper, trial, findings) for wrapper, trial in trials.items()}
 
 
@@ -174,13 +259,16 @@ def _with_refusal(findings: list[Finding], wrapper: str, trial: WrapperTrial, na
 
 def _is_obstacle(finding: Finding) -> bool:
     """Whether it is of a kind that stands in the way of one pass for all branches."""
-    return "slower" in KINDS[finding.kind].means
+    return "slower" in KINDS[finding.kind].means.values()
 
 
 def _actual_meanings(finding: Finding, trials: dict[str, WrapperTrial]) -> dict[str, str]:
     """What is expected of a finding, held against what happened."""
     means = dict(finding.means)
     for wrapper, trial in trials.items():
+        if trial.settings:
+            means[wrapper] = "needs settings"
+            continue
         failed_here = finding.line and finding.line == trial.vmap_failed_at.line
         if means[wrapper] == "refused" and trial.refusal is None:
             means[wrapper] = "note"
@@ -194,6 +282,8 @@ def _actual_meanings(finding: Finding, trials: dict[str, WrapperTrial]) -> dict[
 def _verdict(wrapper: str, trial: WrapperTrial, findings: list[Finding]) -> str:
     if trial.refusal is not None:
         return "refused"
+    if trial.settings:
+        return "needs settings"
     if not trial.ran:
         return "not run"
     meanings = {finding.means[wrapper] for finding in findings}

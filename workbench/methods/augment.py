@@ -14,6 +14,7 @@ from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention
 from ..engine.tree import flatten, is_float
+from ..errors import SettingsNeededError
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -194,18 +195,20 @@ class _Transformed(Intervention):
         height, width = y.shape[-2:]  # not sorted: torch.compile can't sort sizes that are symbols
         if maps is True or any((height, width) in ((h, w), (w, h)) for h, w in self.sizes):
             return True
-        raise ValueError(
+        raise SettingsNeededError(
             f"augment can't tell whether an output of shape {list(y.shape)} is a map of the input, whose images have {list(self.sizes[0])} "
             "pixels: use augment.Wrapper(..., maps=True) if it turns with the image, maps=False if it does not, or give "
-            "transforms=[augment.Transform(apply, inverse), ...]"
+            "transforms=[augment.Transform(apply, inverse), ...]",
+            "maps",
         )
 
 
 def _image_size(x: Tensor, name: Any) -> torch.Size:
     if x.dim() < 4:
-        raise ValueError(
+        raise SettingsNeededError(
             f'transforms="{name}" is for images [rows, channels, height, width], and the input has shape {list(x.shape)}; use '
-            "augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own"
+            "augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own",
+            "transforms",
         )
     return x.shape[-2:]
 

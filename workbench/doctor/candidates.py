@@ -1,0 +1,77 @@
+"""The wrappers that a diagnosis tries: all that are known by a name, with default settings and small sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.method import Call, Method
+from ..core.registry import wrapper_class, wrapper_names
+from ..core.settings import settings_of
+from ..core.wrapper import COMMON
+from .findings import Role
+
+_FEWEST = 2  # branches that can differ
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A wrapper by its name.
+
+    Args:
+        name: that it is registered by.
+        make: gives the wrapper, with other settings than these if they are named; what it raises says that its default settings do not do.
+        roles: what its methods do.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    roles: frozenset[Role] = field(default=frozenset([Role.ANY]))
+
+
+def candidates() -> list[Candidate]:
+    """All registered wrappers, in alphabetical order."""
+    return [_candidate(name) for name in wrapper_names()]
+
+
+def _candidate(name: str) -> Candidate:
+    try:
+        cls = wrapper_class(name)
+        sizes = _small_sizes(cls)
+        roles = frozenset(role for method in cls(**sizes).make() for role in _roles(method))
+    except Exception:  # it is told when it is tried
+        return Candidate(name, lambda **settings: wrapper_class(name)(**settings))
+    return Candidate(name, lambda **settings: cls(**sizes, **settings), roles)
+
+
+def _roles(method: Method) -> list[Role]:
+    roles = {
+        Role.ANY: True,
+        Role.BRANCHES: not method.own_pass,
+        Role.MEMBERS: method.members,
+        Role.DEALS: method.deals(True) > 0,
+        Role.OWN_PASS: method.own_pass,
+    }
+    return [role for role, has_it in roles.items() if has_it]
+
+
+def _small_sizes(cls: Any) -> dict[str, int]:
+    """Settings for few branches, and where these are whole models, for few of all things."""
+    wrapper = cls()
+    kept: dict[str, int] = {}
+    for described in settings_of(cls):
+        name, value = described.name, getattr(wrapper, described.name)
+        if name in COMMON or type(value) is not int or value <= _FEWEST:
+            continue
+        with contextlib.suppress(TypeError, ValueError):  # fewer are not taken
+            smaller = cls(**kept, **{name: _FEWEST})
+            if any(method.members for method in smaller.make()) or _n_branches(smaller) < _n_branches(wrapper):
+                kept[name] = _FEWEST
+    return kept
+
+
+def _n_branches(wrapper: Any) -> int:
+    axes = [method.axis(Call(training=False, return_risk=True)) for method in wrapper.make()]
+    return sum(axis.size for axis in axes if axis is not None)

@@ -1,0 +1,177 @@
+"""Descriptions of a model's outputs: name, shape, what each is taken for, and the line to write if it is something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import outputs
+from ..core.outputs import Binary, Logits, Meaning, Probs, resolve
+from ..core.wrapper import COMMON
+from ..engine.tree import children, flatten, is_float, names, tensors
+from .observed_run import ObservedRun
+from .tracers import SQUASHING
+
+SIGMOIDS = ("sigmoid", "expit", "sigmoid_")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+_PLAIN = bool | int | float | complex | str
+
+
+@dataclass(frozen=True)
+class DescribedOutput:
+    """One output of a model.
+
+    Args:
+        name: its dotted name, as in output={name: ...}; "" for a single output.
+        shape: of a tensor, else None.
+        dtype: of a tensor such as "float32", else the name of its class.
+        taken_for: what it is without the option `output`.
+        lines: what to write if it is something else, each with a comment.
+        meaning: what its numbers say it is, such as probabilities; None if they leave it open.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    taken_for: str
+    lines: tuple[str, ...] = ()
+    meaning: Meaning | None = None
+
+    def kind(self) -> str:
+        """Type and shape in a few words."""
+        return self.dtype if self.shape is None else f"{self.dtype} {list(self.shape)}"
+
+
+def describe_outputs(run: ObservedRun) -> list[DescribedOutput]:
+    """All outputs of a run, in their order; detections of several images as one."""
+    if detections := _detections(run.output):
+        return [detections]
+    leaves = flatten(run.output)[0]
+    makers = [run.maker(leaf) for leaf in leaves]
+    return list(_each(run, names(run.output), leaves, makers))
+
+
+def _each(run: ObservedRun, dotted: list[str], leaves: list[Any], makers: list[str]) -> Iterator[DescribedOutput]:
+    meanings = resolve(None, lambda: dotted, leaves, 0)
+    states = [_is_state(i, leaf, makers[i]) for i, leaf in enumerate(leaves)]
+    for i, (name, leaf, meaning) in enumerate(zip(dotted, leaves, meanings, strict=True)):
+        if leaf is None:
+            continue
+        choices = _choices(run, leaf, makers[i])
+        lines = [_line(name, chosen, comment) for chosen, comment in choices]
+        is_certain = len(choices) == 1 and (makers[i] in SQUASHING or isinstance(choices[0][0], Probs))
+        if states[i] and "state" in COMMON:
+            lines = [_state_line(name, dotted, states)]
+        is_tensor = isinstance(leaf, Tensor)
+        kind = str(leaf.dtype).removeprefix("torch.") if is_tensor else type(leaf).__name__
+        yield DescribedOutput(
+            name,
+            tuple(leaf.shape) if is_tensor else None,
+            kind,
+            _taken(leaf, meaning),
+            tuple(lines),
+            choices[0][0] if is_certain else None,
+        )
+
+
+def meaning_of_numbers(described: list[DescribedOutput]) -> Meaning | None:
+    """What a single output is, if its numbers say so."""
+    return described[0].meaning if len(described) == 1 else None
+
+
+def _taken(leaf: Any, meaning: Meaning | None) -> str:
+    if meaning is not None:
+        is_mean = isinstance(meaning, outputs.Mean)
+        return "mean, without a risk" if is_mean else "values, with a standard deviation each"
+    if isinstance(leaf, Tensor):
+        return "whole numbers, without a risk: what most branches say"
+    if isinstance(leaf, _PLAIN):
+        return "the same in all branches, else refused"
+    return "the first branch's, without a risk; handed back as it is, each branch goes on with its own"
+
+
+# ---- what else it could be
+def _choices(run: ObservedRun, leaf: Any, made_by: str) -> list[tuple[Meaning, str]]:
+    """What an output of this shape could mean beside values, and in which case."""
+    if not is_float(leaf) or leaf.is_complex() or not leaf.dim() or not leaf.numel():
+        return []
+    shape, n_rows = leaf.shape, run.call.n_rows()
+    if n_rows not in (None, shape[0]):
+        return []
+    is_log = made_by == "log_softmax"
+    for dim in (1, -1) if leaf.dim() > 1 else ():
+        if shape[dim] > 1 and sums_to_one(leaf.detach().exp() if is_log else leaf, dim):
+            kind: Any = Logits if is_log else Probs
+            what = "log-probabilities" if is_log else "probabilities"
+            return [(kind(None if leaf.dim() == 2 else dim), f"{what} of {_classes(shape[dim])}")]
+    binary, numbers = (Binary(False), "probabilities") if made_by in SIGMOIDS else (Binary(), "scores")
+    if leaf.dim() == 1 or shape[1:].numel() == 1:
+        return [(binary, f"{numbers} of a yes or no")]
+    labels = (binary, f"{numbers} of {shape[1]} labels, each a yes or no")
+    if leaf.dim() == 2:
+        return [labels] if not binary.logits else [(Logits(), f"scores of {_classes(shape[1])}"), labels]
+    if not binary.logits or shape[1] == 1:
+        return [(binary, f"{numbers} of a yes or no in each place")]
+    return [(Logits(dim), f"scores of {_classes(shape[dim])}{where}") for dim, where in _class_dims(run, shape)]
+
+
+def _class_dims(run: ObservedRun, shape: torch.Size) -> Iterator[tuple[int, str]]:
+    """Dimensions of three or more that could be those of classes."""
+    shapes = {leaf.shape for leaf in tensors((run.call.args, run.call.kwargs))}
+    is_sequence = shape[:-1] in shapes  # a number of a token in, scores out
+    if not is_sequence:
+        yield 1, " in each pixel" if len(shape) == 4 else " in each place"
+    if (is_sequence or len(shape) == 3) and shape[-1] > 1:
+        yield -1, " for each token"
+
+
+def sums_to_one(leaf: Tensor, dim: int) -> bool:
+    """Whether the numbers along a dimension could be probabilities."""
+    total = leaf.detach().sum(dim)
+    return bool((leaf >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
+
+
+def _classes(n: int) -> str:
+    return f"{n} classes"
+
+
+def _line(name: str, meaning: Meaning, comment: str) -> str:
+    written = outputs._written(meaning)
+    if name and name.rpartition(".")[2] != written.strip('"'):  # which finds its output by this name
+        written = f"{{{outputs._key(name)}: {written}}}"
+    return f"output={written}  # {comment}"
+
+
+# ---- what the caller hands on
+def _is_state(i: int, leaf: Any, made_by: str) -> bool:
+    """Whether an output may be one that the caller hands to the next call: a cache, or what a recurrent layer ends with."""
+    if isinstance(leaf, Tensor):
+        return i > 0 and made_by in _RECURRENT
+    return leaf is not None and not isinstance(leaf, _PLAIN)
+
+
+def _state_line(name: str, dotted: list[str], states: list[bool]) -> str:
+    first = name.partition(".")[0]
+    inside = [states[i] for i, other in enumerate(dotted) if other.partition(".")[0] == first]
+    return f"state={outputs._key(first if all(inside) else name)}  # if the caller hands it to the next call"
+
+
+# ---- detections
+def _detections(output: Any) -> DescribedOutput | None:
+    """Boxes, scores and labels, for one image or in a list of images."""
+    images = output if isinstance(output, list | tuple) and output else [output]
+    for image in images:
+        parts = {name.strip("[].'\"") for name, _ in children(image) or ()}
+        if not {"boxes", "scores"} <= parts:
+            return None
+    meaning: Any = getattr(outputs, "Detections", None)
+    labels = "" if "labels" in {name.strip("[].'\"") for name, _ in children(images[0]) or ()} else "labels=None"
+    lines = (f"output=Detections({labels})  # boxes are matched over the branches",) if meaning is not None else ()
+    counts = ", ".join(str(len(tensors(image)[0])) for image in images[:4]) + (", ..." if len(images) > 4 else "")
+    return DescribedOutput(
+        "", None, f"boxes of {len(images)} images ({counts})", "values, where all branches give as many", lines
+    )
