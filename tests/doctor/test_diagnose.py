@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import sys
 import warnings
@@ -161,10 +162,11 @@ def ready(wrapper: str, build: Callable[[], Any], args: Any, kwargs: Any) -> Any
             y = wrapped(*args, **kwargs)
         leaves = [leaf for leaf in flatten(y)[0] if is_float(leaf)]
         noisy = [leaf + torch.randn_like(leaf) for leaf in leaves]
+        inputs = inspect.signature(build().forward).bind(*args, **kwargs).arguments if kwargs else args
         for target in noisy:  # laplace wants that of its layer
             with contextlib.suppress(TypeError, ValueError):
-                return wrapped.fit([(kwargs or args, target)])
-        wrapped.fit([(kwargs or args, noisy[0])])
+                return wrapped.fit([(inputs, target)])
+        wrapped.fit([(inputs, noisy[0])])
     return wrapped
 
 

@@ -26,11 +26,11 @@ from .trials import Trials, judge
 
 
 def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
-    """Say what wrapping a model meets: what limits it, in which line, what that means for each wrapper, and what to do.
+    """Say what wrapping a model meets: what limits it, in which line, what that means for each wrapper, what its outputs are taken for.
 
-    Copies of the model are run on the example about twenty times, in both modes; each wrapper is put on a copy and run as well. Needs memory
-    for a few copies. Model, example, hooks, modes and global random states are left as they are; what forward prints is dropped, but other
-    effects outside of Python, such as files that it writes, happen.
+    Copies of the model are run on the example about twenty times, in both modes; each registered wrapper is put on a copy with its default
+    settings and few branches, and is run as well. Needs memory for a few copies. Model, example, hooks, modes and global random states are left
+    as they are; what forward prints is dropped, but other effects outside of Python, such as files that it writes, happen.
 
     Args:
         model: a module, a function that uses modules, or a wrapped model (of which the plain model is looked at).
@@ -47,10 +47,12 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
         >>> diagnosis = diagnose(model, torch.zeros(4, 2))
-        >>> diagnosis.verdicts
-        {'augment': 'needs settings', 'laplace': 'needs settings', 'neo': 'ok', 'sample': 'note', ...}
+        >>> diagnosis.verdicts["neo"], diagnosis.verdicts["sample"]
+        ('ok', 'note')
         >>> print(diagnosis.find("probabilities")[0].what)
         output: made by sigmoid
+        >>> diagnosis.outputs[0].lines
+        ('output=Binary(logits=False)  # probabilities of a yes or no',)
     """
     target = model if isinstance(model, nn.Module) else _function(model)
     name = _name(target)

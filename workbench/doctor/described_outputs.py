@@ -129,6 +129,16 @@ def _class_dims(run: ObservedRun, shape: torch.Size) -> Iterator[tuple[int, str]
         yield -1, " for each token"
 
 
+def squashed_remedy(name: str, leaf: Tensor, made_by: str) -> str:
+    """What to do about an output that is squashed to probabilities."""
+    dim = next((dim for dim in (1, -1) if leaf.dim() > 2 and sums_to_one(leaf, dim)), None)
+    if made_by == "log_softmax":
+        dim = next((dim for dim in (1, -1) if leaf.dim() > 2 and sums_to_one(leaf.exp(), dim)), None)
+        return f"wrap with {_option(name, Logits(dim))}, for which log-probabilities are as good"
+    before, after = (Binary(), Binary(False)) if made_by in SIGMOIDS else (Logits(dim), Probs(dim))
+    return f"return logits and wrap with {_option(name, before)}, or keep it and wrap with {_option(name, after)}"
+
+
 def sums_to_one(leaf: Tensor, dim: int) -> bool:
     """Whether the numbers along a dimension could be probabilities."""
     total = leaf.detach().sum(dim)
@@ -140,10 +150,15 @@ def _classes(n: int) -> str:
 
 
 def _line(name: str, meaning: Meaning, comment: str) -> str:
+    return f"{_option(name, meaning)}  # {comment}"
+
+
+def _option(name: str, meaning: Meaning) -> str:
+    """The option for one output."""
     written = outputs._written(meaning)
-    if name and name.rpartition(".")[2] != written.strip('"'):  # which finds its output by this name
+    if name and name.rpartition(".")[2] != written.strip('"'):  # "logits" finds an output of this name
         written = f"{{{outputs._key(name)}: {written}}}"
-    return f"output={written}  # {comment}"
+    return f"output={written}"
 
 
 # ---- what the caller hands on

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..core.dealing import _alike
 from ..core.wrapped import is_wrapped
 from ..engine.dependence import reached
-from ..engine.tree import flatten, is_float, paths, tensors, tree_map
+from ..engine.tree import flatten, is_float, names, paths, tensors, tree_map
 from ..introspect.locations import NOWHERE, Location, locate_error
 from ..introspect.source_lines import first_sentence
-from .described_outputs import DescribedOutput, describe_outputs, sums_to_one
+from .described_outputs import DescribedOutput, describe_outputs, squashed_remedy, sums_to_one
 from .findings import Finding, Means, Role, make_finding
 from .isolation import generators
 from .observed_run import MISSING, ExampleCall, ObservedRun, SameObject, copy_leaf, snapshot
@@ -160,7 +160,7 @@ def _leaves(run: ObservedRun) -> Iterator[tuple[str, Any, str, Location]]:
 
 def _output(run: ObservedRun) -> Iterator[Finding]:
     float_seen = False
-    for path, leaf, made_by, location in _leaves(run):
+    for name, (path, leaf, made_by, location) in zip(names(run.output), _leaves(run), strict=True):
         if leaf is None:
             continue
         if not isinstance(leaf, Tensor):
@@ -171,9 +171,7 @@ def _output(run: ObservedRun) -> Iterator[Finding]:
             yield make_finding("integer_output", run.call.name, what, location, means=means)
         elif made_by in SQUASHING or (not float_seen and _sums_to_one(leaf)):
             what = f"{path}: made by {made_by}" if made_by in SQUASHING else f"{path}: numbers that sum to one"
-            is_log = made_by == "log_softmax"
-            remedy = 'wrap with output="logits", for which log-probabilities are as good' if is_log else ""
-            yield make_finding("probabilities", run.call.name, what, location, remedy)
+            yield make_finding("probabilities", run.call.name, what, location, squashed_remedy(name, leaf, made_by))
         float_seen = float_seen or is_float(leaf)
 
 
@@ -213,8 +211,8 @@ def _gradients(runs: list[ObservedRun]) -> Iterator[Finding]:
     for name in trainable:
         if name not in used:
             unused.setdefault(name.rpartition(".")[0], []).append(name)
-    for path, names in unused.items():
-        yield make_finding("unused", path or run.call.name, ", ".join(names))
+    for path, parameters in unused.items():
+        yield make_finding("unused", path or run.call.name, ", ".join(parameters))
 
 
 def _parameters_reached(run: ObservedRun) -> set[str]:

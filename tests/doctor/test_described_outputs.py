@@ -1,0 +1,219 @@
+"""`diagnose` says of each output what it is taken for and what to write, and what it says is what a wrapper does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import diagnose, laplace, vote
+from workbench.doctor import KINDS
+from workbench.outputs import Binary, Logits, Probs
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+class Made(nn.Module):
+    """A layer, and a function of it and the input that makes the output."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Any], layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer, self.function = layer or nn.Linear(3, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layer, x)
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (6, 3)))
+
+
+def options(found: Any) -> list[str]:
+    return [line.partition("  #")[0] for output in found.outputs for line in output.lines]
+
+
+SINGLE: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Tensor, list[str]]] = {
+    "classes": (lambda f, x: f(x), rows(), ['output="logits"', 'output="binary"']),
+    "one score": (lambda f, x: f(x)[:, 0], rows(), ['output="binary"']),
+    "one column": (lambda f, x: f(x)[:, :1], rows(), ['output="binary"']),
+    "sigmoid": (lambda f, x: f(x)[:, :1].sigmoid(), rows(), ["output=Binary(logits=False)"]),
+    "labels": (lambda f, x: f(x).sigmoid(), rows(), ["output=Binary(logits=False)"]),
+    "softmax": (lambda f, x: f(x).softmax(-1), rows(), ['output="probs"']),
+    "normalised": (lambda f, x: f(x).exp() / f(x).exp().sum(1, keepdim=True), rows(), ['output="probs"']),
+    "log-softmax": (lambda f, x: f(x).log_softmax(-1), rows(), ['output="logits"']),
+    "map": (lambda f, x: f(x).movedim(-1, 1), rows(2, 8, 8, 3), ["output=Logits(dim=1)"]),
+    "map of probabilities": (lambda f, x: f(x).softmax(-1).movedim(-1, 1), rows(2, 8, 8, 3), ["output=Probs(dim=1)"]),
+    "map of one": (lambda f, x: f(x)[..., 0][:, None], rows(2, 8, 8, 3), ['output="binary"']),
+    "series": (lambda f, x: f(x), rows(2, 5, 3), ["output=Logits(dim=1)", "output=Logits(dim=-1)"]),
+    "tokens": (
+        lambda f, x: f(nn.functional.one_hot(x, 3).float()),
+        torch.arange(14).reshape(2, 7) % 3,
+        ["output=Logits(dim=-1)"],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_lines_for_a_single_output_are_taken(name: str) -> None:
+    function, x, expected = SINGLE[name]
+    found = diagnose(Made(function), x)
+    y = Made(function)(x)
+    (output,) = found.outputs
+    assert (output.name, output.shape, output.dtype) == ("", tuple(y.shape), "float32")
+    assert output.taken_for == "values, with a standard deviation each"
+    assert options(found) == expected
+    names = {"Logits": Logits, "Probs": Probs, "Binary": Binary}
+    for option in expected:
+        meaning = eval(option.partition("=")[2], names)
+        wrapped = vote.Wrapper(2, output=meaning)(Made(function)).eval()
+        _, risk = wrapped(x, return_risk=True)
+        assert bool((risk.total > 0).all())  # entropies
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.a(x)
+        extra = [scores.softmax(-1), scores.argmax(-1)]
+        return {"scores": scores, "logits": scores, "heads": [self.b(x), extra], "loss": scores.mean(), "name": "a"}
+
+
+def test_several_outputs_are_named_as_the_option_names_them() -> None:
+    found = diagnose(Several(), rows())
+    described = {output.name: (output.kind(), output.taken_for.partition(",")[0]) for output in found.outputs}
+    assert described == {
+        "scores": ("float32 [6, 4]", "values"),
+        "logits": ("float32 [6, 4]", "values"),
+        "heads.0": ("float32 [6, 1]", "values"),
+        "heads.1.0": ("float32 [6, 4]", "values"),
+        "heads.1.1": ("int64 [6]", "whole numbers"),
+        "loss": ("float32 []", "mean"),
+        "name": ("str", "the same in all branches"),
+    }
+    lines = options(found)
+    assert "output={'scores': \"logits\"}" in lines
+    assert 'output="logits"' in lines  # finds the output of this name
+    assert "output={'heads.0': \"binary\"}" in lines
+    assert "output={'heads.1.0': \"probs\"}" in lines
+    remedy = found.find("probabilities")[0].remedy
+    assert remedy.endswith("keep it and wrap with output={'heads.1.0': \"probs\"}")
+    _, risk = vote.Wrapper(2, output={"heads.0": "binary", "heads.1.0": "probs"})(Several()).eval()(
+        rows(), return_risk=True
+    )
+    assert risk.total["heads"][1][0].shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (
+            lambda f, x: f(x).sigmoid(),
+            'wrap with output="binary", or keep it and wrap with output=Binary(logits=False)',
+        ),
+        (lambda f, x: f(x).softmax(-1), 'wrap with output="logits", or keep it and wrap with output="probs"'),
+        (
+            lambda f, x: f(x)[:, :, None].softmax(1),
+            "output=Logits(dim=1), or keep it and wrap with output=Probs(dim=1)",
+        ),
+    ],
+)
+def test_the_remedy_for_probabilities_fits_them(function: Any, remedy: str) -> None:
+    assert diagnose(Made(function), rows()).find("probabilities")[0].remedy.endswith(remedy)
+
+
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
+def test_laplace_that_needs_to_know_probabilities_is_no_flaw_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+    found = diagnose(model, rows())
+    assert found.verdicts["laplace"] == "needs settings"
+    assert any(remark.startswith('laplace needs output="probs"') for remark in found.remarks)
+    x, y = rows(40, 3), torch.arange(40) % 4
+    assert laplace.Wrapper(output="probs")(model).eval().fit([(x, y)])(x, return_risk=True)[1].total.shape == (40,)
+    with pytest.raises(ValueError, match="last layer only where"):
+        laplace.Wrapper()(model).eval().fit([(x, rows(40, 4))])
+
+
+# ---- caches and state
+class Cache:
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+
+
+class ReturnsCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
+        cache = Cache() if cache is None else cache
+        cache.keys.append(self.key(x))
+        return self.head(torch.stack(cache.keys).mean(0).tanh()), cache
+
+
+class KeepsCache(ReturnsCache):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.cache)[0]
+
+
+def test_what_is_said_of_a_cache_that_is_returned_is_true() -> None:
+    found = diagnose(ReturnsCache(), rows())
+    assert found.outputs[1].kind() == "Cache"
+    assert "handed back as it is, each branch goes on with its own" in found.outputs[1].taken_for
+    assert "goes on in each branch as its own" in KINDS["non_tensor_output"].why
+    wrapped = vote.Wrapper(3)(ReturnsCache()).eval()
+    voters: list[Any] = [voter.eval() for voter in wrapped.voters()]
+    cache, caches = None, [None] * 3
+    for _ in range(3):
+        x = rows()
+        y, cache = wrapped(x, cache)
+        answers = [voter(x, kept) for voter, kept in zip(voters, caches, strict=True)]
+        caches = [kept for _, kept in answers]
+        assert torch.allclose(y, torch.stack([answer for answer, _ in answers]).mean(0), atol=1e-6)
+    assert torch.allclose(cache.keys[0], caches[0].keys[0], atol=1e-6)  # what is returned is the first branch's
+
+
+def test_what_is_said_of_a_cache_that_is_kept_is_true() -> None:
+    found = diagnose(KeepsCache(), rows())
+    assert {each.kind for each in found.findings} <= {"state", "grows"}
+    assert set(found.verdicts.values()) == {"note", "ok", "needs settings"}
+    assert "Each branch has its own, and goes on with it in the next call" in KINDS["state"].why
+    wrapped = vote.Wrapper(3)(KeepsCache()).eval()
+    voters = [voter.eval() for voter in wrapped.voters()]
+    for _ in range(3):
+        x = rows()
+        y = wrapped(x)
+        assert torch.allclose(y, torch.stack([voter(x) for voter in voters]).mean(0), atol=1e-6)
+    first: Any = voters[0]
+    assert torch.allclose(wrapped.cache.keys[0], first.cache.keys[0], atol=1e-6)  # the model shows the first one's
+
+
+# ---- the report
+def test_text_and_html_show_the_same_lines() -> None:
+    from bs4 import BeautifulSoup
+
+    found = diagnose(Several(), rows())
+    text = str(found)
+    page = BeautifulSoup(found._repr_html_(), "html.parser").get_text()
+    lines = [line for output in found.outputs for line in output.lines]
+    assert len(lines) == 6
+    assert all(line in text and line in page for line in lines)
+    assert "Several go into one dict" in text
+    assert "  loss  float32 []: mean, without a risk" in text
+
+
+def test_many_outputs_are_abbreviated() -> None:
+    text = str(diagnose(Made(lambda f, x: [f(x) for _ in range(20)]), rows()))
+    assert "and 8 more outputs" in text
+    assert "  11  float32" in text
+    assert "  12  float32" not in text
