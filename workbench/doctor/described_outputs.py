@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..core import outputs
 from ..core.outputs import Binary, Logits, Meaning, Probs, resolve
-from ..core.wrapper import COMMON
 from ..engine.tree import children, flatten, is_float, names, tensors
 from .observed_run import ObservedRun
 from .tracers import SQUASHING
@@ -64,7 +63,7 @@ def _each(run: ObservedRun, dotted: list[str], leaves: list[Any], makers: list[s
         choices = _choices(run, leaf, makers[i])
         lines = [_line(name, chosen, comment) for chosen, comment in choices]
         is_certain = len(choices) == 1 and (makers[i] in SQUASHING or isinstance(choices[0][0], Probs))
-        if states[i] and "state" in COMMON:
+        if states[i]:
             lines = [_state_line(name, dotted, states)]
         is_tensor = isinstance(leaf, Tensor)
         kind = str(leaf.dtype).removeprefix("torch.") if is_tensor else type(leaf).__name__
@@ -91,7 +90,7 @@ def _taken(leaf: Any, meaning: Meaning | None) -> str:
         return "whole numbers, without a risk: what most branches say"
     if isinstance(leaf, _PLAIN):
         return "the same in all branches, else refused"
-    return "the first branch's, without a risk; handed back as it is, each branch goes on with its own"
+    return "the first branch's; handed back as it is, each branch goes on with its own (copied or changed: refused)"
 
 
 # ---- what else it could be

@@ -211,7 +211,7 @@ KINDS: dict[str, FindingKind] = {
         "a part of the output is no tensor",
         "What is returned is the first branch's; an object that is handed back as it is, such as a cache, goes on in each branch as its own. "
         "Plain numbers and strings must be equal in all branches.",
-        "return it as a tensor if it is a number; leave out what nobody uses (a cache of keys and values: use_cache=False)",
+        "return it as a tensor if it is a number; name it in state=... if the caller hands it on (a cache), or leave it out (use_cache=False)",
         _NOTE_FOR_BRANCHES,
     ),
     "no_gradient": FindingKind(

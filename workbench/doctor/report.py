@@ -139,7 +139,7 @@ class Diagnosis:
             for output in self.outputs[:_MAX_OUTPUTS]:
                 code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
                 fragments.append(
-                    f"<tr><td><b>{e(output.name)}</b> {e(output.kind())}</td><td>{e(output.taken_for)}</td><td>{code}</td></tr>"
+                    f"<tr><td><b>{e(output.name)}</b> <span class='wb-kind'>{e(output.kind())}</span></td><td>{e(output.taken_for)}</td><td>{code}</td></tr>"
                 )
             fragments.append(f"</table>{''.join(f'<p>{e(line)}</p>' for line in _remarks_on(self.outputs))}")
         fragments += [f"<p>{e(remark)}</p>" for remark in self.remarks]
@@ -152,10 +152,10 @@ _STYLE = """
 .wb-diagnosis tr, .wb-diagnosis td, .wb-diagnosis th { background: transparent; color: inherit; text-align: left;
   vertical-align: top; padding: .3em .7em; border: none; border-bottom: 1px solid rgba(128, 128, 128, .4); }
 .wb-diagnosis .wb-verdicts .wb-badge { display: inline-block; margin: 0 1em .3em 0; }
-.wb-diagnosis code { color: inherit; background: rgba(128, 128, 128, .15); padding: 0 .2em; }
+.wb-diagnosis code { white-space: pre-wrap; color: inherit; background: rgba(128, 128, 128, .15); padding: 0 .2em; }
 .wb-diagnosis .wb-head { font-weight: bold; }
 .wb-diagnosis .wb-badge { display: inline-block; padding-left: .4em; border-left: .35em solid; }
-.wb-diagnosis .wb-badge span { color: inherit; }
+.wb-diagnosis .wb-kind { white-space: nowrap; }
 """.replace("\n", " ").strip()
 
 
