@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench import diagnose, laplace, vote
 from workbench.doctor import KINDS
-from workbench.outputs import Binary, Logits, Probs
+from workbench.outputs import Binary, Detections, Logits, Probs
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -196,6 +196,56 @@ def test_what_is_said_of_a_cache_that_is_kept_is_true() -> None:
         assert torch.allclose(y, torch.stack([voter(x) for voter in voters]).mean(0), atol=1e-6)
     first: Any = voters[0]
     assert torch.allclose(wrapped.cache.keys[0], first.cache.keys[0], atol=1e-6)  # the model shows the first one's
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        h, state = self.layer(x, state)
+        return self.head(h), state
+
+
+@pytest.mark.parametrize(("build", "x"), [(Cell, rows(6, 5, 3)), (ReturnsCache, rows())], ids=["lstm", "cache"])
+def test_state_has_the_line_to_write(build: Any, x: Tensor) -> None:
+    first, *states = diagnose(build(), x).outputs
+    assert not any(line.startswith("state") for line in first.lines)
+    assert {line.partition("  #")[0] for output in states for line in output.lines} == {"state=1"}
+    wrapped = vote.Wrapper(3, state=1)(build()).eval()
+    _, state = wrapped(x)
+    assert torch.isfinite(wrapped(x, state)[0]).all()
+
+
+# ---- detections
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box, self.classes = nn.Linear(3, 4), nn.Linear(3, 3)
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        found = []
+        for image in images:
+            corners = self.box(image).abs()
+            boxes = torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:] + 1], 1)
+            scores, labels = self.classes(image).softmax(-1).max(-1)
+            keep = scores > 0.4
+            found.append({"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]})
+        return found
+
+
+def test_boxes_are_one_output() -> None:
+    found = diagnose(Detector(), rows(2, 30, 3))
+    (output,) = found.outputs
+    assert output.kind().startswith("boxes of 2 images")
+    assert options(found) == ["output=Detections()"]
+    # weights that differ select other boxes, also those that training collects
+    assert {found.verdicts[name] for name in ("vote", "snapshot", "swag")} == {"needs settings"}
+    assert any(remark.startswith("vote needs output=Detections()") for remark in found.remarks)
+    wrapped = vote.Wrapper(3, output=Detections())(Detector()).eval()
+    boxes, _ = wrapped(rows(2, 30, 3), return_risk=True)
+    assert boxes[0]["boxes"].shape[1] == 4
 
 
 # ---- the report

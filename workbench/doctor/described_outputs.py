@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import outputs
-from ..core.outputs import Binary, Logits, Meaning, Probs, resolve
+from ..core.outputs import Binary, Detections, Logits, Meaning, Probs, resolve
 from ..engine.tree import children, flatten, is_float, names, tensors
 from .observed_run import ObservedRun
 from .tracers import SQUASHING
@@ -152,9 +152,14 @@ def _line(name: str, meaning: Meaning, comment: str) -> str:
     return f"{_option(name, meaning)}  # {comment}"
 
 
+def write(meaning: Meaning) -> str:
+    """A meaning as the option `output` takes it."""
+    return outputs._written(meaning) if meaning != Detections() else "Detections()"
+
+
 def _option(name: str, meaning: Meaning) -> str:
     """The option for one output."""
-    written = outputs._written(meaning)
+    written = write(meaning)
     if name and name.rpartition(".")[2] != written.strip('"'):  # "logits" finds an output of this name
         written = f"{{{outputs._key(name)}: {written}}}"
     return f"output={written}"
@@ -182,10 +187,14 @@ def _detections(output: Any) -> DescribedOutput | None:
         parts = {name.strip("[].'\"") for name, _ in children(image) or ()}
         if not {"boxes", "scores"} <= parts:
             return None
-    meaning: Any = getattr(outputs, "Detections", None)
-    labels = "" if "labels" in {name.strip("[].'\"") for name, _ in children(images[0]) or ()} else "labels=None"
-    lines = (f"output=Detections({labels})  # boxes are matched over the branches",) if meaning is not None else ()
+    names_of_image = {name.strip("[].'\"") for name, _ in children(images[0]) or ()}
+    meaning = Detections() if "labels" in names_of_image else Detections(labels=None)
     counts = ", ".join(str(len(tensors(image)[0])) for image in images[:4]) + (", ..." if len(images) > 4 else "")
     return DescribedOutput(
-        "", None, f"boxes of {len(images)} images ({counts})", "values, where all branches give as many", lines
+        "",
+        None,
+        f"boxes of {len(images)} {'image' if len(images) == 1 else 'images'} ({counts})",
+        "values, refused where the model selects boxes",
+        (_line("", meaning, "boxes are matched over the branches"),),
+        meaning,
     )

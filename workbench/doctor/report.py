@@ -138,8 +138,9 @@ class Diagnosis:
             fragments.append("<table><tr><th>output</th><th>taken for</th><th>if it is something else</th></tr>")
             for output in self.outputs[:_MAX_OUTPUTS]:
                 code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
+                name = f"<b>{e(output.name)}</b>"
                 fragments.append(
-                    f"<tr><td><b>{e(output.name)}</b> <span class='wb-kind'>{e(output.kind())}</span></td><td>{e(output.taken_for)}</td><td>{code}</td></tr>"
+                    f"<tr><td>{name} <span class='wb-kind'>{e(output.kind())}</span></td><td>{e(output.taken_for)}</td><td>{code}</td></tr>"
                 )
             fragments.append(f"</table>{''.join(f'<p>{e(line)}</p>' for line in _remarks_on(self.outputs))}")
         fragments += [f"<p>{e(remark)}</p>" for remark in self.remarks]
@@ -214,10 +215,18 @@ def _places(group: list[Finding]) -> list[tuple[str, str]]:
         place = f"{members[0].line} in {where}" if members[0].line else where
         if code:
             place += f": {textwrap.shorten(code, 70, placeholder=' ...')}"
-        places.append((place, "; ".join(_abbreviated(list(dict.fromkeys(finding.what for finding in members))))))
-    if len(places) > _MAX_LISTED:
+        places.append((place, "; ".join(_abbreviated(list(dict.fromkeys(map(_what, members)))))))
+    if len(places) > _MAX_LISTED and group[0].kind != "refused":  # each wrapper has its own reason
         places = [*places[: _MAX_LISTED - 1], ("", f"and {len(places) - _MAX_LISTED + 1} more places")]
     return places
+
+
+def _what(finding: Finding) -> str:
+    """What was seen; of a refusal also who refuses, if its words don't say so."""
+    refusing = [name for name, verdict in finding.means.items() if verdict == "refused"]
+    if finding.kind != "refused" or any(name in finding.what for name in refusing):
+        return finding.what
+    return f"{', '.join(refusing)}: {finding.what}"
 
 
 def _abbreviated(items: list[str]) -> list[str]:

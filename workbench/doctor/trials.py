@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ..core.method import Call
 from ..core.outputs import Meaning
-from ..core.outputs import _written as written
 from ..core.predict import plan_of
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
@@ -25,6 +24,7 @@ from ..errors import SettingsNeededError
 from ..introspect.locations import NOWHERE, Location, call_model, locate_error
 from ..introspect.source_lines import first_sentence
 from .candidates import Candidate
+from .described_outputs import write
 from .findings import KINDS, Finding, Role, for_wrappers, make_finding
 from .isolation import copy_with_tensors, wrapped_function
 from .observed_run import ExampleCall
@@ -33,7 +33,7 @@ from .tracers import READS
 _ONE_PASS = [strategy for strategy in ("vmap", "rescue") if strategy in STRATEGIES]
 # nothing is to be known about findings of these kinds where they do not stand in the way
 _HARMLESS_IN_ONE_PASS = {*READS.values(), "vmap"}
-_EPOCHS = 8  # of a training that moves no weights, after which what collects them has enough
+_EPOCHS = 8  # after which what collects weights has enough
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Trials:
             self._run(candidate.make(output=self.output))
         except Exception:
             return ""
-        return f"{candidate.name} needs output={written(self.output)}: {str(error).strip().splitlines()[0]}"
+        return f"{candidate.name} needs output={write(self.output)}: {str(error).strip().splitlines()[0]}"
 
     def _wrap(self, wrapper: Any) -> Any:
         with warnings.catch_warnings():
@@ -169,10 +169,13 @@ class Trials:
 
 
 def _prepare(wrapped: Any, call: ExampleCall) -> None:
-    """Let methods that learn or collect something see the example, as `workbench.fit` would; the weights stay as they are."""
+    """Let methods that learn or collect something see the example, as `workbench.fit` would; what is collected differs as after training."""
     wrapped.eval()
     for method in wrapped._workbench.methods:
         for epoch in range(1, _EPOCHS + 1) if method.collects else ():
+            with torch.no_grad():
+                for parameter in filter(is_float, wrapped.parameters()):
+                    parameter.mul_(1 + 0.5 * torch.randn_like(parameter))
             method.collect(wrapped, epoch, _EPOCHS)
     if not wrapped.needs_fit:
         return
