@@ -16,7 +16,7 @@ from ..engine.tree import flatten
 from ..introspect.objects import is_scripted
 from .candidates import candidates
 from .described_outputs import DescribedOutput, meaning_of_numbers
-from .findings import KINDS, Finding, for_wrappers, make_finding
+from .findings import KINDS, Finding, Means, for_wrappers, make_finding
 from .isolation import copy_with_tensors, preserved, wrapped_function
 from .observed_run import ExampleCall
 from .report import Diagnosis, sort_findings
@@ -71,7 +71,7 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
         if plain is not target and not present:
             findings.append(make_finding("compiled", name))
         if present:
-            means = dict.fromkeys(present, "refused")
+            means: Means = dict.fromkeys(present, "refused")
             findings.append(make_finding("wrapped", name, f"with {', '.join(present)}", means=means))
         findings = [for_wrappers(finding, roles) for finding in findings]
         stuck = all(any(finding.means[name] == "refused" for finding in findings) for name in roles)
