@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import outputs
-from ..core.outputs import Binary, Detections, Logits, Meaning, Probs, resolve
+from ..core.outputs import Binary, Detections, Logits, Mean, Meaning, Probs
+from ..core.resolution import _key, _written, resolve
 from ..engine.tree import children, flatten, is_float, names, tensors
 from .observed_run import ObservedRun
 from .tracers import SQUASHING
@@ -84,7 +84,7 @@ def meaning_of_numbers(described: list[DescribedOutput]) -> Meaning | None:
 
 def _taken(leaf: Any, meaning: Meaning | None) -> str:
     if meaning is not None:
-        is_mean = isinstance(meaning, outputs.Mean)
+        is_mean = isinstance(meaning, Mean)
         return "mean, without a risk" if is_mean else "values, with a standard deviation each"
     if isinstance(leaf, Tensor):
         return "whole numbers, without a risk: what most branches say"
@@ -154,14 +154,14 @@ def _line(name: str, meaning: Meaning, comment: str) -> str:
 
 def write(meaning: Meaning) -> str:
     """A meaning as the option `output` takes it."""
-    return outputs._written(meaning) if meaning != Detections() else "Detections()"
+    return _written(meaning) if meaning != Detections() else "Detections()"
 
 
 def _option(name: str, meaning: Meaning) -> str:
     """The option for one output."""
     written = write(meaning)
     if name and name.rpartition(".")[2] != written.strip('"'):  # "logits" finds an output of this name
-        written = f"{{{outputs._key(name)}: {written}}}"
+        written = f"{{{_key(name)}: {written}}}"
     return f"output={written}"
 
 
@@ -176,7 +176,7 @@ def _is_state(i: int, leaf: Any, made_by: str) -> bool:
 def _state_line(name: str, dotted: list[str], states: list[bool]) -> str:
     first = name.partition(".")[0]
     inside = [states[i] for i, other in enumerate(dotted) if other.partition(".")[0] == first]
-    return f"state={outputs._key(first if all(inside) else name)}  # if the caller hands it to the next call"
+    return f"state={_key(first if all(inside) else name)}  # if the caller hands it to the next call"
 
 
 # ---- detections
