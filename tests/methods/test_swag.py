@@ -153,8 +153,8 @@ def test_only_the_first_prediction_is_followed_through_the_graph(wrapper: Any, m
     fit(wrapped, (normal(40, 3), normal(40, 2, seed=1)), epochs=8, progress=False)
     wrapped = copy.deepcopy(wrapped.requires_grad_(False))
     followed: list[Any] = []
-    looks = Engine._with_gradients
-    monkeypatch.setattr(Engine, "_with_gradients", lambda *given: followed.append(given) or looks(*given))
+    looks = Engine._follow
+    monkeypatch.setattr(Engine, "_follow", lambda *given: followed.append(given) or looks(*given))
     with torch.no_grad():
         for _ in range(3):
             wrapped(normal(5, 3), return_risk=True)

@@ -6,7 +6,6 @@ tensor carries an attribute, which deep copies and pickles keep.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from typing import Any, NamedTuple
@@ -141,9 +140,11 @@ def _parameter_names(wrapped: Any) -> list[str]:
     return _names_of(getattr(type(wrapped)._plain_class, wrapped._workbench.method, None))[1:]
 
 
-@functools.cache
 def _names_of(function: Any) -> list[str]:
     try:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None:  # a signature takes longer, and some functions can't be keys of a cache
+            return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
