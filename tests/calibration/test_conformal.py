@@ -331,4 +331,4 @@ def test_risks_of_zero_and_parts_of_rows_are_refused() -> None:
         calibrate(vote.Wrapper(1)(nn.Linear(2, 1).double()), (x, y), "conformal")
     tokens, labels = torch.randn(5, 4, 3, generator=rng()), torch.zeros(5, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="rows are exchangeable, not the parts of one"):
-        calibrate(compose(vote.Wrapper(2))(nn.Linear(3, 3)), (tokens, labels), "conformal")
+        calibrate(vote.Wrapper(2, output="values")(nn.Linear(3, 3)), (tokens, labels), "conformal")

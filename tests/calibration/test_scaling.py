@@ -130,7 +130,7 @@ def test_without_voters_all_of_the_entropy_is_aleatoric() -> None:
 
 def test_logits_of_a_model_wrapped_for_values_are_scaled_and_their_risks_too() -> None:
     x, labels = classified()
-    wrapped = vote.Wrapper(3)(nn.Linear(4, 3)).eval()
+    wrapped = vote.Wrapper(3, output="values")(nn.Linear(4, 3)).eval()
     calibrated = calibrate(wrapped, (x, labels))
     y, risk = wrapped(x, return_risk=True)
     new, new_risk = calibrated(x, return_risk=True)

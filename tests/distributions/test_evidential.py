@@ -226,7 +226,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
         (lambda: NormalInverseGamma.loss_function(y, gamma, -evidence), "nu > 0, alpha > 1 and beta > 0, found least"),
         (lambda: NormalInverseGamma.loss_function(y[:, 0], gamma, evidence), r"y has shape \(5,\)"),
         (lambda: NormalInverseGamma(regularization=-1), "regularization must be 0 or more"),
-        (lambda: sculpt.Wrapper(NormalInverseGamma, output="logits")(model())(X, return_risk=True), "LogitNormal"),
+        (lambda: sculpt.Wrapper(NormalInverseGamma, output="binary")(model())(X, return_risk=True), "LogitNormal"),
     ]
     for call, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -328,11 +328,11 @@ def test_parquet_keeps_what_csv_keeps(tmp_path: Path, light: str) -> None:
     pytest.importorskip("pyarrow")
     cells = [{"n": n} for n in (2, 0, 1)]
     plain = run_cells(f"{light}:rows", cells, tmp_path / "a.csv", progress=False)
-    run_cells(f"{light}:rows", cells[:2], tmp_path / "a.parquet", progress=False)
-    frame = run_cells(f"{light}:rows", cells, tmp_path / "a.parquet", progress=False)
+    run_cells(f"{light}:rows", cells[:2], tmp_path / "b.parquet", progress=False)
+    frame = run_cells(f"{light}:rows", cells, tmp_path / "b.parquet", progress=False)
     pd.testing.assert_frame_equal(frame.drop(columns="seconds"), plain.drop(columns="seconds"), check_dtype=False)
     assert frame["third"].tolist() == [2 / 3, 0.0, 1 / 3]
-    assert pd.read_parquet(tmp_path / "a.parquet")["word"].tolist() == ["x", "x", "NA"]
+    assert pd.read_parquet(tmp_path / "b.parquet")["word"].tolist() == ["x", "x", "NA"]
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -322,6 +322,7 @@ def warn_unsaid(wrapped: Any, criterion: Any, y: Any, leaves: Sequence[Any], dep
     scores = [leaf for leaf in leaves if is_float(leaf) and leaf.dim() > depth]
     binary = criterion in _BINARY or isinstance(criterion, nn.BCEWithLogitsLoss | nn.BCELoss)
     classes = len(scores) == 1 and not y.is_floating_point() and scores[0].dim() - depth == y.dim() + 1
+    classes = classes and scores[0].dim() > depth + 1 and scores[0].shape[depth + 1] > 1
     if not binary and not classes:
         return
     what, line = ("yes or no", "binary") if binary else ("class numbers", "logits")
