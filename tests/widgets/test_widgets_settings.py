@@ -30,7 +30,7 @@ def by_name(cls, task=None):
 
 
 def test_every_wrapper_of_the_package_is_found():
-    assert set(wrapper_classes()) == {"laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"}
+    assert set(wrapper_classes()) == {"augment", "laplace", "neo", "sample", "sculpt", "snapshot", "swag", "vote"}
     for name, cls in wrapper_classes().items():
         assert cls is getattr(workbench, name).Wrapper
         assert summary(cls).endswith(".")

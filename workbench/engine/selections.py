@@ -113,6 +113,9 @@ class RowTracker(TorchFunctionMode):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         name = getattr(function, "__name__", "").strip("_")
+        if not self._follows:  # what is found there is looked at in a pass by itself
+            self.ranks = self.ranks or name in _RANKS or name in _CHOICES
+            return out
         given, outs = tensors_among((*args, *kwargs.values())), tensors_among((out,))
         same = all(map(self._same.get, given)) and name not in _RANDOM
         if self._read and (name in _LISTS or (name == "getitem" and _by_python(args[1]))):
@@ -130,14 +133,8 @@ class RowTracker(TorchFunctionMode):
             if self._same.get(leaf):  # written in place
                 self._same.set(leaf, None)
         self.ranks = self.ranks or name in _RANKS or name in _CHOICES
-        if self._follows and (
-            name in _RANKS
-            or name in _CHOICES
-            or name in _LISTS
-            or name in _PICKS
-            or name == "where"
-            or any(map(self._rows.get, given))
-        ):
+        known = name in _RANKS or name in _CHOICES or name in _LISTS or name in _PICKS or name == "where"
+        if known or any(map(self._rows.get, given)):
             try:
                 with torch.no_grad():
                     found = self._follow(name, function, args, kwargs, outs)
