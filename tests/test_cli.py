@@ -57,7 +57,7 @@ def test_a_grid_goes_on_after_a_failed_run_and_tells(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(["report", str(notebook), "-g", "n=13,2", "-g", "name=a b", "-o", str(out)]) == 1
+    assert main(["report", str(notebook), "-g", "n=13,2", "-g", "name=a-b", "-o", str(out)]) == 1
     printed = capsys.readouterr().out
     assert "[1/2] failed" in printed
     assert "small_n-13_name-a-b  AssertionError: unlucky" in printed
@@ -65,7 +65,7 @@ def test_a_grid_goes_on_after_a_failed_run_and_tells(
     pages = ["index.html", "small_n-13_name-a-b.html", "small_n-2_name-a-b.html"]
     assert sorted(path.name for path in out.glob("*.html")) == pages
     assert f"index: {out / 'index.html'}" in printed
-    assert read_run(out / "small_n-2_name-a-b.ipynb").parameters["name"] == "a b"
+    assert read_run(out / "small_n-2_name-a-b.ipynb").parameters["name"] == "a-b"
 
 
 @pytest.mark.parametrize(
