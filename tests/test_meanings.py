@@ -32,7 +32,7 @@ def wrapped_as(model: Meant, wrapping: Wrapping, training: bool = False) -> Any:
     plain = build(model.case, training=training)
     args, kwargs = inputs(model.case)
     wrapper = wrapping.make("auto", noise_of(wrapping)).with_options(output=model.output)
-    if isinstance(wrapper, vote.Wrapper) and not kwargs:  # which shows the last layers of each output
+    if not kwargs:  # which shows the last layers of each output
         wrapper = wrapper.with_options(example=args)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
