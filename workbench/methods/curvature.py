@@ -68,10 +68,8 @@ class Curvature:
             probs: softmax of the logits [rows, classes].
             slope: of the logits in the layer's outputs [classes].
         """
-        phi, p = features.double(), probs.double()
-        self.rows += len(phi)
-        self.gram = self.gram + phi.T @ phi
-        self.fisher = self.fisher + (torch.diag(p.sum(0)) - p.T @ p) * slope[:, None] * slope
+        p = probs.double()
+        self._add(features, (torch.diag(p.sum(0)) - p.T @ p) * slope[:, None] * slope)
 
     def add_labels(self, features: Tensor, probs: Tensor, slope: Tensor) -> None:
         """A batch of labels that don't exclude each other.
@@ -81,10 +79,14 @@ class Curvature:
             probs: sigmoid of the logits [rows, labels].
             slope: of the logits in the layer's outputs [labels].
         """
-        phi, p = features.double(), probs.double()
+        p = probs.double()
+        self._add(features, torch.diag((p * (1 - p)).sum(0) * slope.square()))
+
+    def _add(self, features: Tensor, fisher: Tensor) -> None:
+        phi = features.double()
         self.rows += len(phi)
         self.gram = self.gram + phi.T @ phi
-        self.fisher = self.fisher + torch.diag((p * (1 - p)).sum(0) * slope.square())
+        self.fisher = self.fisher + fisher
 
     def posterior(self, weights: Tensor, prior_precision: float | None, noise: Tensor | None) -> Posterior:
         """The posterior, with what is not given chosen by marginal likelihood.
