@@ -29,6 +29,7 @@ from workbench.testing.models import build, inputs
 
 COLUMNS = ("vote", "vote_rank1", "vote_share1", "sculpt", "sample_activations", "neo")
 COMPOSITIONS = ("vote_sculpt", "sample_sculpt", "vote1_sculpt_neo")
+LAST_LAYERS = ("vote_share1", "sculpt", *COMPOSITIONS)  # they take the layers that are registered last
 REFUSALS: dict[tuple[str, str], Refusal] = {  # (architecture, wrapper): its error
     ("big_bird_sparse", wrapper): Refusal(RuntimeError, "puts another layer in the place of 'bert.encoder.layer.0")
     for wrapper in COLUMNS + COMPOSITIONS
@@ -95,7 +96,10 @@ def test_wrapper_does_to_architecture_what_plain_copies_do(name: str, wrapper: s
             check_evaluation(case, wrapping)
         return
     for check in checks_due(name, wrapper):
-        check(case, wrapping)
+        try:
+            check(case, wrapping)
+        except (ValueError, WorkbenchWarning) as error:  # of several heads, only an example shows which layers are last
+            assert wrapper in LAST_LAYERS and "by the order in which they are registered" in str(error), error  # noqa: PT017, PT018
 
 
 def test_every_architecture_and_every_wrapper_meets_evaluation_and_training() -> None:
