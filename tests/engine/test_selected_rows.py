@@ -50,6 +50,13 @@ SELECTED = {
     "argsort": lambda x, s: x[s.argsort(descending=True)][:3],
     "sort": lambda x, s: torch.stack([x[i] for i in s.sort().indices]),
     "mask then topk": lambda x, s: x[s > s.median()][s[s > s.median()].topk(2).indices],
+    "ranks one by one": lambda x, s: torch.stack(
+        [x[i] for i in (s.topk(3).indices.select(0, rank) for rank in range(3))]
+    ),
+    "ranks gathered one by one": lambda x, s: torch.cat(
+        [x.gather(0, s.topk(3).indices[rank : rank + 1, None].expand(-1, 4)) for rank in range(3)]
+    ),
+    "two ranks": lambda x, s: x.view(2, -1, 4).gather(1, s.view(2, -1).topk(3).indices[:, 1:, None].expand(-1, -1, 4)),
     "a list of numbers": lambda x, s: x[s.argsort()[:3].tolist()],
     "a tensor of numbers": lambda x, s: x[torch.tensor(s.argsort()[:3].tolist())],
     "rows picked one by one": lambda x, s: torch.stack([x[i] for i in s.argsort()[:3].tolist()]),
@@ -72,6 +79,10 @@ RIGHT = {
     "neighbours by gather": lambda x, s: _neighbours(x, s),
     "experts": lambda x, s: _experts(x, s),
     "experts in order": lambda x, s: _experts_in_order(x, s),
+    "shifts by rank": lambda x, s: _shifted(x, s),
+    "the second best": lambda x, s: x.view(2, -1, 4).gather(
+        1, s.view(2, -1).argsort()[:, -2:-1, None].expand(-1, -1, 4)
+    ),
     "sorted and put back": lambda x, s: (x[s.argsort()] * 2)[s.argsort().argsort()] + s[:, None],
     "scattered back": lambda x, s: (
         torch.zeros_like(x).index_add(0, s.topk(3).indices, x[s.topk(3).indices]) + s[:, None]
@@ -121,6 +132,14 @@ def _experts_in_order(x, s):
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
     return scaled[back]
+
+
+def _shifted(x, s):
+    x, s = x.view(2, -1, 4), s.view(2, -1)
+    weights, shifts = s.topk(2)
+    steps, twice = torch.arange(x.shape[1])[None, :, None].expand_as(x), x.repeat(1, 2, 1)
+    shifted = [twice.gather(1, steps + shifts[:, i].view(-1, 1, 1).repeat(1, *x.shape[1:])) for i in range(2)]
+    return sum(shifted[i] * weights.softmax(-1)[:, i, None, None] for i in range(2))
 
 
 def _restored(x, s):

@@ -129,6 +129,8 @@ class Reference(reference.Reference):
         prediction: Tree = {}
         risks: dict[str, Tree] = {kind: {} for kind in self.wrapping.variances}
         outputs = [(b.place, dict(leaves(b.output))) for b in branches]
+        numbers = [leaf for leaf in outputs[0][1].values() if is_float(leaf)]
+        sized = any(leaf.dim() for leaf in numbers)
         for path, first in outputs[0][1].items():
             answers = [output[path] for place, output in outputs if not place["sculpt"]]
             if not is_float(first):
@@ -137,6 +139,8 @@ class Reference(reference.Reference):
             stack = torch.stack(answers)
             mean = stack.sum(0) / len(answers)
             prediction[path] = mean if len(answers) > 1 else stack[0]
+            if sized and not first.dim():
+                continue  # a number beside what has rows, such as a loss, is averaged and has no risk
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
             raw = [
                 torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)

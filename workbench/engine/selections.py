@@ -97,6 +97,7 @@ class RowTracker(TorchFunctionMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._same, self._rows = TensorFacts((tensor, True) for tensor in inputs), TensorFacts()
+        self._ranks = TensorFacts()  # of indices by rank, as those of topk are: the rank of each
         self._read = False  # whether numbers that differ between branches were read into Python
         self.ranks = False  # whether the model sorts or selects by numbers of its own
         # under vmap there are no numbers to follow, and nothing of a pass may be kept
@@ -164,11 +165,11 @@ class RowTracker(TorchFunctionMode):
             return [self._joined(function, args, kwargs)]
         known = self._rows.get(args[0]) if args else None
         if name in _MOVES:
-            return (
-                nothing
-                if known is None
-                else [Rows(leaf, *known[1:]) for leaf in tensors_among((function(known.numbers, *args[1:], **kwargs),))]
-            )
+            if known is None:
+                return nothing
+            moved = tensors_among((function(known.numbers, *args[1:], **kwargs),))
+            picked = self._ranked_alike(function, args, kwargs, outs)
+            return [Rows(leaf, known.picked or one, known.place) for leaf, one in zip(moved, picked, strict=True)]
         if name in _REDUCTIONS and not (len(args) > 1 and isinstance(args[1], Tensor)):
             return nothing if known is None else [_reduced(known, args, kwargs, outs[0]), *nothing[1:]]
         if name in _PRODUCTS:
@@ -186,7 +187,20 @@ class RowTracker(TorchFunctionMode):
             name == "topk" and (kwargs["k"] if "k" in kwargs else args[1]) == 1
         ):  # the best one is no dimension
             return [None] * len(outs)
+        position = 2 if name == "topk" else 1
+        dim = kwargs.get("dim", args[position] if len(args) > position and type(args[position]) is int else -1)
+        self._ranks.set(outs[-1], _positions(outs[-1], [dim % outs[-1].dim()]).expand(outs[-1].shape))
         return [*[None] * (len(outs) - 1), _chosen(outs[-1])]
+
+    def _ranked_alike(self, function: Any, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[bool]:
+        """Which parts of indices by rank are of one rank each, such as the second best of every row: no dimension is selected in them."""
+        ranks = self._ranks.get(args[0])
+        if ranks is None:
+            return [False] * len(outs)
+        parts = tensors_among((function(ranks, *args[1:], **kwargs),))
+        for leaf, part in zip(outs, parts, strict=True):
+            self._ranks.set(leaf, part)
+        return [bool((part == part.flatten()[:1]).all()) for part in parts]
 
     def _picked(self, name: str, function: Any, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Rows | None:
         """Entries taken by an index."""
@@ -201,9 +215,13 @@ class RowTracker(TorchFunctionMode):
             dim = kwargs.get("dim", next((arg for arg in args[1:] if isinstance(arg, int)), None))
             chosen = not self._same.get(index) if index.dtype == torch.bool else self._selects(index)
             dims = list(range(x.dim())) if dim is None else [dim % x.dim()]
+            single = not chosen and self._rows.get(index) is not None
         known = self._rows.get(x)
         if not (chosen or single):
-            return None if known is None else known._replace(numbers=function(known.numbers, *args[1:], **kwargs))
+            if known is None:
+                return None
+            [one] = self._ranked_alike(function, args, kwargs, [out])
+            return known._replace(numbers=function(known.numbers, *args[1:], **kwargs), picked=known.picked or one)
         positions = _positions(x, dims)
         if known is None:
             numbers = positions if short else positions.expand(x.shape)
