@@ -6,53 +6,17 @@ import copy
 import gc
 import timeit
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.models import mlp
+from helpers.training_loops import ALL, SHARING, TAKING, adam, data, sgd, steps
 from torch import Tensor, nn
 
 from workbench import OptimizerMismatchError, WorkbenchWarning, compose, fit, sample, sculpt, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")  # and every WorkbenchWarning that no test asks for is an error
-
-# what they take over of the given model: then an optimizer of it trains nothing there
-TAKING: dict[str, Callable[[], Any]] = {
-    "vote": lambda: vote.Wrapper(3),
-    "vote rank1": lambda: vote.Wrapper(3, share="rank1"),
-    "vote last": lambda: vote.Wrapper(3, share=1),
-    "vote of sculpt": lambda: compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1)),
-}
-ADDING: dict[str, Callable[[], Any]] = {"sculpt": lambda: sculpt.Wrapper(n_layers=1)}
-# all that is trained are the given model's own parameters
-SHARING: dict[str, Callable[[], Any]] = {"plain": compose, "sample": lambda: sample.Wrapper(3)}
-ALL = {**TAKING, **ADDING, **SHARING, "sample learned": lambda: sample.Wrapper(3, trainable=True)}
-
-
-def data(rows: int = 9) -> tuple[Tensor, Tensor]:
-    return torch.randn(rows, 3), torch.randn(rows, 1)
-
-
-def steps(wrapped: Any, *opts: torch.optim.Optimizer, n: int = 3) -> None:
-    """A training loop as users write it."""
-    for _ in range(n):
-        x, y = data()
-        for opt in opts:
-            opt.zero_grad()
-        wrapped.loss(nn.MSELoss(), x, y).backward()
-        for opt in opts:
-            opt.step()
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01)
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01)
-
 
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
@@ -430,94 +394,3 @@ def test_unrelated_optimizers_are_forgotten_with_their_parameters() -> None:
     gc.collect()
     assert (len(guard._histories), len(guard._served), len(guard._wrapped)) == sizes
     assert wrapped is not None
-
-
-# ---- weight decay ----------------------------------------------------------------------------------------------------
-
-
-def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(4, 1))
-
-
-def by_dimension(wrapped: Any, decay: float = 0.1) -> list[dict[str, Any]]:
-    """The rule as users write it for plain models."""
-    return [
-        {"params": [p for p in wrapped.parameters() if p.ndim > 1], "weight_decay": decay},
-        {"params": [p for p in wrapped.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_parameter_groups_keep_the_usual_rule_of_the_plain_model(name: str) -> None:
-    wrapped: Any = ALL[name]()(convolutional())
-    weights, rest = wrapped.parameter_groups(0.1)
-    assert (weights["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
-    names = {id(p): key for key, p in wrapped.named_parameters()}
-    decayed = {names[id(p)] for p in weights["params"]}
-    assert decayed | {names[id(p)] for p in rest["params"]} == set(names.values())
-    assert len(weights["params"]) + len(rest["params"]) == len(names)
-    plain = {key for key, p in convolutional().named_parameters() if p.ndim > 1}
-    assert {key.partition("@")[0] for key in decayed} == plain
-    assert not any("vote_in" in key or "vote_out" in key or key.endswith("@sample") for key in decayed)
-
-
-def test_a_decayed_step_is_that_of_plain_models() -> None:
-    wrapped: Any = vote.Wrapper(3)(convolutional())
-    plain = wrapped.voters()
-    x, y = torch.randn(8, 3, 1), torch.randn(8, 1)
-    optimizer = torch.optim.AdamW(wrapped.parameter_groups(0.5), lr=0.1)
-    wrapped.loss(nn.MSELoss(), x, y).backward()
-    optimizer.step()
-    for voter, after in zip(plain, wrapped.voters(), strict=True):
-        optimizer = torch.optim.AdamW(by_dimension(voter, 0.5), lr=0.1)
-        (nn.functional.mse_loss(voter.train()(x), y) / 3).backward()
-        optimizer.step()
-        for (name, p), q in zip(voter.named_parameters(), after.parameters(), strict=True):
-            if name != "0.bias":  # before a batch norm its gradient is rounding alone
-                assert torch.allclose(p, q, atol=1e-5)
-
-
-def test_parameters_that_are_frozen_are_in_no_group() -> None:
-    wrapped: Any = vote.Wrapper(3)(mlp())
-    wrapped.get_parameter("0.weight@vote").requires_grad_(False)
-    assert sum(len(group["params"]) for group in wrapped.parameter_groups(0.1)) == 3
-
-
-@pytest.mark.parametrize("name", TAKING)
-def test_groups_that_decay_biases_of_voters_are_told_once(name: str) -> None:
-    wrapped: Any = TAKING[name]()(mlp())
-    optimizer = torch.optim.AdamW(by_dimension(wrapped), lr=0.01)
-    with pytest.warns(WorkbenchWarning, match=r"@vote.*parameter_groups\(weight_decay\)") as caught:
-        steps(wrapped, optimizer, n=3)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_groups_that_are_meant_are_not_told(name: str) -> None:
-    wrapped: Any = ALL[name]()(mlp())
-    steps(wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01))  # decays biases, as it does in a plain model
-    steps(wrapped, torch.optim.AdamW(wrapped.parameter_groups(0.1), lr=0.01))
-    halves = list(wrapped.parameters())
-    steps(wrapped, torch.optim.AdamW([{"params": halves[:1]}, {"params": halves[1:], "lr": 0.1}], lr=0.01))
-    steps(wrapped, torch.optim.Adam(by_dimension(wrapped, 0.0), lr=0.01))
-
-
-def test_fit_decays_weights_only() -> None:
-    """A model whose gradients are zero moves by its decay alone."""
-    wrapped: Any = vote.Wrapper(2)(mlp())
-    before = {name: p.detach().clone() for name, p in wrapped.named_parameters()}
-    x, _ = data(32)
-    fit(
-        wrapped,
-        (x, torch.zeros(32, 1)),
-        epochs=1,
-        lr=0.1,
-        weight_decay=0.5,
-        criterion=lambda prediction, y: 0 * prediction.sum(),
-        validation=0,
-        progress=False,
-    )
-    for name, p in wrapped.named_parameters():
-        moved = not torch.equal(p, before[name])
-        assert moved == ("weight" in name), name

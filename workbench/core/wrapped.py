@@ -8,7 +8,7 @@ import inspect
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from .inputs import opened, positional_names
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, engine_of, extra, extras, table_of
-from .parameters import ParameterIterator, split_for_decay
+from .parameters import WrappedParameters
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
 from .standardize import Scaling
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Wrapped(Persistent):
+class Wrapped(WrappedParameters, Persistent):
     """Mixed into the class of the model that is wrapped; see `Wrapper`.
 
     Call it as the model itself for the prediction, with `return_risk=True` for the pair of prediction and risk. All attributes, methods,
@@ -198,76 +198,6 @@ class Wrapped(Persistent):
         """The plain model, over the parameters as they are now; see `unwrap`."""
         return unwrap(self)
 
-    def risk_parameters(self) -> ParameterIterator:
-        """The parameters that wrapping added or took over, one by one."""
-        return ParameterIterator("risk_parameters", Wrapped.named_risk_parameters(self))
-
-    def named_risk_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that wrapping added or took over, each with its name."""
-        return ((name, p) for name, p in self.named_parameters() if MARK in name)
-
-    def base_parameters(self) -> ParameterIterator:
-        """The parameters shared with the model that was given, one by one."""
-        return ParameterIterator("base_parameters", Wrapped.named_base_parameters(self))
-
-    def named_base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters shared with the model that was given, each with its name."""
-        return ((name, p) for name, p in self.named_parameters() if MARK not in name)
-
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The parameters to train in two groups for an optimizer, of which weight decay leaves the second out.
-
-        The usual rule, that tensors of one dimension (biases, norms) are not decayed, is that of the plain model: the biases of voters, stacked
-        [n_voters, d], are biases, and rank-one factors have one dimension. `p.ndim` would take both for weights.
-
-        Args:
-            weight_decay: of the first group.
-
-        Returns:
-            `[{"params": weights, "weight_decay": weight_decay}, {"params": biases and norms, "weight_decay": 0.0}]`, each parameter that
-            requires a gradient in one of them.
-
-        Example:
-            >>> import torch
-            >>> from workbench import vote
-            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1))
-            >>> optimizer = torch.optim.AdamW(model.parameter_groups(0.01), lr=1e-3)
-            >>> [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
-            [[(5, 1, 2)], [(5, 1)]]
-        """
-        decayed, left_out = split_for_decay(self)
-        return [
-            {"params": list(decayed.values()), "weight_decay": weight_decay},
-            {"params": list(left_out.values()), "weight_decay": 0.0},
-        ]
-
-    def set_risk_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Set the values of the risk parameters, such as those of another object wrapped alike.
-
-        Args:
-            values: as `dict(other.named_risk_parameters())` gives them.
-
-        Raises:
-            ValueError: if a name or a shape does not fit; nothing is changed then.
-        """
-        if isinstance(values, ParameterIterator):
-            warn_deprecated("values of risk_parameters()", "dict(other.named_risk_parameters())")
-            values = dict(values.named)
-        present = dict(Wrapped.named_risk_parameters(self))
-        wrong = sorted(present.keys() ^ values.keys()) or [
-            n for n in present if present[n].shape != values[n].shape and present[n].numel()
-        ]
-        if wrong:
-            raise ValueError(
-                f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings"
-            )
-        with torch.no_grad():
-            for name, parameter in present.items():
-                if parameter.shape == values[name].shape:
-                    parameter.copy_(values[name])
-                else:  # not materialised yet
-                    parameter.data = values[name].detach().clone().to(parameter)
-
     def explain(self) -> Explanation:
         """How calls so far were run, and why: a text, and a table in a notebook."""
         from .explain import explained
@@ -297,7 +227,9 @@ class Wrapped(Persistent):
         return super()._call_impl(*args, **kwargs)
 
 
-PUBLIC = tuple(name for name in vars(Wrapped) if not name.startswith("_") and name != "forward")
+PUBLIC = tuple(
+    name for name in (*vars(Wrapped), *vars(WrappedParameters)) if not name.startswith("_") and name != "forward"
+)
 
 
 # ---- building

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -16,19 +14,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
-from ..engine.clone import eager, is_scripted
 from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
 from ..engine.surroundings import Surroundings
-from ..introspect.references import used_by
-from ..introspect.unregistered import warn_unregistered
 from .decorated import decorated
 from .function import Function
 from .last_layers import watched
 from .method import Method
 from .optimizer_guard import watch
 from .outputs import Output, has_detections, read, states_of
-from .ownership import MARK, table_of
+from .ownership import table_of
+from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
 from .state import state_paths
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
@@ -177,12 +173,12 @@ class Wrapper(Settings):
             )
         if self._has_inputs() and any(map(is_lazy, (*target.parameters(), *target.buffers()))):
             target = self._with_shapes(target, method, at)
-        self._check(_part(target, at), method)
+        check_model(part_at(target, at), method, self.make())
         surroundings = Surroundings()
         try:
             execution = self._watched(target, method, at)
             whole: Any = copied(target)
-            part: Any = self._put(_part(whole, at), method, execution)
+            part: Any = self._put(part_at(whole, at), method, execution)
         except BaseException as error:
             surroundings.restore(error)
             raise
@@ -203,7 +199,7 @@ class Wrapper(Settings):
         if self.example is None or isinstance(self.example, Execution):
             return self.example
         whole: Any = copied(target).eval()
-        part: Any = _part(whole, at)
+        part: Any = part_at(whole, at)
         calls: list[tuple[tuple, dict[str, Any]]] = [(self._example_inputs(), {})]
         devices = sorted({p.device for p in part.parameters()}, key=str)
         with own_random(0, *devices), torch.no_grad():
@@ -243,8 +239,8 @@ class Wrapper(Settings):
         return model
 
     def _wrap_in_place(self, whole: nn.Module, method: str, at: str | None) -> None:
-        part = _part(whole, at)
-        self._check(part, method)
+        part = part_at(whole, at)
+        check_model(part, method, self.make())
         self._put(part, method, self._watched(whole, method, at))
 
     def _put(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:
@@ -254,47 +250,6 @@ class Wrapper(Settings):
         part._workbench.execution = execution or part._workbench.execution  # type: ignore[union-attr]
         attach(part, self)
         return part
-
-    def _check(self, model: nn.Module, method: str) -> None:
-        _check_method(model, method)
-        names = [name for name, p in model.named_parameters() if is_lazy(p)]
-        if names:
-            raise ValueError(
-                f"{type(model).__name__} has parameters without a shape yet ({', '.join(names[:3])}): call the model once with real inputs "
-                "before wrapping it, or give inputs to the wrapper, example=x, which then wraps a copy"
-            )
-        scripted = [name or "the model itself" for name, module in model.named_modules() if is_scripted(module)]
-        if scripted:
-            raise TypeError(
-                f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters: wrap the "
-                "model as it was before scripting, and deploy the wrapped one by torch.export.export"
-            )
-        sharded = [name for name, p in model.named_parameters() if type(p).__name__ == "DTensor"]
-        if sharded:
-            raise TypeError(
-                f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
-                "first, then shard the wrapped one"
-            )
-        inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
-        if inside:
-            raise ValueError(
-                f"the sub-module {inside[0]!r} of {type(model).__name__} is wrapped already; wrap the whole model once, with "
-                "compose(...), or put the plain sub-module back first (workbench.unwrap)"
-            )
-        used = None if method == "forward" or is_wrapped(model) else used_by(model, method)
-        tensors = (p for n, p in model.named_parameters(remove_duplicate=False) if used is None or n in used)
-        if not any(p.is_floating_point() or p.is_complex() for p in tensors) and self.make():
-            what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
-            raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
-        present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
-        for new in self.make():
-            if new.name in present:
-                raise ValueError(
-                    f"the model carries {new.name} already; wrap the plain model (`workbench.unwrap(model)`), or choose other settings there"
-                )
-            present.add(new.name)
-        if not is_wrapped(model):
-            warn_unregistered(model)
 
     def __repr__(self) -> str:
         return f"{self._name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
@@ -398,57 +353,6 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 def _is_class_of_models(target: Any) -> bool:
     return isinstance(target, type) and issubclass(target, nn.Module)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    names = [n for n in known if n and MARK not in n]
-    near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
-    return f"; nearest: {', '.join(near)}" if near else f"; it has {', '.join(names[:6]) or 'none'}"
-
-
-def _part(model: nn.Module, at: str | None) -> nn.Module:
-    """The sub-module of a dotted name, the model itself without one."""
-    if at is None:
-        return model
-    model = part = eager(model)
-    steps = at.split(".") if isinstance(at, str) else [at]
-    for i, step in enumerate(steps):
-        if is_wrapped(part):
-            raise ValueError(
-                f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole once, with "
-                "compose(...), or wrap the plain model (workbench.unwrap)"
-            )
-        inner = part._modules.get(step) if not is_scripted(part) else None
-        if inner is None:
-            names = [name for name, _ in model.named_modules()]
-            attribute = getattr(part, step, None) if isinstance(step, str) and step else None
-            hint = (
-                f"; {step!r} is a method, give method={step!r}"
-                if inspect.ismethod(attribute)
-                else _near(str(at), names)
-            )
-            raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
-        part = eager(inner)
-    return part
-
-
-def _check_method(model: nn.Module, method: str) -> None:
-    name = type(model).__name__
-    if is_wrapped(model) and model._workbench.method != method:  # type: ignore[union-attr]
-        raise ValueError(
-            f"this {name} answers with risk in {model._workbench.method}(), and an object does so in one method only: give "  # type: ignore[union-attr]
-            f"method={model._workbench.method!r}, or wrap the plain model twice"  # type: ignore[union-attr]
-        )
-    if method == "forward":
-        return
-    if method in model._modules:
-        raise ValueError(f"method: {method!r} is a sub-module of {name}; give at={method!r}")
-    attribute = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
-    torchs = attribute is not None and attribute is inspect.getattr_static(nn.Module, method, None)
-    if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or torchs:
-        names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
-        known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
-        raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
 
 
 __all__ = ["Wrapper", "compose", "unwrap"]

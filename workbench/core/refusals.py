@@ -1,0 +1,121 @@
+"""What is refused before a model is wrapped: models, methods and sub-modules that cannot be."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..engine.clone import eager, is_scripted
+from ..introspect.references import used_by
+from ..introspect.unregistered import warn_unregistered
+from .method import Method
+from .ownership import MARK
+from .wrapped import Wrapped, is_wrapped
+
+
+def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> None:
+    """Refuse a model that cannot be wrapped, before anything is changed.
+
+    Args:
+        model: it may be wrapped already.
+        method: name of the method that is to answer with risk.
+        additions: the methods that it is to carry.
+
+    Raises:
+        TypeError: if it is scripted or sharded.
+        ValueError: if it has uninitialised lazy parameters, none at all, carries a method already, or has no such method.
+    """
+    _check_method(model, method)
+    names = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if names:
+        raise ValueError(
+            f"{type(model).__name__} has parameters without a shape yet ({', '.join(names[:3])}): call the model once with real inputs "
+            "before wrapping it, or give inputs to the wrapper, example=x, which then wraps a copy"
+        )
+    scripted = [name or "the model itself" for name, module in model.named_modules() if is_scripted(module)]
+    if scripted:
+        raise TypeError(
+            f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters: wrap the "
+            "model as it was before scripting, and deploy the wrapped one by torch.export.export"
+        )
+    sharded = [name for name, p in model.named_parameters() if type(p).__name__ == "DTensor"]
+    if sharded:
+        raise TypeError(
+            f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
+            "first, then shard the wrapped one"
+        )
+    inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
+    if inside:
+        raise ValueError(
+            f"the sub-module {inside[0]!r} of {type(model).__name__} is wrapped already; wrap the whole model once, with "
+            "compose(...), or put the plain sub-module back first (workbench.unwrap)"
+        )
+    used = None if method == "forward" or is_wrapped(model) else used_by(model, method)
+    tensors = (p for n, p in model.named_parameters(remove_duplicate=False) if used is None or n in used)
+    if not any(p.is_floating_point() or p.is_complex() for p in tensors) and additions:
+        what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
+        raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
+    present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
+    for new in additions:
+        if new.name in present:
+            raise ValueError(
+                f"the model carries {new.name} already; wrap the plain model (`workbench.unwrap(model)`), or choose other settings there"
+            )
+        present.add(new.name)
+    if not is_wrapped(model):
+        warn_unregistered(model)
+
+
+def part_at(model: nn.Module, at: str | None) -> nn.Module:
+    """The sub-module of a dotted name, the model itself without one."""
+    if at is None:
+        return model
+    model = part = eager(model)
+    steps = at.split(".") if isinstance(at, str) else [at]
+    for i, step in enumerate(steps):
+        if is_wrapped(part):
+            raise ValueError(
+                f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole once, with "
+                "compose(...), or wrap the plain model (workbench.unwrap)"
+            )
+        inner = part._modules.get(step) if not is_scripted(part) else None
+        if inner is None:
+            names = [name for name, _ in model.named_modules()]
+            attribute = getattr(part, step, None) if isinstance(step, str) and step else None
+            hint = (
+                f"; {step!r} is a method, give method={step!r}"
+                if inspect.ismethod(attribute)
+                else _near(str(at), names)
+            )
+            raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
+        part = eager(inner)
+    return part
+
+
+def _check_method(model: nn.Module, method: str) -> None:
+    name = type(model).__name__
+    if is_wrapped(model) and model._workbench.method != method:  # type: ignore[union-attr]
+        raise ValueError(
+            f"this {name} answers with risk in {model._workbench.method}(), and an object does so in one method only: give "  # type: ignore[union-attr]
+            f"method={model._workbench.method!r}, or wrap the plain model twice"  # type: ignore[union-attr]
+        )
+    if method == "forward":
+        return
+    if method in model._modules:
+        raise ValueError(f"method: {method!r} is a sub-module of {name}; give at={method!r}")
+    attribute = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
+    torchs = attribute is not None and attribute is inspect.getattr_static(nn.Module, method, None)
+    if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or torchs:
+        names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
+        known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
+        raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = [n for n in known if n and MARK not in n]
+    near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
+    return f"; nearest: {', '.join(near)}" if near else f"; it has {', '.join(names[:6]) or 'none'}"
