@@ -98,11 +98,11 @@ class Calibrated(nn.Module, ABC):
         with evaluating(self.wrapped, whole=True):
             if not return_risk and not self.moves_prediction:
                 return self._adjusted(self.wrapped(*args, **kwargs), Risk())[0]
-            y, found = self.wrapped(*args, return_risk=True, **kwargs)
-        y, risk = self._adjusted(y, named(self.wrapped, found))
+            y, uncalibrated = self.wrapped(*args, return_risk=True, **kwargs)
+        y, risk = self._adjusted(y, named(self.wrapped, uncalibrated))
         if not return_risk:
             return y
-        return y, (risk if isinstance(found, Risk) else risk[kind_of(self.wrapped)])
+        return y, (risk if isinstance(uncalibrated, Risk) else risk[kind_of(self.wrapped)])
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper end for every value, each shaped like the prediction and in its units, where the method gives them.
@@ -255,12 +255,12 @@ def named(model: Any, risk: Any) -> Risk:
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Prediction and risks (none if not wanted) of a model, as tensors of at least float32."""
     args, kwargs = opened(model, x)
-    y, found = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
+    y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     if not isinstance(y, Tensor):
         raise TypeError(
             f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...]: wrap a function that picks it"
         )
-    return precise(y), named(model, found).map(precise)
+    return precise(y), named(model, risks).map(precise)
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -303,27 +303,27 @@ def collect(
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
-            held = batch.y.to(y.device) if targets else y[:0]
+            batch_targets = batch.y.to(y.device) if targets else y[:0]
             if targets:
-                warn_unsaid(_innermost(model), None, held, [y])
-            if y.dim() == 0 or (targets and len(held) != len(y)):
+                warn_unsaid(_innermost(model), None, batch_targets, [y])
+            if y.dim() == 0 or (targets and len(batch_targets) != len(y)):
                 raise ValueError(
-                    f"the model gives {list(y.shape)} for a batch of {len(held)} rows; one row for each is needed"
+                    f"the model gives {list(y.shape)} for a batch of {len(batch_targets)} rows; one row for each is needed"
                 )
-            parts.append((y, risks, held))
+            parts.append((y, risks, batch_targets))
             if offsets:
                 spreads.append(offsets_of(model, batch.x, y))
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
     y = torch.cat([part[0] for part in parts])
-    held = torch.cat([part[2] for part in parts])
+    batch_targets = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
     # a score of minus infinity rules a class out, which is meant
-    finite = y if held.is_floating_point() else y.where(~y.isneginf(), 0.0)
+    finite = y if batch_targets.is_floating_point() else y.where(~y.isneginf(), 0.0)
     for label, values in (
         ("the prediction", finite),
         *((f"the {name} risk", risks[name]) for name in risks),
-        ("y", held),
+        ("y", batch_targets),
     ):
         if len(bad := bad_rows(values)):
             raise ValueError(
@@ -332,7 +332,7 @@ def collect(
     return Answers(
         y,
         risks,
-        precise(held) if held.is_floating_point() else held,
+        precise(batch_targets) if batch_targets.is_floating_point() else batch_targets,
         torch.cat(spreads, 1) if spreads else None,
     )
 

@@ -145,7 +145,7 @@ class SplitConformal(Calibrated):
         if chosen is None:
             measured = answers.risk.names()
             chosen = "lac" if answers.labels else "normalized" if self.by in measured else "absolute"
-        held = torch.empty(0)
+        calibration_rows = torch.empty(0)
         if chosen in CLASSES:
             scores = self._held_out_classes(answers, chosen, seed)
         elif chosen == "cqr" and _is_interval(answers):
@@ -154,8 +154,8 @@ class SplitConformal(Calibrated):
         elif chosen == "cqr":
             check_values(answers, "score='cqr'")
             spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
-            held = torch.cat([answers.y[None], spread, answers.target[None]])
-            scores = self._cqr_scores(held, 0.5)
+            calibration_rows = torch.cat([answers.y[None], spread, answers.target[None]])
+            scores = self._cqr_scores(calibration_rows, 0.5)
         else:
             check_values(answers, f"score={chosen!r}")
             scores = (answers.target - answers.y).abs()
@@ -168,7 +168,7 @@ class SplitConformal(Calibrated):
                     )
                 scores = scores / width
             scores = self._joined(scores)
-        self.score, self.scores, self.held = chosen, scores.sort(0).values, held.to(scores)
+        self.score, self.scores, self.held = chosen, scores.sort(0).values, calibration_rows.to(scores)
 
     def _held_out_classes(self, answers: Answers, score: str, seed: int) -> Tensor:
         check_labels(answers, f"score={score!r}")
@@ -179,8 +179,10 @@ class SplitConformal(Calibrated):
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return self._class_scores(answers.y, draws, score).gather(1, answers.target[:, None])[:, 0]
 
-    def _cqr_scores(self, held: Tensor, coverage: float) -> Tensor:
-        return self._joined(_outside(*self._ends(held[0], held[1:-1], coverage), held[-1]))
+    def _cqr_scores(self, calibration_rows: Tensor, coverage: float) -> Tensor:
+        return self._joined(
+            _outside(*self._ends(calibration_rows[0], calibration_rows[1:-1], coverage), calibration_rows[-1])
+        )
 
     def _ends(self, y: Tensor, spread: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
         """The central interval of the predicted distribution, by its risk [1, n, ...] or the offsets of its quantiles [levels, n, ...]."""

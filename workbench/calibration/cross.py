@@ -163,11 +163,11 @@ class CrossConformal(Calibrated):
         weights = said.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
         middles, spreads = [], []
         for k in range(int(committee.fold.max()) + 1):
-            own = committee.fold == k
-            share = weights[own] / weights[own].sum()
-            middles.append((share * loc[own]).sum((0, 1)))
-            apart = (loc[own] - middles[-1]).square()
-            spreads.append((share * (risk[own].square() + apart)).sum((0, 1)).sqrt())
+            of_fold = committee.fold == k
+            share = weights[of_fold] / weights[of_fold].sum()
+            middles.append((share * loc[of_fold]).sum((0, 1)))
+            deviation = (loc[of_fold] - middles[-1]).square()
+            spreads.append((share * (risk[of_fold].square() + deviation)).sum((0, 1)).sqrt())
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)

@@ -45,15 +45,15 @@ class Function(nn.Module):
                 f"{name} is a method of a module: wrap the module itself, with method={core.__name__!r} if it is not forward"
             )
         self._places: dict[str, str] = {}  # where the function refers to a module -> name of the sub-module
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for place, label, value in walk(function):
             if isinstance(value, nn.Module):
-                if id(value) not in found:
-                    found[id(value)] = self._free(label)
-                    self.add_module(found[id(value)], value)
-                self._places[place] = found[id(value)]
+                if id(value) not in names:
+                    names[id(value)] = self._free(label)
+                    self.add_module(names[id(value)], value)
+                self._places[place] = names[id(value)]
             _refuse_training(name, value)
-        if not found:
+        if not names:
             raise TypeError(_nothing_found(core, name))
         functools.update_wrapper(self, core, updated=())
         self._held = _Held(function)
@@ -155,13 +155,13 @@ class _Swapping:
         code, original, names = function.__code__, function.__globals__, names_in(function.__code__)
         followed = () if is_installed(code.co_filename) else globals_of(function)
         changing = {name for name, item in followed if reaches_module(item, names)}
-        held: Any = _Overlay(original) if changing else original
+        namespace: Any = _Overlay(original) if changing else original
         # a cell whose content stays is shared, since others may read what the function writes there
         cells = tuple(
             types.CellType() if is_set(cell) and reaches_module(cell.cell_contents, names) else cell
             for cell in function.__closure__ or ()
         )
-        new = types.FunctionType(code, held, function.__name__, None, cells or None)
+        new = types.FunctionType(code, namespace, function.__name__, None, cells or None)
         self.done[id(function)] = function, new
         new.__module__, new.__qualname__ = function.__module__, function.__qualname__
         new.__dict__.update(function.__dict__)
@@ -171,7 +171,7 @@ class _Swapping:
             if mine is not theirs:
                 mine.cell_contents = self.of(theirs.cell_contents, names)
         for name in changing:
-            dict.__setitem__(held, name, self.of(original[name], names))
+            dict.__setitem__(namespace, name, self.of(original[name], names))
         return new
 
     def _other(self, value: Any, names: frozenset[str]) -> Any:

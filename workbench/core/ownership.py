@@ -127,8 +127,8 @@ class Record:
             order[path] = (list(module._parameters), list(module._buffers))
             if is_scripted(module):
                 continue
-            for buffer, held in ((False, module._parameters), (True, module._buffers)):
-                for attribute, tensor in held.items():
+            for buffer, registry in ((False, module._parameters), (True, module._buffers)):
+                for attribute, tensor in registry.items():
                     if tensor is None:
                         continue
                     slots.setdefault(id(tensor), Slot(_name(path, attribute), [], buffer)).owners.append(
@@ -173,13 +173,13 @@ class Table:
         if home is None or home[1] not in home[0]:
             path, _, attribute = name.rpartition(".")
             module = self.module(path)
-            held = module._parameters if attribute in module._parameters else module._buffers
-            if attribute not in held:
+            registry = module._parameters if attribute in module._parameters else module._buffers
+            if attribute not in registry:
                 raise RuntimeError(
                     f"{name!r} is not registered in {type(self.root).__name__} any more: a layer was replaced after wrapping. Make the change "
                     "in the plain model (workbench.unwrap), and wrap it again"
                 )
-            home = (held, attribute)
+            home = (registry, attribute)
             if not tracing:
                 self._homes[name] = home
         return home[0][home[1]]  # type: ignore[return-value]
@@ -201,8 +201,10 @@ class Table:
             out[name] = []
             for path, attribute in slot.owners:
                 module = self.module(path)
-                held = module.__dict__ if name in self.views else module._buffers if slot.buffer else module._parameters
-                out[name].append((held, attribute))
+                registry = (
+                    module.__dict__ if name in self.views else module._buffers if slot.buffer else module._parameters
+                )
+                out[name].append((registry, attribute))
         return out
 
     def verify(self) -> None:
@@ -243,15 +245,15 @@ class Table:
     def has_trunk(self, axes: tuple[str, ...]) -> bool:
         """Whether branches along these axes differ in some parameters only, so that what comes before these is the same for all."""
         tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
-        found = None if tracing else self._trunks.get(axes)
-        if found is None:
+        shared = None if tracing else self._trunks.get(axes)
+        if shared is None:
             rules = self.record.rules
             moving = [slot for slot, rule in rules.items() if any(name in axes for name in rule.axes())]
             factored = any(isinstance(rules[slot], RankOne) for slot in moving)
-            found = bool(moving) and not factored and any(slot not in moving for slot in self.parameters())
+            shared = bool(moving) and not factored and any(slot not in moving for slot in self.parameters())
             if not tracing:
-                self._trunks[axes] = found
-        return found
+                self._trunks[axes] = shared
+        return shared
 
     def value(self, name: str) -> Tensor:
         """The present value of a slot: its own, or what stands in its place."""
@@ -260,13 +262,13 @@ class Table:
     def replaced(self) -> Iterator[tuple[str, Tensor, list[str]]]:
         """Every parameter of the given model that this one does not use: (slot, parameter, names of those used instead)."""
         for name, ref in self.given.items():
-            given = ref()
-            if given is None or self.record.slots[name].buffer:
+            original = ref()
+            if original is None or self.record.slots[name].buffer:
                 continue
             if name in self.views:
-                yield name, given, self.record.rules[name].registered()
-            elif self._holds(name) and self.get(name) is not given:  # of a deep copy
-                yield name, given, [name]
+                yield name, original, self.record.rules[name].registered()
+            elif self._holds(name) and self.get(name) is not original:  # of a deep copy
+                yield name, original, [name]
 
     def layers(self) -> list[str]:
         """Paths of the modules that own a weight (of two or more dimensions; of any if there is none), in the order of registration."""
@@ -385,11 +387,11 @@ class Table:
     def show(self) -> None:
         """Let every released slot show its first branch, so that sub-modules can still be called by themselves."""
         wanted = {id(view): name for name, view in self.views.items()}
-        found = places(self.root, wanted)
+        references = places(self.root, wanted)
         bank = _Lookup(self.get)
         with torch.enable_grad():
             self.views.update({name: self.record.rules[name].pick(bank, {}) for name in self.record.released})
-        for container, key, name in found:
+        for container, key, name in references:
             container[key] = self.views[name]
 
 
@@ -422,12 +424,12 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
             at = new.get_submodule(below) if below else new
             at.__dict__.pop(attribute, None)
             names = record.order[owner][1 if slot.buffer else 0]
-            held: dict[str, Any] = at._buffers if slot.buffer else at._parameters
-            held[attribute] = views[slot.name]
-            ordered = {name: held[name] for name in names if name in held}
-            ordered.update(held)
-            held.clear()
-            held.update(ordered)
+            registry: dict[str, Any] = at._buffers if slot.buffer else at._parameters
+            registry[attribute] = views[slot.name]
+            ordered = {name: registry[name] for name in names if name in registry}
+            ordered.update(registry)
+            registry.clear()
+            registry.update(ordered)
     return new
 
 

@@ -69,8 +69,8 @@ def stacked_names(rules: Iterable[Rule], axis: str = "") -> list[str]:
         if isinstance(rule, Split):
             names.update(dict.fromkeys(stacked_names(rule.options, axis)))
         elif isinstance(rule, Stacked | RankOne) and rule.axis == (axis or rule.axis):
-            own = [rule.name] if isinstance(rule, Stacked) else [rule.left, rule.right]
-            names.update(dict.fromkeys(name for name in own if name))
+            registered = [rule.name] if isinstance(rule, Stacked) else [rule.left, rule.right]
+            names.update(dict.fromkeys(name for name in registered if name))
     return list(names)
 
 

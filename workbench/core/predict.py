@@ -46,14 +46,14 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for axis in [method.axis(call) for method in record.methods] if axis is not None)
     interventions = tuple(i for i in [method.intervention(table, call) for method in record.methods] if i is not None)
-    apart = any(axis.apart for axis in axes)
+    separate = any(axis.apart for axis in axes)
     looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
     return Plan(
         axes,
         record.rules,
         Bank(table.get),
         interventions,
-        shares_trunk=not apart and not call.dealt and table.has_trunk(tuple(axis.name for axis in axes)),
+        shares_trunk=not separate and not call.dealt and table.has_trunk(tuple(axis.name for axis in axes)),
         loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
         dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
         rows=() if rows is None else rows,

@@ -137,7 +137,7 @@ def _written(meaning: Meaning) -> str:
     return f'"{short}"' if short else repr(meaning)
 
 
-def check_numbers(meaning: Classes, scores: Tensor, told: set[str]) -> None:
+def check_numbers(meaning: Classes, scores: Tensor, warned: set[str]) -> None:
     """Raise if scores are not what they are said to be: on the CPU at each call, elsewhere at the first.
 
     Raises:
@@ -146,9 +146,9 @@ def check_numbers(meaning: Classes, scores: Tensor, told: set[str]) -> None:
     if scores.is_meta or not scores.numel() or values_unavailable():
         return
     key = f"numbers of {meaning.short}"
-    if key in told and (scores.device.type != "cpu" or isinstance(meaning, Logits)):
+    if key in warned and (scores.device.type != "cpu" or isinstance(meaning, Logits)):
         return
-    told.add(key)
+    warned.add(key)
     if problem := meaning.problem(scores.detach()):
         raise ValueError(problem)
 

@@ -40,12 +40,12 @@ class Savepoint:
         for path, module in root.named_modules():
             if is_scripted(module):
                 continue
-            for held in (module.__dict__, module._parameters, module._buffers, module._modules):
-                self._contents.append((held, dict(held)))
+            for contents in (module.__dict__, module._parameters, module._buffers, module._modules):
+                self._contents.append((contents, dict(contents)))
             if (record := module.__dict__.get("_workbench")) is not None:
                 views = module.__dict__["_engine"].table.views
-                for held in (vars(record), record.rules, views, *map(vars, record.methods)):
-                    self._contents.append((held, dict(held)))
+                for contents in (vars(record), record.rules, views, *map(vars, record.methods)):
+                    self._contents.append((contents, dict(contents)))
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
                     tensors[id(tensor)] = tensor, values or EXTRAS in path or not isinstance(tensor, nn.Parameter)

@@ -39,7 +39,7 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
     new: dict[str, Tensor] = {}
     for slot in record.slots.values():
         kept = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)  # what swag and snapshot hold beside it
-        rule = next((found for found in kept if found is not None), record.rules.get(slot.name))
+        rule = next((other for other in kept if other is not None), record.rules.get(slot.name))
         shared = slot.name not in table.views
         present = None if rule is None else rule.pick(bank, index)
         if not own and shared and (present is None or present is table.get(slot.name)):
@@ -224,9 +224,9 @@ class Loading:
         for slot in self.table.record.slots.values():
             for path, attribute in slot.owners[1:] if slot.name not in self.table.views else ():
                 module, one = self.table.module(path), self.table.get(slot.name)
-                held: dict[str, Any] = module._buffers if slot.buffer else module._parameters
-                if held.get(attribute) is not one:
-                    held[attribute] = one
+                registry: dict[str, Any] = module._buffers if slot.buffer else module._parameters
+                if registry.get(attribute) is not one:
+                    registry[attribute] = one
 
     def _own(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if key.startswith(self.prefix)]
@@ -373,16 +373,16 @@ def complete(state: dict[str, Any], module: nn.Module, prefix: str = "") -> None
             state.setdefault(prefix + key, state[present[0]])
 
 
-def _hint(given: dict[str, Any], model: nn.Module) -> str:
+def _hint(entries: dict[str, Any], model: nn.Module) -> str:
     """What to do about a state none of whose names fits."""
     names = set(nn.Module.state_dict(model))
-    if not given or names & given.keys():
+    if not entries or names & entries.keys():
         return ""
-    inner = [key for key, value in given.items() if isinstance(value, dict)]
+    inner = [key for key, value in entries.items() if isinstance(value, dict)]
     if inner:
         return f"The state is that of a training, with parts of its own: load the one of the weights, such as state[{inner[0]!r}]."
-    for key in given:
+    for key in entries:
         prefix = next((key[: -len(name)] for name in names if key.endswith(f".{name}")), "")
-        if prefix and all(other.startswith(prefix) for other in given):
+        if prefix and all(other.startswith(prefix) for other in entries):
             return f"All its names begin with {prefix!r}: load {{name.removeprefix({prefix!r}): value for name, value in state.items()}}."
     return ""

@@ -98,8 +98,8 @@ def surrounded(wrapped: Any, method: str, function: Any) -> Any:
     if isinstance(function, Surrounding) and function.wrapped is wrapped:
         return function
     plain = getattr(type(wrapped)._plain_class, method, None)
-    own = (getattr(type(wrapped), method), plain)
-    if isinstance(function, types.MethodType) and function.__self__ is wrapped and function.__func__ in own:
+    plain_functions = (getattr(type(wrapped), method), plain)
+    if isinstance(function, types.MethodType) and function.__self__ is wrapped and function.__func__ in plain_functions:
         return None
     return Surrounding(wrapped, function)
 

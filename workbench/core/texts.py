@@ -94,13 +94,13 @@ def _wrapper(name: str, node: ast.expr, text: str, classes: bool) -> Wrapper:
     cls = wrapper_class(name)
     settings = settings_of(cls)
     positional, named = arguments(node, settings, f"wrapper {text!r}")
-    own = [setting for setting in settings if setting.name not in COMMON]
+    of_wrapper = [setting for setting in settings if setting.name not in COMMON]
     for argument in named:
         if argument not in (setting.name for setting in settings):
-            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, [s.name for s in own])}")
+            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, [s.name for s in of_wrapper])}")
     options: dict[str, Any] = {}
     if classes:
-        suited = [(setting, setting.for_task("classification").default) for setting in own[len(positional) :]]
+        suited = [(setting, setting.for_task("classification").default) for setting in of_wrapper[len(positional) :]]
         options = {setting.name: default for setting, default in suited if default is not setting.default}
         options["output"] = "logits"
     try:

@@ -296,10 +296,10 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
 
 def _signature(answer: Callable[..., Any]) -> inspect.Signature:
     """That of the model's method, with what wrapped objects take beside it."""
-    own = [*inspect.signature(answer).parameters.values()]
+    parameters = [*inspect.signature(answer).parameters.values()]
     ours = inspect.signature(Wrapped.forward).parameters
-    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in own}]
-    return inspect.Signature(sorted([*own, *added], key=lambda parameter: parameter.kind))
+    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in parameters}]
+    return inspect.Signature(sorted([*parameters, *added], key=lambda parameter: parameter.kind))
 
 
 def _contained(container: Any, torchs: bool) -> Any:

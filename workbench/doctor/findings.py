@@ -306,8 +306,8 @@ def for_wrappers(finding: Finding, roles: Mapping[str, frozenset[Role]]) -> Find
         roles: of each wrapper.
     """
     means = {}
-    for name, own in roles.items():
-        of_roles = [verdict for role, verdict in finding.means.items() if role in own]
+    for name, members in roles.items():
+        of_roles = [verdict for role, verdict in finding.means.items() if role in members]
         means[name] = finding.means.get(name) or max(of_roles, key=rank, default="ok")
     return replace(finding, means=MappingProxyType(means))
 

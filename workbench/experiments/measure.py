@@ -47,11 +47,11 @@ class PeakMemory:
             status = Path("/proc/self/status").read_text(encoding="utf-8")
         except OSError:
             return peak_memory()
-        found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-        return int(found[1]) / 2**10 if found else peak_memory()
+        match = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+        return int(match[1]) / 2**10 if match else peak_memory()
 
 
-def measure(wrapped: Any, plain: nn.Module, data: Data, held: Split | None) -> dict[str, float]:
+def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) -> dict[str, float]:
     """Scores on the test rows, and costs.
 
     A model that says nothing about noise is given a constant one, its root mean squared error on the held-out training rows, which is added
@@ -64,7 +64,7 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held: Split | None) -> d
         wrapped: the trained model.
         plain: the model before wrapping, on the same device, which `passes` is a multiple of.
         data: the data set, of which the test rows are looked at.
-        held: training rows that nothing was fitted to; None: all training rows give the constant.
+        held_out: training rows that nothing was fitted to; None: all training rows give the constant.
 
     Returns:
         Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness; classification: accuracy, nll, brier, ece.
@@ -81,7 +81,7 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held: Split | None) -> d
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
         score = _classes if data.task == "classification" else _values
-        scores = score(wrapped, data, held, y, risk, x, target)
+        scores = score(wrapped, data, held_out, y, risk, x, target)
         passes = _operations(lambda: _predict(wrapped, x[:64])) / max(1, _operations(lambda: plain.eval()(x[:64])))
     return {
         **{name: float(value) for name, value in scores.items()},
@@ -101,7 +101,7 @@ def _predict(wrapped: Any, x: Tensor) -> tuple[Tensor, Risk]:
 
 
 def _values(
-    wrapped: Any, data: Data, held: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
+    wrapped: Any, data: Data, held_out: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
 ) -> dict[str, Any]:
     family: Any = distribution_of(wrapped)
     parts = [wrapped.predictive(rows) for rows in x.split(ROWS)] if _says_a_distribution(wrapped) else []
@@ -110,7 +110,7 @@ def _values(
     elif parts:  # cross-fitting has found a noise
         total = torch.cat([mixture.stddev for mixture in parts])
     else:
-        rows = held if held is not None else data.train
+        rows = held_out if held_out is not None else data.train
         constant = metrics.rmse(_predict(wrapped, rows.x.to(x.device))[0], rows.y.to(x.device)).to(y)
         epistemic = torch.zeros_like(y) if risk.epistemic is None else risk.epistemic
         total = (epistemic.square() + constant.square()).sqrt()
@@ -131,7 +131,7 @@ def _values(
 
 
 def _classes(
-    wrapped: Any, data: Data, held: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
+    wrapped: Any, data: Data, held_out: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
 ) -> dict[str, Any]:
     probs = y.double().softmax(-1)
     if not risk.names():

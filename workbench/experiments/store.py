@@ -163,8 +163,8 @@ class Store:
         if outcome.status != "ok":
             what = f"{outcome.status} after {outcome.seconds:.1f} s: {json.dumps(outcome.cell)}"
             # a traceback may hold a line that looks like the head of the next one
-            told = FAILURE.sub(r" \g<0>", outcome.error.strip())
-            self.failures[known] = f"=== {known} {what}\n{told}\n\n"
+            message = FAILURE.sub(r" \g<0>", outcome.error.strip())
+            self.failures[known] = f"=== {known} {what}\n{message}\n\n"
         else:
             tail = {"cell": known, "seconds": round(outcome.seconds, 3), **stamp}
             tail |= {"device": outcome.device} if outcome.device else {}

@@ -106,16 +106,16 @@ class Wrapper(_Wrapper):
         return [Augment(self)]
 
 
-def _transform(given: Any) -> Transform:
-    if isinstance(given, Transform):
-        pair = given
-    elif isinstance(given, tuple) and len(given) == 2:
-        pair = Transform(*given)
+def _transform(transform: Any) -> Transform:
+    if isinstance(transform, Transform):
+        pair = transform
+    elif isinstance(transform, tuple) and len(transform) == 2:
+        pair = Transform(*transform)
     else:
-        pair = Transform(given)
+        pair = Transform(transform)
     for function in pair:
         if function is not None and not callable(function):
-            raise TypeError(f"a transform must be a function, a pair (apply, inverse) or None, not {given!r:.60}")
+            raise TypeError(f"a transform must be a function, a pair (apply, inverse) or None, not {transform!r:.60}")
     return pair
 
 

@@ -106,11 +106,11 @@ class Laplace(Method):
         ]
         self._path = self.wrapper.layer if self.wrapper.layer is not None else layers[-1] if layers else ""
         modules = dict(table.root.named_modules())
-        found: Any = modules.get(self._path)
-        if found is None:
+        layer: Any = modules.get(self._path)
+        if layer is None:
             raise ValueError(f"layer: the model has no module {self._path!r}; it has {', '.join(layers)}")
-        if not isinstance(found, nn.Linear) or not found.weight.is_floating_point():
-            linear = [path for path, part in modules.items() if isinstance(part, nn.Linear) and part is not found]
+        if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+            linear = [path for path, part in modules.items() if isinstance(part, nn.Linear) and part is not layer]
             remedy = (
                 f"name the layer whose output is the model's, such as layer={linear[-1]!r}"
                 if linear
@@ -118,7 +118,7 @@ class Laplace(Method):
             )
             raise ValueError(
                 f"laplace knows the posterior of an nn.Linear of real numbers, and {self._path or 'the model itself'!r}, taken for the last "
-                f"layer, is a {type(found).__name__}; {remedy}"
+                f"layer, is a {type(layer).__name__}; {remedy}"
             )
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)

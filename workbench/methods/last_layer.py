@@ -54,9 +54,9 @@ class _LayerSites(Sites):
 
     def _met(self, names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
         data = [*live, *raw]
-        given = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in data]
-        if names <= self.names and len(data) == 1 and len(given) <= 2 and given[0].dim() == 2:
-            self.pending = leaves[data[0]], given[0], given[1] if len(given) == 2 else None
+        weights = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in data]
+        if names <= self.names and len(data) == 1 and len(weights) <= 2 and weights[0].dim() == 2:
+            self.pending = leaves[data[0]], weights[0], weights[1] if len(weights) == 2 else None
         return leaves
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -185,9 +185,9 @@ class Look:
     def _targets(self, target: Any, z: Tensor) -> Tensor:
         if isinstance(target, Tensor) and target.numel() == z.numel():
             return target.reshape(z.shape)
-        found = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        shape = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
-            f"laplace learns the noise of the data from residuals, and the targets are {found} for predictions {list(z.shape)}: give pairs "
+            f"laplace learns the noise of the data from residuals, and the targets are {shape} for predictions {list(z.shape)}: give pairs "
             "(input, target) to fit, or laplace.Wrapper(noise=...), or compose it with sculpt"
         )
 

@@ -158,8 +158,8 @@ class Swag(Kept):
             noise = torch.randn(self.wrapper.n_samples, *mean.shape, generator=generator, dtype=torch.float64).to(mean)
             spread = torch.tensordot(low.to(mean), deviations[:used], 1)
             drawn = mean + (variance / 2).sqrt() * noise + spread
-            own, rows = table.get(name), table.get(f"{name}@swag")
-            _real(own).copy_(mean)
+            current, rows = table.get(name), table.get(f"{name}@swag")
+            _real(current).copy_(mean)
             _real(rows).copy_(drawn)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:

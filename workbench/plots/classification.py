@@ -53,8 +53,8 @@ def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axe
     """
     scores, labels = array(probabilities, "probabilities"), vector(target, "target")
     if scores.ndim != 2 or len(scores) != len(labels):
-        found = f"probabilities {list(scores.shape)}, target {list(labels.shape)}"
-        raise ValueError(f"shapes do not match: expected [n, classes] and [n], found {found}")
+        shapes = f"probabilities {list(scores.shape)}, target {list(labels.shape)}"
+        raise ValueError(f"shapes do not match: expected [n, classes] and [n], found {shapes}")
     finite(probabilities=scores, target=labels)
     sums = scores.sum(1)
     if (scores < -1e-6).any() or np.abs(sums - 1).max() > 1e-3:
@@ -64,8 +64,8 @@ def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axe
             f"{scores.min():.3g} and a sum of {sums[worst]:.4g} in row {worst}; pass logits.softmax(-1)"
         )
     if (labels != np.round(labels)).any() or labels.min() < 0 or labels.max() >= scores.shape[1]:
-        found = f"values from {labels.min():g} to {labels.max():g}"
-        raise ValueError(f"target: expected integers from 0 to {scores.shape[1] - 1}, found {found}")
+        shapes = f"values from {labels.min():g} to {labels.max():g}"
+        raise ValueError(f"target: expected integers from 0 to {scores.shape[1] - 1}, found {shapes}")
     if n_bins < 1:
         raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
 
@@ -194,7 +194,7 @@ def decision_map(
 def _labelled(x: Values, y: Values) -> tuple[Array, Array]:
     inputs, labels = array(x, "points x"), vector(y, "points y")
     if inputs.ndim != 2 or inputs.shape[1] != 2 or len(inputs) != len(labels):
-        found = f"x {list(inputs.shape)}, y {list(labels.shape)}"
-        raise ValueError(f"points: shapes do not match: expected x [n, 2] and y [n], found {found}")
+        shapes = f"x {list(inputs.shape)}, y {list(labels.shape)}"
+        raise ValueError(f"points: shapes do not match: expected x [n, 2] and y [n], found {shapes}")
     finite(**{"points x": inputs, "points y": labels})
     return inputs, labels

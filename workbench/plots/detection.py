@@ -72,9 +72,9 @@ def ood_histogram(
     edges = transform.inverted().transform(np.linspace(low, high, n_bins + 1))
     edges[[0, -1]] = min(edges[0], both.min()), max(edges[-1], both.max())  # rounding may not lose the outermost values
     for v, name, shade in zip(values, labels, SERIES, strict=True):
-        look: dict[str, Any] = {"bins": edges, "weights": np.full(v.size, 1 / v.size)}
-        ax.hist(v, **look, histtype="stepfilled", color=shade, alpha=0.5, label=f"{name} (n = {v.size:,})")
-        ax.hist(v, **look, histtype="step", color=shade, linewidth=1.4)
+        style: dict[str, Any] = {"bins": edges, "weights": np.full(v.size, 1 / v.size)}
+        ax.hist(v, **style, histtype="stepfilled", color=shade, alpha=0.5, label=f"{name} (n = {v.size:,})")
+        ax.hist(v, **style, histtype="step", color=shade, linewidth=1.4)
     ax.set(xlabel=xlabel, ylabel="share of inputs per bin")
     legend(ax, notes, headroom=True)
     return ax

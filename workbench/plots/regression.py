@@ -83,8 +83,8 @@ def bands(
         >>> ax.get_legend_handles_labels()[1]
         ['epistemic, ±2 sd', 'plus aleatoric, ±2 sd', 'prediction']
     """
-    given = {"aleatoric": aleatoric, "epistemic": epistemic, "vacuitic": vacuitic}
-    named = {name: value for name, value in given.items() if value is not None}
+    kinds = {"aleatoric": aleatoric, "epistemic": epistemic, "vacuitic": vacuitic}
+    named = {name: value for name, value in kinds.items() if value is not None}
     inputs, centre, *values = vectors(x=x, prediction=prediction, **named)
     risks = dict(zip(named, values, strict=True))
     finite(x=inputs, prediction=centre)
@@ -309,17 +309,17 @@ def predicted_against_true(
     notes: list[str] = []
     sd = None
     if risk is not None:
-        given = elements(prediction=prediction, risk=risk)[1]
-        not_negative(risk=given)
-        (sd, centre, truth), notes = usable(given, centre, truth)
+        spread = elements(prediction=prediction, risk=risk)[1]
+        not_negative(risk=spread)
+        (sd, centre, truth), notes = usable(spread, centre, truth)
     rmse = np.sqrt(np.mean((centre - truth) ** 2))
     chosen, label = thinned(centre.size, f"RMSE {rmse:.3g}{f' {unit}' if unit else ''}")
     ax = new_axes(ax, (4.8, 4.8))
-    shade, look = colour(ax, kind), point_look(chosen.size)
+    shade, style = colour(ax, kind), point_look(chosen.size)
     low, high = min(centre.min(), truth.min()), max(centre.max(), truth.max())
     margin = 0.04 * (high - low) or 0.5
     diagonal(ax, "ideal", (low - margin, high + margin))
-    ax.scatter(truth[chosen], centre[chosen], color=shade, label=label, zorder=3, **look)
+    ax.scatter(truth[chosen], centre[chosen], color=shade, label=label, zorder=3, **style)
     if sd is not None:
         ax.errorbar(
             truth[chosen],
@@ -328,7 +328,7 @@ def predicted_against_true(
             fmt="none",
             ecolor=shade,
             elinewidth=0.8,
-            alpha=look["alpha"] * 0.6,
+            alpha=style["alpha"] * 0.6,
             label=f"{risk_name}, ±{level:g} sd",
         )
     ax.set(xlabel=with_unit("true value", unit), ylabel=with_unit("prediction", unit))

@@ -25,19 +25,19 @@ def one_at_a_time(train: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
 
     @functools.wraps(train)
     def alone(wrapped: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        own = {id(p) for p in wrapped.parameters()} if isinstance(wrapped, nn.Module) else set()
+        parameters = {id(p) for p in wrapped.parameters()} if isinstance(wrapped, nn.Module) else set()
         with _LOCK:
-            if busy := own & _TRAINED.keys():
+            if busy := parameters & _TRAINED.keys():
                 raise RuntimeError(
                     f"{type(wrapped).__name__} is being trained already, in thread {_TRAINED[busy.pop()]}: wait for its end, or train a "
                     "copy (copy.deepcopy) of it"
                 )
-            _TRAINED.update(dict.fromkeys(own, threading.current_thread().name))
+            _TRAINED.update(dict.fromkeys(parameters, threading.current_thread().name))
         try:
             return train(wrapped, *args, **kwargs)
         finally:
             with _LOCK:
-                for number in own:
+                for number in parameters:
                     _TRAINED.pop(number, None)
 
     return alone

@@ -75,11 +75,11 @@ def holds_tensors(value: Any) -> bool:
 def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
     """The attributes that hold a tensor, in whatever depth, that no module has registered."""
     known = {id(t) for m in tree.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
-    found: Values = {}
+    values: Values = {}
     for name, value in attributes(tree):
         if (names is None or name in names) and _holds_other(value, known):
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def _holds_other(value: Any, known: set[int]) -> bool:
