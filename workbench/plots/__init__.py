@@ -9,6 +9,7 @@ from __future__ import annotations
 from workbench.plots._common import COLOURS
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
+from workbench.plots.maps import maps, overlay
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error
 from workbench.plots.selective import risk_coverage
 from workbench.plots.summary import history, risk_split
@@ -19,8 +20,10 @@ __all__ = [
     "coverage",
     "decision_map",
     "history",
+    "maps",
     "ood",
     "ood_histogram",
+    "overlay",
     "predicted_against_true",
     "reliability",
     "risk_against_error",

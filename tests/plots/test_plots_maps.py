@@ -1,0 +1,112 @@
+"""Figures of maps show each pixel once, in the same place and on the same scale in all columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workbench import plots
+from workbench.risk import Risk
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Any:
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+def drawn(ax: Any) -> Any:
+    return np.ma.filled(ax.images[-1].get_array().astype(float), np.nan)
+
+
+IMAGE = torch.rand(2, 3, 6, 8)
+LABELS = torch.arange(96).view(2, 6, 8) % 3
+
+
+def test_class_maps_have_aligned_columns_and_one_scale() -> None:
+    truth = LABELS.clone()
+    truth[0, 0] = 255
+    risk = Risk(aleatoric=torch.rand(2, 6, 8), epistemic=3 * torch.rand(2, 6, 8), vacuitic=torch.randn(2, 6, 8))
+    predicted = LABELS.roll(1, 2)
+    axes = plots.maps(IMAGE, predicted, truth, risk, classes=["a", "b", "c"], void=255)
+    assert axes.shape == (2, 7)
+    titles = ["image", "truth", "prediction", "error", "aleatoric", "epistemic", "vacuitic"]
+    assert [ax.get_title() for ax in axes[0]] == titles
+    for i in range(2):
+        shown = {name: drawn(ax) for name, ax in zip(titles, axes[i], strict=True)}
+        assert np.allclose(shown["image"], IMAGE[i].permute(1, 2, 0))
+        assert np.array_equal(shown["prediction"], predicted[i])
+        expected = np.where(truth[i] == 255, np.nan, truth[i])
+        assert np.array_equal(shown["truth"], expected, equal_nan=True)
+        wrong = np.where(truth[i] == 255, np.nan, truth[i] != predicted[i])
+        assert np.array_equal(shown["error"], wrong, equal_nan=True)
+        assert np.allclose(shown["epistemic"], risk.epistemic[i])
+    limits = {name: ax.images[-1].get_clim() for name, ax in zip(titles, axes[1], strict=True)}
+    highest = float(max(risk.aleatoric.max(), risk.epistemic.max()))
+    assert limits["aleatoric"] == limits["epistemic"] == (0, pytest.approx(highest))
+    assert limits["truth"] == limits["prediction"]
+    assert limits["vacuitic"] == pytest.approx((float(risk.vacuitic.min()), float(risk.vacuitic.max())))
+    legend = [text.get_text() for text in axes[0, 0].figure.legends[0].get_texts()]
+    assert legend == ["a", "b", "c", "no label"]
+
+
+def test_values_have_absolute_errors_and_holes_where_nothing_is_known() -> None:
+    truth = torch.randn(1, 5, 7)
+    truth[0, 2, 3] = float("nan")
+    predicted = torch.randn(1, 1, 5, 7)
+    axes = plots.maps(torch.rand(1, 5, 7), predicted, truth, torch.rand(1, 5, 7), unit="m")
+    assert [ax.get_title() for ax in axes[0]] == ["image", "truth", "prediction", "error", "total"]
+    assert np.allclose(drawn(axes[0, 3]), (truth - predicted[:, 0]).abs()[0], equal_nan=True)
+    assert axes[0, 1].images[-1].get_clim() == axes[0, 2].images[-1].get_clim()
+    labels = {ax.get_xlabel() for ax in axes[0, 0].figure.axes}
+    assert {"truth (m)", "prediction (m)", "error (m)", "total risk (m)"} <= labels
+
+
+def test_one_image_bytes_and_a_risk_of_the_whole_image() -> None:
+    picture = torch.randint(0, 255, (3, 6, 8), dtype=torch.uint8)
+    axes = plots.maps(picture, LABELS[0], risk=Risk(epistemic=torch.rand(1, 6, 8), vacuitic=torch.rand(1)))
+    assert [ax.get_title() for ax in axes[0]] == ["image", "prediction", "epistemic"]
+    assert np.allclose(drawn(axes[0, 0]), picture.permute(1, 2, 0) / 255)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prediction": torch.rand(2, 4, 6, 8)}, "argmax"),
+        ({"truth": LABELS.float()}, "class numbers"),
+        ({"truth": LABELS[:1]}, "shapes do not match: truth"),
+        ({"truth": torch.where(LABELS == 0, 255, LABELS)}, "void=255"),
+        ({"risk": {"epistemic": -torch.rand(2, 6, 8)}}, "at least 0"),
+        ({"risk": {"epistemc": torch.rand(2, 6, 8)}}, "kind"),
+        ({"risk": torch.full((2, 6, 8), float("nan"))}, "finite"),
+        ({"risk": torch.rand(2, 3, 4)}, "risk.total"),
+        ({"image": torch.rand(2, 4, 6, 8)}, "1 or 3 channels"),
+        ({"image": torch.rand(1, 3, 6, 8)}, "1 images, 2 predictions"),
+        ({"classes": ["a", "b"]}, "2 names"),
+        ({"max_rows": 0}, "max_rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_figure_is_made(arguments: dict[str, Any], words: str) -> None:
+    import matplotlib.pyplot as plt
+
+    with pytest.raises(ValueError, match=words):
+        plots.maps(**{"image": IMAGE, "prediction": LABELS, **arguments})
+    assert not plt.get_fignums()
+
+
+def test_overlay_hides_nothing_where_the_risk_is_low() -> None:
+    risk = torch.zeros(6, 8)
+    risk[2, 3] = 2.0
+    ax = plots.overlay(torch.rand(3, 6, 8), risk, kind="aleatoric", unit="nats")
+    opacity = ax.images[-1].get_alpha()
+    assert opacity[2, 3] == 0.85
+    assert opacity.sum() == 0.85
+    with pytest.raises(ValueError, match="pick an image"):
+        plots.overlay(torch.rand(3, 6, 8), torch.rand(2, 6, 8))

@@ -1,0 +1,326 @@
+"""Figures of maps: image, truth, prediction and risks of the same pixels, side by side or one over the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from workbench.errors import require
+from workbench.plots._common import COLOURS, Array, Values, array, finite, new_axes, not_negative, risk_label, with_unit
+from workbench.risk import Risk
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.image import AxesImage
+
+MAX_CLASSES = 20  # that many colours are told apart, if the eye takes its time
+_VOID = (0.6, 0.6, 0.6, 1.0)
+
+
+def maps(
+    image: Values,
+    prediction: Values,
+    truth: Values | None = None,
+    risk: Risk | Mapping[str, Values] | Values | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    void: int | None = None,
+    unit: str = "",
+    max_rows: int = 4,
+) -> np.ndarray[Any, Any]:
+    """Draw image, truth, prediction, error and risks in aligned columns, one row for each image, in a new figure.
+
+    Each column has one scale for all rows. Truth and prediction share theirs, and so do aleatoric, epistemic and total risk, which have one
+    unit: equally dark is equally large.
+
+    Args:
+        image: [n, channels, height, width] of 1 or 3 channels, [n, height, width], or one image without the first dimension. Values outside
+            0 to 1 (0 to 255 of bytes) are brought there by the range of all that is drawn.
+        prediction: class numbers (an integer dtype) or values (floating point), [n, height, width], [n, 1, height, width] or of one image. Of
+            class scores give the best, `scores.argmax(1)`.
+        truth: the same for the targets; pixels that are `void`, or NaN, are hatched and have no error.
+        risk: a `Risk`, a dict of maps by kind, or one map, which counts as total; NaN is hatched, and what has one number an image left out.
+        classes: names of the classes, by number.
+        void: class number that stands for "no label".
+        unit: unit of values and their risks, for the labels; entropies are in nats.
+        max_rows: images drawn, the first ones.
+
+    Returns:
+        Array of the Axes [rows, columns].
+
+    Raises:
+        ValueError: for shapes that do not match, class scores, negative risks, an unknown kind, or more than 20 classes.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.zeros(2, 8, 8, dtype=torch.long)
+        >>> axes = maps(torch.rand(2, 3, 8, 8), labels, labels, {"epistemic": torch.rand(2, 8, 8)}, classes=["road", "sky"])
+        >>> [ax.get_title() for ax in axes[0]]
+        ['image', 'truth', 'prediction', 'error', 'epistemic']
+    """
+    if max_rows < 1:
+        raise ValueError(f"max_rows: expected at least 1, found {max_rows}")
+    labels = _integers(prediction)
+    predicted = _stack(prediction, "prediction")[:max_rows]
+    columns: dict[str, Array] = {"image": _pictures(image, predicted.shape, max_rows)}
+    if truth is not None:
+        if _integers(truth) != labels:
+            raise ValueError(
+                "truth and prediction: one holds class numbers (integers), the other values; of class scores give scores.argmax(1)"
+            )
+        columns["truth"] = _like(_stack(truth, "truth")[:max_rows], predicted, "truth")
+        if labels and void is not None:
+            columns["truth"] = np.where(columns["truth"] == void, np.nan, columns["truth"])
+    columns["prediction"] = predicted
+    finite(prediction=predicted)
+    if truth is not None:
+        difference = np.abs(columns["truth"] - predicted)
+        columns["error"] = np.where(np.isnan(difference), np.nan, difference > 0) if labels else difference
+    risks = _risks(risk, predicted, max_rows)
+    looks = _looks({**columns, **risks}, labels, classes, unit)
+    plt = require("matplotlib.pyplot")
+    height, width = predicted.shape[1:]
+    panel = 2.1 * min(max(height / width, 0.4), 2.0)
+    figure, axes = plt.subplots(
+        len(predicted),
+        len(columns) + len(risks),
+        figsize=(2.1 * (len(columns) + len(risks)), panel * len(predicted) + 0.9),
+        layout="constrained",
+        squeeze=False,
+    )
+    for j, (name, values) in enumerate({**columns, **risks}.items()):
+        axes[0, j].set_title(name, fontsize=12)
+        drawn = [_draw(ax, row, **looks[name]) for ax, row in zip(axes[:, j], values, strict=True)]
+        if name != "image" and not (labels and name in ("truth", "prediction", "error")):
+            bar = figure.colorbar(
+                drawn[-1], ax=axes[:, j].tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9
+            )
+            in_nats = "nats" if labels else ""
+            bar.set_label(risk_label(name, unit or in_nats) if name in COLOURS else with_unit(name, unit), fontsize=9)
+            bar.ax.tick_params(labelsize=8)
+    if labels:
+        _class_legend(figure, columns, looks, classes)
+    return axes
+
+
+def overlay(
+    image: Values, risk: Values, ax: Axes | None = None, *, kind: str = "total", unit: str = "", strength: float = 0.85
+) -> Axes:
+    """Draw the risk of each pixel over its image in grey: nothing where it is lowest, the colour of the risk where it is highest.
+
+    Args:
+        image: [channels, height, width] of 1 or 3 channels, or [height, width].
+        risk: [height, width] or [1, height, width], at least 0; NaN is hatched.
+        ax: Axes to draw on; a new figure if None.
+        kind: which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
+        unit: unit of the risk, for the label.
+        strength: opacity of the highest risk, 0 to 1.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, negative risks, no finite risk, or an unknown kind.
+
+    Example:
+        >>> import torch
+        >>> overlay(torch.rand(3, 8, 8), torch.rand(8, 8), kind="epistemic", unit="nats").get_title()
+        'epistemic risk (nats)'
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength: expected a number from 0 to 1, found {strength}")
+    values = _stack(risk, "risk")
+    if len(values) != 1:
+        raise ValueError(f"risk: expected one map [height, width], found {list(values.shape)}; pick an image, risk[0]")
+    title = risk_label(kind, unit)
+    not_negative(risk=values)
+    _some_finite(values, "risk")
+    picture = _pictures(image, values.shape, 1)[0].mean(-1)
+    ax = new_axes(ax, (4.8, 4.2))
+    ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    top = float(np.nanmax(values)) or 1.0
+    opacity = np.nan_to_num(values[0] / top) * strength
+    drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
+    bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
+    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # else that of one pixel
+    ax.set_title(title, fontsize=12)
+    return ax
+
+
+def _integers(value: Any) -> bool:
+    """Whether these are class numbers."""
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return np.asarray(value).dtype.kind in "iub"
+
+
+def _stack(value: Values, name: str) -> Array:
+    """Maps [n, height, width] of those, of [n, 1, height, width], or of one."""
+    result = array(value, name)
+    if result.ndim == 4 and result.shape[1] == 1:
+        result = result[:, 0]
+    if result.ndim == 2:
+        result = result[None]
+    if result.ndim != 3:
+        hint = "; of class scores give the best, scores.argmax(1)" if result.ndim == 4 else ""
+        raise ValueError(
+            f"{name}: expected [n, height, width] or one map [height, width], found {list(result.shape)}{hint}"
+        )
+    return result
+
+
+def _like(values: Array, predicted: Array, name: str) -> Array:
+    if values.shape != predicted.shape:
+        raise ValueError(f"shapes do not match: {name} {list(values.shape)}, prediction {list(predicted.shape)}")
+    return values
+
+
+def _pictures(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
+    """Images [n, height, width, 3] from 0 to 1."""
+    pictures = array(image, "image")
+    size = shape[1:]
+    if pictures.shape[-2:] == size and pictures.ndim in (2, 3):  # without channels, or one image
+        of_one = pictures.ndim == 3 and shape[0] == 1 and pictures.shape[0] in (1, 3)
+        pictures = pictures[None] if of_one else pictures.reshape(-1, 1, *size)
+    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or pictures.shape[2:] != size:
+        raise ValueError(
+            f"image: expected [n, channels, height, width] with 1 or 3 channels and maps of {list(size)}, found {list(pictures.shape)}; "
+            "of more channels pick those to look at, image[:, :3]"
+        )
+    pictures = pictures[:max_rows]
+    if len(pictures) != shape[0]:
+        raise ValueError(f"shapes do not match: {len(pictures)} images, {shape[0]} predictions")
+    finite(image=pictures)
+    low, high = pictures.min(), pictures.max()
+    if low >= 0 and _integers(image):
+        low, high = 0.0, 255.0
+    elif low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    pictures = np.clip((pictures - low) / ((high - low) or 1.0), 0, 1)
+    return np.moveaxis(np.broadcast_to(pictures, (len(pictures), 3, *size)), 1, -1)
+
+
+def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:
+    """Maps of risk by kind, in the order of the kinds."""
+    if risk is None:
+        return {}
+    named = (
+        {n: risk[n] for n in risk.names()}
+        if isinstance(risk, Risk)
+        else risk
+        if isinstance(risk, Mapping)
+        else {"total": risk}
+    )
+    maps_of = {}
+    for name in named:
+        risk_label(name)
+        if isinstance(risk, Risk) and isinstance(named[name], torch.Tensor) and named[name].dim() < 2:
+            continue  # one number an image, as vacuitic risk may be
+        values = _like(_stack(named[name], f"risk.{name}")[:max_rows], predicted, f"risk.{name}")
+        if name != "vacuitic":  # that one is standardised, and negative where an input is very usual
+            not_negative(**{f"risk.{name}": values})
+        _some_finite(values, f"risk.{name}")
+        maps_of[name] = values
+    return {name: maps_of[name] for name in COLOURS if name in maps_of}
+
+
+def _some_finite(values: Array, name: str) -> None:
+    if not np.isfinite(values).any():
+        raise ValueError(f"{name}: none of its {values.size} values is a finite number")
+
+
+def _looks(
+    columns: Mapping[str, Array], labels: bool, classes: Sequence[str] | None, unit: str
+) -> dict[str, dict[str, Any]]:
+    """Colours and limits of each column."""
+    looks: dict[str, dict[str, Any]] = {"image": {}}
+    both = [columns[name] for name in ("truth", "prediction") if name in columns]
+    if labels:
+        top = max(int(np.nanmax(v)) if np.isfinite(v).any() else 0 for v in both)
+        low = min(int(np.nanmin(v)) if np.isfinite(v).any() else 0 for v in both)
+        n = max(top + 1, len(classes or ()))
+        if low < 0 or n > MAX_CLASSES:
+            raise ValueError(
+                f"class numbers go from {low} to {top}, and maps draws 0 to {MAX_CLASSES - 1}; "
+                f"if {low if low < 0 else top} stands for pixels without a label, give void={low if low < 0 else top}"
+            )
+        if classes is not None and len(classes) <= top:
+            raise ValueError(f"classes: {len(classes)} names, and class number {top} is among the maps")
+        shared = {"cmap": _palette(n), "vmin": -0.5, "vmax": n - 0.5, "interpolation": "nearest"}
+        looks |= {"truth": shared, "prediction": shared}
+        from matplotlib.colors import ListedColormap
+
+        looks["error"] = {"cmap": ListedColormap(["white", "black"]), "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+    else:
+        shared = {"cmap": "viridis", **_limits(both)}
+        looks |= {"truth": shared, "prediction": shared}
+        if "error" in columns:
+            looks["error"] = {"cmap": "Greys", **_limits([columns["error"]], bottom=0.0)}
+    deviations = [columns[name] for name in ("aleatoric", "epistemic", "total") if name in columns]
+    for name in COLOURS:
+        if name in columns:
+            limits = _limits([columns[name]]) if name == "vacuitic" else _limits(deviations, bottom=0.0)
+            looks[name] = {"cmap": _shades(name), **limits}
+    return looks
+
+
+def _limits(values: Sequence[Array], bottom: float | None = None) -> dict[str, float]:
+    """Those of all finite values; what is infinite is drawn as the highest."""
+    numbers = np.concatenate([v[np.isfinite(v)] for v in values])
+    low = float(numbers.min()) if bottom is None and numbers.size else bottom or 0.0
+    high = float(numbers.max()) if numbers.size else 1.0
+    return {"vmin": low, "vmax": high if high > low else low + 1.0}
+
+
+def _shades(kind: str, *, dark: bool = True) -> Colormap:
+    """From white to the colour of a risk, and on to nearly black where nothing lies under it."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind], *["#111111"] * dark])
+
+
+def _palette(n: int) -> Colormap:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps["tab10" if n <= 10 else "tab20"](np.arange(n)))
+
+
+def _draw(ax: Axes, values: Array, **look: Any) -> AxesImage:
+    """One panel; hatched where a number is missing."""
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    missing = np.isnan(values) if values.ndim == 2 else np.zeros(values.shape[:2], bool)
+    if missing.any():
+        ax.set_facecolor(_VOID)
+    drawn = ax.imshow(np.ma.masked_array(values, np.isnan(values)), **look)
+    if missing.any() and min(missing.shape) > 1:
+        hatched = ax.contourf(missing, levels=[0.5, 1.5], colors="none", hatches=["////"])
+        hatched.set(edgecolor="white", linewidth=0)
+    return drawn
+
+
+def _class_legend(
+    figure: Any, columns: Mapping[str, Array], looks: Mapping[str, Any], classes: Sequence[str] | None
+) -> None:
+    """The classes that are there, and what is hatched."""
+    from matplotlib.patches import Patch
+
+    maps_of = [columns[name] for name in ("truth", "prediction") if name in columns]
+    numbers = np.unique(np.concatenate([v[np.isfinite(v)] for v in maps_of])).astype(int)
+    palette = looks["prediction"]["cmap"]
+    handles = [Patch(color=palette(i), label=classes[i] if classes else f"class {i}") for i in numbers]
+    if any(np.isnan(v).any() for v in maps_of):
+        handles.append(Patch(facecolor=_VOID, edgecolor="white", hatch="////", label="no label"))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 8),
+        fontsize=9,
+        frameon=False,
+        handlelength=1.2,
+    )
