@@ -1,4 +1,4 @@
-"""Figures of maps show each pixel once, in the same place and on the same scale in all columns."""
+"""Figures of maps and boxes: each pixel once, in the same place and on the same scale; each side with its spread."""
 
 from __future__ import annotations
 
@@ -110,3 +110,36 @@ def test_overlay_hides_nothing_where_the_risk_is_low() -> None:
     assert opacity.sum() == 0.85
     with pytest.raises(ValueError, match="pick an image"):
         plots.overlay(torch.rand(3, 6, 8), torch.rand(2, 6, 8))
+
+
+def test_boxes_have_bands_of_two_deviations_around_each_side() -> None:
+    y = {"boxes": torch.tensor([[2.0, 1.0, 6.0, 4.0]]), "scores": torch.tensor([0.75]), "labels": torch.tensor([1])}
+    spread = torch.tensor([[0.5, 0.25, 1.0, 0.0]])
+    ax = plots.boxes(
+        torch.rand(3, 6, 8), y["boxes"], spread=spread, scores=y["scores"], labels=y["labels"], truth=y["boxes"]
+    )
+    left, top, right, bottom, outline, truth = [patch.get_bbox().extents.tolist() for patch in ax.patches]
+    assert left == [1, 1, 3, 4]
+    assert top == [2, 0.5, 6, 1.5]
+    assert right == [4, 1, 8, 4]
+    assert bottom == [2, 4, 6, 4]
+    assert outline == truth == [2, 1, 6, 4]
+    assert [text.get_text() for text in ax.texts] == ["class 1 0.75"]
+    assert not plots.boxes(torch.rand(6, 8), torch.zeros(0, 4), scores=torch.zeros(0)).patches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"corners": [[5, 1, 2, 4]]}, "x1 <= x2"),
+        ({"corners": [[1, 2, 5]]}, r"\[k, 4\]"),
+        ({"spread": [[1, 1]]}, "shapes do not match: spread"),
+        ({"spread": [[-1, 1, 1, 1]]}, "at least 0"),
+        ({"scores": [0.5, 0.5]}, "2 scores, 1 boxes"),
+        ({"labels": [3], "classes": ["a"]}, "1 names"),
+        ({"image": torch.rand(2, 3, 6, 8)}, "image"),
+    ],
+)
+def test_boxes_that_do_not_fit_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plots.boxes(**{"image": IMAGE[0], "corners": [[2, 1, 6, 4]], **arguments})

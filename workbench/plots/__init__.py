@@ -7,18 +7,23 @@ Inputs are tensors (any device, with or without gradient), arrays or lists.
 from __future__ import annotations
 
 from workbench.plots._common import COLOURS
+from workbench.plots.boxes import boxes
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
 from workbench.plots.maps import maps, overlay
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error
 from workbench.plots.selective import risk_coverage
+from workbench.plots.sequences import coverage_by_step, fan, tokens
 from workbench.plots.summary import history, risk_split
 
 __all__ = [
     "COLOURS",
     "bands",
+    "boxes",
     "coverage",
+    "coverage_by_step",
     "decision_map",
+    "fan",
     "history",
     "maps",
     "ood",
@@ -30,4 +35,5 @@ __all__ = [
     "risk_coverage",
     "risk_split",
     "roc",
+    "tokens",
 ]

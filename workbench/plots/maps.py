@@ -139,9 +139,9 @@ def overlay(
     title = risk_label(kind, unit)
     not_negative(risk=values)
     _some_finite(values, "risk")
-    picture = _pictures(image, values.shape, 1)[0].mean(-1)
+    grey = _pictures(image, values.shape, 1)[0].mean(-1)
     ax = new_axes(ax, (4.8, 4.2))
-    ax.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
     top = float(np.nanmax(values)) or 1.0
     opacity = np.nan_to_num(values[0] / top) * strength
     drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
@@ -202,6 +202,14 @@ def _pictures(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
         low, high = 0.0, 1.0
     pictures = np.clip((pictures - low) / ((high - low) or 1.0), 0, 1)
     return np.moveaxis(np.broadcast_to(pictures, (len(pictures), 3, *size)), 1, -1)
+
+
+def picture(image: Values) -> Array:
+    """One image [height, width, 3] from 0 to 1."""
+    values = array(image, "image")
+    if values.ndim not in (2, 3):
+        raise ValueError(f"image: expected [channels, height, width] or [height, width], found {list(values.shape)}")
+    return _pictures(image, (1, *values.shape[-2:]), 1)[0]
 
 
 def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:

@@ -1,0 +1,98 @@
+"""Figures of forecasts and of texts show the numbers that they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workbench import plots
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Any:
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
+
+
+def test_fan_holds_the_quantiles_of_the_paths() -> None:
+    paths = torch.randn(101, 5, generator=torch.Generator().manual_seed(0))
+    ax = plots.fan(paths, past=torch.zeros(3), truth=torch.ones(5), levels=(0.5, 0.8))
+    wide, narrow = (band.get_paths()[0].vertices for band in ax.collections)
+    for vertices, level in ((wide, 0.8), (narrow, 0.5)):
+        for step in range(1, 6):
+            ends = vertices[vertices[:, 0] == step][:, 1]
+            expected = torch.quantile(
+                paths[:, step - 1].double(), torch.tensor([(1 - level) / 2, (1 + level) / 2]).double()
+            )
+            assert (ends.min(), ends.max()) == pytest.approx(tuple(expected.tolist()))
+    median, past, truth = ax.lines
+    assert np.allclose(median.get_ydata(), paths.median(0).values)
+    assert list(past.get_xdata()) == [-2, -1, 0]
+    assert list(truth.get_xdata()) == [1, 2, 3, 4, 5]
+
+
+def test_coverage_by_step_counts_what_is_there() -> None:
+    y = torch.tensor([[0.0, 5.0], [0.5, 0.5], [2.0, float("nan")]])
+    ax = plots.coverage_by_step(torch.zeros(3, 2), torch.ones(3, 2), y, level=0.5)
+    assert ax.lines[-1].get_ydata() == pytest.approx([2 / 3, 1 / 2])
+    assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2 to 3", "coverage"]
+    plots.coverage_by_step(torch.zeros(3, 2), torch.full((3, 2), 9.0), y, ax, level=0.5, label="wider")
+    assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2 to 3", "coverage", "wider"]
+
+
+def test_tokens_are_written_in_lines_and_words_stay_together() -> None:
+    words = ["Play", "ing", " is", " un", "cert", "ain", "\n", "▁yes", "$"]
+    risk = torch.tensor([0.0, 1, 0.5, 0, 2, 1, 0, float("nan"), 1])
+    ax = plots.tokens(words, risk, width=12, highest=4.0, kind="aleatoric")
+    written = [(text.get_text(), round(text.get_position()[1])) for text in ax.texts]
+    assert written == [
+        ("Play", 0),
+        ("ing", 0),
+        ("is", 0),
+        ("un", 1),
+        ("cert", 1),
+        ("ain", 1),
+        ("↵", 1),
+        ("yes", 2),
+        (r"\$", 2),
+    ]
+    assert len(ax.patches) == 8  # none for NaN
+    white, full = ax.patches[0].get_facecolor(), ax.patches[4].get_facecolor()
+    assert white[:3] == (1, 1, 1)
+    expected = tuple((1 + c) / 2 for c in (0x00 / 255, 0x72 / 255, 0xB2 / 255))  # half of the highest
+    assert full[:3] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: plots.fan(torch.randn(1, 5)), "two paths"),
+        (lambda: plots.fan(torch.randn(9, 5), truth=torch.zeros(4)), "shapes do not match"),
+        (lambda: plots.fan(torch.randn(9, 5), levels=(90,)), "levels"),
+        (lambda: plots.fan(torch.full((9, 5), float("nan"))), "NaN"),
+        (lambda: plots.coverage_by_step(torch.ones(3, 2), torch.zeros(3, 2), torch.zeros(3, 2)), "lower end above"),
+        (lambda: plots.coverage_by_step(torch.zeros(3), torch.zeros(3), torch.zeros(3)), r"\[rows, steps\]"),
+        (
+            lambda: plots.coverage_by_step(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([[0, float("nan")]])),
+            "step 2",
+        ),
+        (lambda: plots.coverage_by_step(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), level=90), "level"),
+        (lambda: plots.tokens(["a"], torch.zeros(2)), "text for each of 2"),
+        (lambda: plots.tokens(["a"], torch.tensor([-1.0])), "at least 0"),
+        (lambda: plots.tokens(["a"], torch.tensor([float("nan")])), "finite"),
+        (lambda: plots.tokens(["a"], torch.tensor([1.0]), kind="odd"), "kind"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_figure_is_made(call: Any, words: str) -> None:
+    import matplotlib.pyplot as plt
+
+    with pytest.raises(ValueError, match=words):
+        call()
+    assert not plt.get_fignums()

@@ -1,0 +1,133 @@
+"""Figure of detections: boxes on their image, with the spread of each corner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.errors import require
+from workbench.plots._common import COLOURS, SERIES, Array, Values, array, finite, new_axes, not_negative, vector
+from workbench.plots.maps import picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def boxes(
+    image: Values,
+    corners: Values,
+    ax: Axes | None = None,
+    *,
+    spread: Values | None = None,
+    scores: Values | None = None,
+    labels: Values | None = None,
+    classes: Sequence[str] | None = None,
+    truth: Values | None = None,
+) -> Axes:
+    """Draw boxes on an image; around each side a band of two standard deviations to both sides.
+
+    Of a model with `output=Detections()` give, for one image, `boxes(image, y["boxes"], spread=risk.epistemic["boxes"],
+    scores=y["scores"], labels=y["labels"])`.
+
+    Args:
+        image: [channels, height, width] of 1 or 3 channels, or [height, width].
+        corners: x1, y1, x2, y2 of each box in pixels [k, 4]; k may be 0.
+        ax: Axes to draw on; a new figure if None.
+        spread: standard deviations of the corners [k, 4].
+        scores: [k], written beside the box.
+        labels: class numbers [k], written beside the box.
+        classes: names of the classes, by number.
+        truth: boxes [m, 4] to compare with, dashed.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, boxes whose second corner is not below and right of the first, negative spreads, class numbers
+            without a name, or numbers that are not finite.
+
+    Example:
+        >>> import torch
+        >>> ax = boxes(torch.rand(3, 32, 32), [[4, 4, 20, 24]], spread=[[1, 1, 2, 3]], scores=[0.8], labels=[1], classes=["sky", "car"])
+        >>> [text.get_text() for text in ax.texts]
+        ['car 0.80']
+    """
+    outlines = _corners(corners, "corners")
+    expected = None if truth is None else _corners(truth, "truth")
+    k = len(outlines)
+    deviations = None if spread is None or not k else array(spread, "spread")
+    if deviations is not None:
+        if deviations.shape != outlines.shape:
+            raise ValueError(f"shapes do not match: spread {list(deviations.shape)}, corners {list(outlines.shape)}")
+        finite(spread=deviations)
+        not_negative(spread=deviations)
+    written = _written(k, scores, labels, classes)
+    ground = picture(image)
+    ax = new_axes(ax, (5.6, 5.6 * ground.shape[0] / ground.shape[1] + 0.4))
+    patches = require("matplotlib.patches")
+    ax.imshow(ground)
+    for i, (x1, y1, x2, y2) in enumerate(outlines):
+        if deviations is not None:
+            for side in _bands(outlines[i], 2 * deviations[i]):
+                ax.add_patch(patches.Rectangle(*side, color=COLOURS["epistemic"], alpha=0.3, linewidth=0))
+        outline = patches.Rectangle(
+            (x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=COLOURS["epistemic"], linewidth=1.8
+        )
+        ax.add_patch(outline)
+        if written[i]:
+            ground_of_text = {"facecolor": COLOURS["epistemic"], "edgecolor": "none", "pad": 1.5}
+            ax.text(x1, y1, written[i], color="white", fontsize=9, va="bottom", bbox=ground_of_text)
+    for x1, y1, x2, y2 in () if expected is None else expected:
+        dashed = {"linestyle": "--", "linewidth": 1.5, "edgecolor": SERIES[0]}
+        ax.add_patch(patches.Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, **dashed))
+    ax.set(xticks=[], yticks=[], xlim=(-0.5, ground.shape[1] - 0.5), ylim=(ground.shape[0] - 0.5, -0.5))
+    ax.grid(False)
+    return ax
+
+
+def _corners(value: Values, name: str) -> Array:
+    if not len(value):  # type: ignore[arg-type]  # sized whatever it is
+        return np.zeros((0, 4))
+    result = array(value, name)
+    if result.ndim != 2 or result.shape[1] != 4:
+        raise ValueError(f"{name}: expected boxes [k, 4], found {list(result.shape)}")
+    finite(**{name: result})
+    wrong = np.flatnonzero((result[:, 2:] < result[:, :2]).any(1))
+    if wrong.size:
+        raise ValueError(
+            f"{name}: expected corners x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; box {wrong[0]} is {result[wrong[0]].tolist()}"
+        )
+    return result
+
+
+def _written(k: int, scores: Values | None, labels: Values | None, classes: Sequence[str] | None) -> list[str]:
+    """Class and score of each box."""
+    parts: list[list[str]] = [[] for _ in range(k)]
+    for name, value in (("labels", labels), ("scores", scores)):
+        if value is None or not k:
+            continue
+        numbers = vector(value, name)
+        if len(numbers) != k:
+            raise ValueError(f"shapes do not match: {len(numbers)} {name}, {k} boxes")
+        finite(**{name: numbers})
+        if name == "labels" and classes is not None and not all(0 <= n < len(classes) for n in numbers):
+            raise ValueError(
+                f"classes: {len(classes)} names, and labels go from {numbers.min():g} to {numbers.max():g}"
+            )
+        for part, number in zip(parts, numbers, strict=True):
+            label = classes[int(number)] if classes is not None else f"class {number:g}"
+            part.append(label if name == "labels" else f"{number:.2f}")
+    return [" ".join(part) for part in parts]
+
+
+def _bands(corners: Array, width: Array) -> list[tuple[tuple[float, float], float, float]]:
+    """Place, width and height of the band around each side: left, top, right, bottom."""
+    (x1, y1, x2, y2), (left, top, right, bottom) = corners, width
+    return [
+        ((x1 - left, y1), 2 * left, y2 - y1),
+        ((x1, y1 - top), x2 - x1, 2 * top),
+        ((x2 - right, y1), 2 * right, y2 - y1),
+        ((x1, y2 - bottom), x2 - x1, 2 * bottom),
+    ]

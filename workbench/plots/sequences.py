@@ -1,0 +1,236 @@
+"""Figures of sequences: forecasts over a horizon, and tokens of a text by their risk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.errors import require
+from workbench.plots._common import (
+    COLOURS,
+    Array,
+    Values,
+    array,
+    finite,
+    ink,
+    legend,
+    new_axes,
+    not_negative,
+    risk_label,
+    same_shape,
+    vector,
+    with_unit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def fan(
+    samples: Values,
+    ax: Axes | None = None,
+    *,
+    past: Values | None = None,
+    truth: Values | None = None,
+    levels: Sequence[float] = (0.9, 0.5),
+    unit: str = "",
+) -> Axes:
+    """Draw a forecast as central intervals of sampled paths, step by step, with what went before and what came.
+
+    Args:
+        samples: paths [samples, steps], such as `predictive(x).sample((500,))` of one row.
+        ax: Axes to draw on; a new figure if None.
+        past: what was known [m], drawn at steps -m + 1 to 0.
+        truth: what came [steps].
+        levels: shares of the paths in the bands, between 0 and 1.
+        unit: unit of the values, for the label.
+
+    Returns:
+        The Axes; steps count from 1.
+
+    Raises:
+        ValueError: for shapes that do not match, fewer than two paths, levels outside 0 to 1, or numbers that are not finite.
+
+    Example:
+        >>> import torch
+        >>> paths = torch.randn(200, 12).cumsum(1)
+        >>> fan(paths, truth=torch.zeros(12)).get_legend_handles_labels()[1]
+        ['90 % of paths', '50 % of paths', 'median', 'what came']
+    """
+    paths = array(samples, "samples")
+    if paths.ndim != 2 or len(paths) < 2:
+        raise ValueError(
+            f"samples: expected two paths or more, [samples, steps], found {list(paths.shape)}; of several rows or series pick one"
+        )
+    known = {name: vector(value, name) for name, value in (("past", past), ("truth", truth)) if value is not None}
+    finite(samples=paths, **known)
+    if "truth" in known:
+        same_shape(**{"one path": paths[0], "truth": known["truth"]})
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise ValueError(f"levels: expected shares between 0 and 1, found {list(levels)}")
+    ax = new_axes(ax)
+    steps = np.arange(1, paths.shape[1] + 1)
+    for opacity, level in zip(np.linspace(0.25, 0.5, len(levels)), sorted(levels, reverse=True), strict=True):
+        low, high = np.quantile(paths, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        label = f"{100 * level:g} % of paths"
+        ax.fill_between(steps, low, high, color=COLOURS["aleatoric"], alpha=opacity, linewidth=0, label=label)
+    ax.plot(steps, np.median(paths, 0), color=COLOURS["aleatoric"], linewidth=1.8, label="median")
+    if "past" in known:
+        ax.plot(np.arange(1 - len(known["past"]), 1), known["past"], color=ink(ax), linewidth=1.4, label="past")
+    if "truth" in known:
+        ax.plot(steps, known["truth"], color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="what came")
+    ax.set(xlabel="step", ylabel=with_unit("value", unit))
+    legend(ax, columns=2, headroom=True)
+    return ax
+
+
+def coverage_by_step(
+    lower: Values, upper: Values, target: Values, ax: Axes | None = None, *, level: float = 0.9, label: str = "coverage"
+) -> Axes:
+    """Draw the share of targets that lie in their interval, for each step of a horizon.
+
+    Around the nominal level stand the 95 % limits within which a share of that many independent rows moves by chance, 1.96 standard errors of
+    the binomial; rows that overlap in time move further.
+
+    Args:
+        lower, upper: ends of the intervals [rows, steps].
+        target: [rows, steps]; NaN where a series had ended.
+        ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare models.
+        level: the nominal coverage, between 0 and 1.
+        label: name in the legend.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, ends that are NaN or in the wrong order, a step without targets, or a level outside 0 to 1.
+
+    Example:
+        >>> import torch
+        >>> y = torch.randn(300, 6)
+        >>> ax = coverage_by_step(torch.full_like(y, -1.64), torch.full_like(y, 1.64), y)
+        >>> ax.get_legend_handles_labels()[1]
+        ['nominal', 'chance, n = 300', 'coverage']
+    """
+    low, high, y = array(lower, "lower"), array(upper, "upper"), array(target, "target")
+    same_shape(lower=low, upper=high, target=y)
+    if y.ndim != 2:
+        raise ValueError(f"target: expected [rows, steps], found {list(y.shape)}")
+    if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+        raise ValueError("lower and upper: expected ends of intervals, found NaN or a lower end above the upper one")
+    if not 0 < level < 1:
+        raise ValueError(f"level: expected a share between 0 and 1, found {level:g}")
+    there = ~np.isnan(y)
+    if not there.any(0).all():
+        raise ValueError(f"target: no number at step {int(np.flatnonzero(~there.any(0))[0]) + 1}")
+    n = there.sum(0)
+    shares = ((y >= low) & (y <= high)).sum(0) / n
+    ax = new_axes(ax)
+    steps = np.arange(1, y.shape[1] + 1)
+    if "nominal" not in ax.get_legend_handles_labels()[1]:
+        error = 1.96 * np.sqrt(level * (1 - level) / n)
+        ax.axhline(level, color=ink(ax), linestyle=(0, (4, 2)), linewidth=1, alpha=0.7, label="nominal")
+        rows = f"{n.min():,}" if n.min() == n.max() else f"{n.min():,} to {n.max():,}"
+        limits: tuple[Array, Array] = (np.clip(level - error, 0, 1), np.clip(level + error, 0, 1))
+        ax.fill_between(steps, *limits, color=ink(ax), alpha=0.12, linewidth=0, label=f"chance, n = {rows}")
+    ax.plot(steps, shares, marker="o", markersize=4, linewidth=1.6, label=label)
+    ax.set(xlabel="step", ylabel="share of targets inside")
+    ax.xaxis.set_major_locator(require("matplotlib.ticker").MaxNLocator(integer=True))
+    legend(ax, headroom=True)
+    return ax
+
+
+def tokens(
+    words: Sequence[str],
+    risk: Values,
+    ax: Axes | None = None,
+    *,
+    kind: str = "total",
+    unit: str = "nats",
+    width: int = 60,
+    highest: float | None = None,
+) -> Axes:
+    """Write a text with the risk of each token as its ground.
+
+    Args:
+        words: the tokens as they are to be read; a token that begins with a space, "Ġ" or "▁" begins a word.
+        risk: one number for each token, [n] or [n, 1], at least 0; where it is NaN, as of padding, the ground is left out.
+        ax: Axes to write on; a new figure if None.
+        kind: which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
+        unit: unit of the risk, for the label.
+        width: characters a line.
+        highest: risk of the darkest ground, to compare texts; the highest there is if None.
+
+    Returns:
+        The Axes, with a scale of the risk.
+
+    Raises:
+        ValueError: for a number of risks other than of tokens, negative risks, no finite risk, or an unknown kind.
+
+    Example:
+        >>> import torch
+        >>> ax = tokens(["The", " answer", " is", " 42"], torch.tensor([0.1, 0.2, 0.1, 2.3]), kind="epistemic")
+        >>> [text.get_text() for text in ax.texts]
+        ['The', 'answer', 'is', '42']
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.patches import Rectangle
+
+    values = vector(risk, "risk")
+    if len(words) != len(values) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"words: expected a text for each of {len(values)} risks, found {len(words)} of them")
+    not_negative(risk=values)
+    numbers = values[np.isfinite(values)]
+    if not numbers.size:
+        raise ValueError(f"risk: none of its {values.size} values is a finite number")
+    if width < 1:
+        raise ValueError(f"width: expected at least 1 character, found {width}")
+    label = risk_label(kind, unit)
+    spelled = [word.replace("Ġ", " ").replace("▁", " ").replace("\n", "↵").replace("\t", " ") for word in words]
+    places, lines = _set_in_lines(spelled, width)
+    ax = new_axes(ax, (width * 0.09 + 0.2, 0.3 * lines + 0.9))
+    shades = LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
+    scale = Normalize(0, highest or float(numbers.max()) or 1.0)
+    for word, value, (line, column) in zip(spelled, values, places, strict=True):
+        begin = column + len(word) - len(word.lstrip(" "))
+        size = column + len(word) - begin
+        if not np.isnan(value):
+            ax.add_patch(Rectangle((begin, line - 0.42), size, 0.84, facecolor=shades(scale(value)), linewidth=0))
+        ax.text(
+            begin + size / 2,
+            line,
+            word.strip(" ").replace("$", r"\$"),
+            family="monospace",
+            fontsize=10,
+            ha="center",
+            va="center",
+            color="#111111" if not np.isnan(value) else ink(ax),
+        )
+    ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    bar = ax.figure.colorbar(
+        ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40
+    )
+    bar.set_label(label)
+    return ax
+
+
+def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:
+    """Line and column of each token; lines are broken where a word begins, or where a word is longer than a line."""
+    places: list[tuple[int, int]] = []
+    line = column = 0
+    for i, word in enumerate(words):
+        end = i + 1
+        while end < len(words) and not words[end].startswith(" "):
+            end += 1
+        begins = word.startswith(" ") or i == 0
+        whole = sum(map(len, words[i:end])) if begins else len(word)
+        if column and column + min(whole, width) > width:
+            line, column = line + 1, 0
+        places.append((line, column))
+        column += len(word)
+    return places, line + 1
