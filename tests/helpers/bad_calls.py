@@ -265,10 +265,7 @@ def distribution_calls(draw: Any) -> Call:
     return f"{getattr(family, '__name__', repr(family))}.{name}", function, arguments, {}
 
 
-PLOTS = (
-    *("bands", "coverage", "decision_map", "history", "ood", "ood_histogram", "predicted_against_true", "reliability"),
-    *("risk_against_error", "risk_coverage", "risk_split", "roc"),
-)
+PLOTS = sorted(name for name in plots.__all__ if name != "COLOURS")
 
 
 @st.composite
