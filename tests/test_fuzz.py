@@ -9,7 +9,7 @@ import pytest
 from helpers import bad_calls
 from hypothesis import HealthCheck, Phase, given, settings
 
-CALLS = {"metrics": 60, "calibration": 60, "distributions": 60, "plots": 25, "wrappers": 40, "data": 40}
+CALLS = {"metrics": 120, "calibration": 60, "distributions": 60, "plots": 25, "wrappers": 40, "data": 40}
 
 
 @pytest.fixture(autouse=True)

@@ -160,6 +160,18 @@ OPTIONS: dict[str, list[Any]] = {
     "fair": [True, False],
     "per_output": [True, False],
     "max_error": [1.0, 0, -1, 5],
+    "void": [None, 0, 1, -100, 255, math.nan],
+    "mask": [
+        None,
+        torch.tensor([True, False, True, True, False]),
+        torch.ones(5, 3, dtype=torch.bool),
+        torch.zeros(5, 1),
+    ],
+    "dim": [None, 0, 1, -1, 2, 7],
+    "normalize": ["mean", "random"],
+    "iou": [0.5, 1, 0, [0.5, 0.75]],
+    "by": [(), ("x",), ("z",)],
+    "sizes": [(4, 5), None],
 }
 N_TENSORS = {
     **dict.fromkeys(("sharpness",), 1),
@@ -173,6 +185,14 @@ N_TENSORS = {
             "fpr95",
             "aurc",
             "augrc",
+            "aurg",
+            "error_auroc",
+            "pit_samples",
+            "energy_score",
+            "path_coverage",
+            "average_precision",
+            "mean_average_precision",
+            "detection_ece",
             "ause",
             "risk_coverage_curve",
             "crps_samples",
@@ -182,6 +202,7 @@ N_TENSORS = {
     **dict.fromkeys(
         (
             "accuracy",
+            "mean_iou",
             "categorical_nll",
             "brier",
             "ece",
@@ -194,6 +215,17 @@ N_TENSORS = {
     ),
     "sparsification_curve": 2,
 }
+SAMPLED = ("crps_samples", "pit_samples", "energy_score", "path_coverage")
+BOXES: list[Any] = [
+    [{"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([0.5]), "labels": torch.tensor([1])}],
+    *(
+        [{"boxes": [], "scores": [], "labels": []}],
+        {"boxes": [[0, 0, 1, 1]]},
+        [{}],
+        [{"boxes": "x", "scores": None}],
+        [1, 2],
+    ),
+]
 
 
 @st.composite
@@ -212,18 +244,14 @@ def _options_of(function: Any) -> tuple[str, ...]:
 
 @st.composite
 def metric_calls(draw: Any) -> Call:
-    name = draw(
-        st.sampled_from(
-            sorted(
-                set(metrics.METRICS)
-                | {"coverage_curve", "reliability_curve", "risk_coverage_curve", "sparsification_curve"}
-            )
-        )
-    )
+    name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - {"metric"})))
     function = getattr(metrics, name)
     arguments = draw(several(N_TENSORS.get(name, 3)))
+    if function.__module__.endswith(".boxes") and draw(st.integers(0, 4)):
+        arguments = tuple(draw(st.one_of(st.sampled_from(BOXES), ANY)) for _ in arguments)
+        return name, function, arguments, draw(options(_options_of(function)))
     if N_TENSORS.get(name) == 2 and isinstance(arguments[0], torch.Tensor) and draw(st.booleans()):
-        rows = arguments[0].shape[1:] if name == "crps_samples" else arguments[0].shape[:-1]
+        rows = arguments[0].shape[1:] if name in SAMPLED else arguments[0].shape[:-1]
         arguments = (arguments[0], draw(tensors(tuple(rows))))
     return name, function, arguments, draw(options(_options_of(function)))
 

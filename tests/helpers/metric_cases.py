@@ -43,12 +43,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[Tensor, 
     "NLL of Laplace": (partial(metrics.NLL, Laplace), partial(metrics.nll, distribution=Laplace), VALUES),
     "CRPS": (partial(metrics.CRPS, StudentT(3.0)), partial(metrics.crps, distribution=StudentT(3.0)), VALUES),
     "IntervalScore": (partial(metrics.IntervalScore, 0.5), partial(metrics.interval_score, level=0.5), VALUES),
+    "WinklerScore": (metrics.WinklerScore, metrics.winkler_score, (PREDICTION, PREDICTION + RISK, TARGET)),
     "PICP": (metrics.PICP, metrics.picp, VALUES),
     "MPIW": (metrics.MPIW, metrics.mpiw, (PREDICTION, RISK)),
     "Sharpness": (metrics.Sharpness, metrics.sharpness, (RISK,)),
     "CalibrationError": (metrics.CalibrationError, metrics.calibration_error, VALUES),
     "QuantileCalibrationError": (metrics.QuantileCalibrationError, metrics.quantile_calibration_error, VALUES),
     "Accuracy": (metrics.Accuracy, metrics.accuracy, (PROBS, LABELS)),
+    "MeanIoU": (partial(metrics.MeanIoU, 3), metrics.mean_iou, (PROBS, LABELS)),
     "CategoricalNLL": (metrics.CategoricalNLL, metrics.categorical_nll, (PROBS, LABELS)),
     "Brier": (metrics.Brier, metrics.brier, (PROBS, LABELS)),
     "ECE": (metrics.ECE, metrics.ece, (PROBS, LABELS)),
@@ -61,13 +63,23 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[Tensor, 
     "RiskErrorCorrelation": (metrics.RiskErrorCorrelation, metrics.risk_error_correlation, VALUES),
     "AURC": (metrics.AURC, metrics.aurc, (RISK, TARGET.abs())),
     "AUGRC": (metrics.AUGRC, metrics.augrc, (RISK, TARGET.abs())),
+    "AURG": (metrics.AURG, metrics.aurg, (RISK, TARGET.abs())),
+    "ErrorAUROC": (metrics.ErrorAUROC, metrics.error_auroc, (RISK, (TARGET > 0).double())),
     "AUSE": (metrics.AUSE, metrics.ause, (RISK, TARGET.abs())),
     "SampleCRPS": (metrics.SampleCRPS, voters_first(metrics.crps_samples), (VOTERS, TARGET[:, 0])),
+    "EnergyScore": (metrics.EnergyScore, voters_first(metrics.energy_score), (VOTERS, TARGET[:, 0])),
+    "PathCoverage": (
+        partial(metrics.PathCoverage, 0.5), voters_first(partial(metrics.path_coverage, level=0.5)), (VOTERS, TARGET[:, 0])
+    ),
     "MixtureNLL": (metrics.MixtureNLL, voters_first(metrics.mixture_nll), (VOTERS, VOTERS.abs() + 1, TARGET[:, 0])),
     "MixtureCRPS": (metrics.MixtureCRPS, voters_first(metrics.mixture_crps), (VOTERS, VOTERS.abs() + 1, TARGET[:, 0])),
 }  # fmt: skip
 
 
 def fed(name: str, metric: Any, rows: slice) -> None:
-    target = VotersFirst(metric) if name in ("SampleCRPS", "MixtureNLL", "MixtureCRPS") else metric
+    target = (
+        VotersFirst(metric)
+        if name in ("SampleCRPS", "EnergyScore", "PathCoverage", "MixtureNLL", "MixtureCRPS")
+        else metric
+    )
     target.update(*(argument[rows] for argument in CASES[name][2]))

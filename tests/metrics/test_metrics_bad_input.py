@@ -19,20 +19,38 @@ VOTERS = torch.randn(4, 5, generator=GENERATOR)
 
 PAIRS = dict.fromkeys(("rmse", "mae"), (Y, TARGET))
 SPLITS = dict.fromkeys(("auroc", "aupr", "fpr95"), (Y, TARGET))
-RANKED = dict.fromkeys(("aurc", "augrc", "ause", "risk_coverage_curve", "sparsification_curve"), (RISK, TARGET.abs()))
+RANKED = {
+    **dict.fromkeys(
+        ("aurc", "augrc", "aurg", "ause", "risk_coverage_curve", "sparsification_curve"), (RISK, TARGET.abs())
+    ),
+    "error_auroc": (RISK, (TARGET > 0).double()),
+}
 WITH_RISK = {
     **dict.fromkeys(("nll", "crps", "calibration_error", "quantile_calibration_error"), (Y, RISK, TARGET)),
     **dict.fromkeys(("coverage_curve", "picp", "interval_score", "risk_error_correlation"), (Y, RISK, TARGET)),
+    **dict.fromkeys(("pit", "coverage_by_step"), (Y, RISK, TARGET)),
     "mpiw": (Y, RISK),
     "mixture_nll": (VOTERS, VOTERS.abs() + 1, VOTERS[0]),
     "mixture_crps": (VOTERS, VOTERS.abs() + 1, VOTERS[0]),
 }
 CLASSES = dict.fromkeys(
-    ("accuracy", "categorical_nll", "brier", "ece", "adaptive_ece", "max_ece", "classwise_ece", "reliability_curve"),
+    (
+        "accuracy",
+        "mean_iou",
+        "categorical_nll",
+        "brier",
+        "ece",
+        "adaptive_ece",
+        "max_ece",
+        "classwise_ece",
+        "reliability_curve",
+    ),
     (PROBS, LABELS),
 )
 ALL: dict[str, tuple[Tensor, ...]] = {
-    **PAIRS, **SPLITS, **RANKED, **WITH_RISK, **CLASSES, "sharpness": (RISK,), "crps_samples": (VOTERS, VOTERS[0])
+    **PAIRS, **SPLITS, **RANKED, **WITH_RISK, **CLASSES, "sharpness": (RISK,), "winkler_score": (Y, Y + RISK, TARGET),
+    **dict.fromkeys(("crps_samples", "pit_samples", "energy_score"), (VOTERS, VOTERS[0])),
+    "path_coverage": (VOTERS.repeat(3, 1), VOTERS[0]),
 }  # fmt: skip
 
 
@@ -58,14 +76,21 @@ def spoiled(name: str) -> Iterator[tuple[str, list[Tensor]]]:
         yield "labels beyond the classes", [PROBS, LABELS + 1]
         yield "negative labels", [PROBS, LABELS - 1]
         yield "labels that are numbers", [PROBS, LABELS.float()]
-    if name in CLASSES and name != "accuracy":
+    if name in CLASSES and name not in ("accuracy", "mean_iou"):
         yield "a sum above one", [1.1 * PROBS, LABELS]
         yield "logits", [PROBS.log(), LABELS]
 
 
 def test_every_function_is_here() -> None:
     functions = {name for name in metrics.__all__ if name.islower()} - {"metric"}
-    assert functions == set(ALL)
+    of_boxes = {
+        "average_precision",
+        "mean_average_precision",
+        "detection_ece",
+        "matched_boxes",
+        "box_calibration_error",
+    }
+    assert functions == set(ALL) | of_boxes  # those take dicts, see test_metrics_boxes.py
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -50,6 +50,10 @@ def test_a_class_takes_direction_and_range_of_its_function(miss_rate: Any) -> No
     ("name", "direction", "low", "high"),
     [
         ("accuracy", "max", 0, 1),
+        ("mean_iou", "max", 0, 1),
+        ("mean_average_precision", "max", 0, 1),
+        ("aurg", "max", -math.inf, 1),
+        ("path_coverage", None, 0, 1),
         ("auroc", "max", 0, 1),
         ("brier", "min", 0, 2),
         ("nll", "min", -math.inf, math.inf),
@@ -66,7 +70,7 @@ def test_directions_and_ranges(name: str, direction: str | None, low: float, hig
 
 
 def test_every_function_that_gives_one_number_is_registered() -> None:
-    assert len(metrics.METRICS) == 27
+    assert len(metrics.METRICS) == 36
     assert set(metrics.METRICS) < set(metrics.__all__)
 
 

@@ -22,19 +22,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import require
-from workbench.metrics import classification, detection, ensembles, regression, selective  # noqa: F401
+from workbench.metrics import boxes, classification, detection, ensembles, forecasts, intervals, regression, selective  # noqa: F401
 from workbench.metrics.registry import METRICS, metric
 
 if TYPE_CHECKING:
+    from workbench.metrics.boxes import *  # noqa: F403
     from workbench.metrics.classification import *  # noqa: F403
     from workbench.metrics.detection import *  # noqa: F403
     from workbench.metrics.ensembles import *  # noqa: F403
+    from workbench.metrics.forecasts import *  # noqa: F403
+    from workbench.metrics.intervals import *  # noqa: F403
     from workbench.metrics.modules import *  # noqa: F403
     from workbench.metrics.regression import *  # noqa: F403
     from workbench.metrics.selective import *  # noqa: F403
 
-_CURVES = {
+# what gives more than one number, and the tuples that it gives
+_TABLES = {
+    "AveragePrecision": boxes,
+    "MatchedBoxes": boxes,
+    "average_precision": boxes,
+    "matched_boxes": boxes,
     "CoverageCurve": regression,
+    "StepCoverage": forecasts,
+    "coverage_by_step": forecasts,
+    "pit": regression,
+    "pit_samples": ensembles,
     "ReliabilityCurve": classification,
     "RiskCoverageCurve": selective,
     "SparsificationCurve": selective,
@@ -47,6 +59,12 @@ _CLASSES = (
     "AUGRC",
     "AUPR",
     "AURC",
+    "WinklerScore",
+    "PathCoverage",
+    "MeanIoU",
+    "ErrorAUROC",
+    "EnergyScore",
+    "AURG",
     "AUROC",
     "AUSE",
     "CRPS",
@@ -72,10 +90,10 @@ _CLASSES = (
     "SampleCRPS",
     "Sharpness",
 )
-__all__ = ["METRICS", *sorted((*METRICS, *_CURVES, *_CLASSES)), "metric"]
+__all__ = ["METRICS", *sorted((*METRICS, *_TABLES, *_CLASSES)), "metric"]
 
 globals().update({name: info.function for name, info in METRICS.items()})
-globals().update({name: getattr(module, name) for name, module in _CURVES.items()})
+globals().update({name: getattr(module, name) for name, module in _TABLES.items()})
 
 if not TYPE_CHECKING:
 

@@ -30,19 +30,32 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
         ) from error
 
 
-def numbers(name: str, value: Any, finite: bool = True) -> Tensor:
-    """The value as a float64 tensor, without NaN (and without infinity), not empty."""
+def real(name: str, value: Any) -> Tensor:
+    """The value as a tensor of real numbers in its own dtype, not empty."""
     tensor = tensor_of(value, name)
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, found {tensor.dtype}")
     if tensor.numel() == 0:
         raise ValueError(f"{name} is empty (shape {tuple(tensor.shape)}); a metric needs at least one row")
+    return tensor
+
+
+def numbers(name: str, value: Any, finite: bool = True, whole: Tensor | None = None) -> Tensor:
+    """The value as a float64 tensor, without NaN (and without infinity), not empty.
+
+    Args:
+        name, value: what is checked.
+        finite: whether infinity is refused.
+        whole: what the value is a piece of, for the message.
+    """
+    tensor = real(name, value)
     # Apple's mps devices have no float64
     tensor = tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
     bad = ~tensor.isfinite() if finite else tensor.isnan()
     if bad.any():
         what = "NaN or infinite" if finite else "NaN"
-        raise ValueError(f"{name} has {int(bad.sum())} {what} values of {tensor.numel()} (shape {tuple(tensor.shape)})")
+        shape = tuple((tensor if whole is None else whole).shape)
+        raise ValueError(f"{name} has {int(bad.sum())} {what} values of {tensor.numel()} (shape {shape})")
     return tensor
 
 
@@ -60,14 +73,13 @@ def errors_of(prediction: Any, target: Any) -> Tensor:
     return prediction - target
 
 
-def risks(risk: Any, positive: bool = False) -> Tensor:
-    """Risks >= 0 (or > 0); of a composed risk (an object with the attribute `total`) the total."""
-    risk = numbers("risk", getattr(risk, "total", risk))
+def risks(risk: Any, positive: bool = False, whole: Tensor | None = None) -> Tensor:
+    """Risks >= 0 (or > 0); of a composed risk (an object with the attribute `total`) the total. `whole` as in `numbers`."""
+    risk = numbers("risk", getattr(risk, "total", risk), whole=whole)
     if (risk <= 0).any() if positive else (risk < 0).any():
         bound = "> 0 (no density exists at 0; add the noise that is always there)" if positive else ">= 0"
-        raise ValueError(
-            f"risk is a standard deviation and must be {bound}, found {risk.min().item()} (shape {tuple(risk.shape)})"
-        )
+        shape = tuple((risk if whole is None else whole).shape)
+        raise ValueError(f"risk is a standard deviation and must be {bound}, found {risk.min().item()} (shape {shape})")
     return risk
 
 
@@ -130,27 +142,3 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
             f"(target {tuple(target.shape)}, {name} {tuple(classes.shape)})"
         )
     return target.to(classes.device, torch.int64).flatten()
-
-
-def classified(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Probabilities [rows, classes] that sum to one, and labels [rows]."""
-    dtype = tensor_of(probabilities, "probabilities").dtype
-    probs = numbers("probabilities", probabilities)
-    target = labels(target, probs, "probabilities")
-    # what rounding does to a softmax in that precision
-    tolerance = max(1e-4, 8 * torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
-    sums = probs.sum(-1)
-    if (probs < -tolerance).any() or ((sums - 1).abs() > tolerance).any():
-        worst = sums.flatten()[(sums.flatten() - 1).abs().argmax()].item()
-        raise ValueError(
-            "probabilities must be >= 0 and sum to one over the last dimension, found a least value of "
-            f"{probs.min().item():.6g} and a sum of {worst:.6g} (shape {tuple(probs.shape)}); logits need softmax first"
-        )
-    return probs.flatten(0, -2), target
-
-
-def reduce(terms: Tensor, reduction: str) -> Tensor:
-    """The mean of the terms, or the terms themselves."""
-    if not isinstance(reduction, str) or reduction not in ("mean", "none"):
-        raise ValueError(f"reduction must be 'mean' or 'none', found {reduction!r:.100}")
-    return terms.mean() if reduction == "mean" else terms

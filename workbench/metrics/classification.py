@@ -1,16 +1,21 @@
-"""Metrics of class probabilities: accuracy, likelihood, Brier score and calibration errors.
+"""Metrics of class probabilities: accuracy, overlap, likelihood, Brier score and calibration errors.
 
-Probabilities are [rows, classes] (or [..., classes]), targets integer labels [rows] (or [...]).
+Scores and probabilities have a dimension of classes, targets hold integer labels and have the shape that is left: rows [n, classes] and [n],
+maps [n, classes, height, width] and [n, height, width] with `dim=1`, tokens [n, t, classes] and [n, t]. Every row, pixel or token counts alike;
+those that `void` or `mask` leave out do not count, whatever scores they have. Memory is bounded: tens of MiB beside the arguments, but for
+`adaptive_ece` and terms without a mean, which have a number or two for each row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import classified, labels, numbers, reduce, whole
+from workbench.metrics._inputs import whole
+from workbench.metrics._pieces import class_pieces, mean_of, some
 from workbench.metrics.registry import metric
 
 
@@ -23,66 +28,150 @@ class ReliabilityCurve(NamedTuple):
 
 
 @metric("max", 0, 1)
-def accuracy(scores: Any, target: Any, reduction: str = "mean") -> Tensor:
+def accuracy(
+    scores: Any,
+    target: Any,
+    reduction: str = "mean",
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Share of rows whose largest score (logit or probability) is the target's; higher is better.
 
     Args:
-        scores: [..., classes].
-        target: Integer labels [...].
-        reduction: "mean", or "none" for every row's term.
+        scores: Logits or probabilities, [n, classes] or with more dimensions.
+        target: Integer labels, shaped like scores without the classes.
+        reduction: "mean", or "none" for the terms of all that count, flat.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
         tensor(0.5000, dtype=torch.float64)
     """
-    scores = numbers("scores", scores, finite=False)
-    target = labels(target, scores, "scores")
-    return reduce((scores.flatten(0, -2).argmax(-1) == target).double(), reduction)
+    pieces = class_pieces(scores, target, "scores", dim, void, mask)
+    return mean_of(((rows.argmax(-1) == labels).double() for rows, labels in pieces), reduction)
+
+
+@metric("max", 0, 1)
+def mean_iou(
+    scores: Any,
+    target: Any,
+    reduction: str = "mean",
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Mean over classes of intersection over union, counted over all pixels; higher is better (Everingham et al. 2010).
+
+    TP / (TP + FP + FN) of each class, counts taken over all images together, and not the mean of images' own. Classes that are neither in the
+    target nor predicted are left out.
+
+    Args:
+        scores: Logits or probabilities, [n, classes] or with more dimensions.
+        target: Integer labels, shaped like scores without the classes.
+        reduction: "mean", or "none" for every class's own, [classes], NaN for those left out.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
+
+    Example:
+        >>> scores = torch.tensor([[[2.0, -1.0, -1.0, 0.0]], [[0.0, 3.0, 3.0, 1.0]]])[None]  # one image: [1, classes, 1, 4]
+        >>> mean_iou(scores, torch.tensor([[[0, 1, 0, 255]]]), dim=1, void=255)
+        tensor(0.5000, dtype=torch.float64)
+    """
+    both, either = class_overlap(scores, target, dim, void, mask)
+    if not isinstance(reduction, str) or reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be 'mean' or 'none', found {reduction!r:.100}")
+    mean = mean_iou_of_counts(both, either)
+    return mean if reduction == "mean" else both / either
 
 
 @metric("min")
-def categorical_nll(probabilities: Any, target: Any, reduction: str = "mean") -> Tensor:
+def categorical_nll(
+    probabilities: Any,
+    target: Any,
+    reduction: str = "mean",
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Mean negative logarithm of the target's probability, in nats; lower is better, infinite if one is 0.
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
-        reduction: "mean", or "none" for every row's term.
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
+        reduction: "mean", or "none" for the terms of all that count, flat.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> categorical_nll(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 0]))
         tensor(0.1643, dtype=torch.float64)
     """
-    probs, target = classified(probabilities, target)
-    return reduce(-probs.gather(-1, target.unsqueeze(-1)).squeeze(-1).clamp_min(0).log(), reduction)
+    pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
+    return mean_of((-p.gather(-1, labels[:, None]).squeeze(-1).clamp_min(0).log() for p, labels in pieces), reduction)
 
 
 @metric("min", 0, 2)
-def brier(probabilities: Any, target: Any, reduction: str = "mean") -> Tensor:
+def brier(
+    probabilities: Any,
+    target: Any,
+    reduction: str = "mean",
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Mean over rows of the squared distance to the one-hot target, summed over classes; from 0 to 2, lower is better.
 
     The multi-class form of Brier (1950); for two classes twice the score of the positive class alone.
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
-        reduction: "mean", or "none" for every row's term.
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
+        reduction: "mean", or "none" for the terms of all that count, flat.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> brier(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
         tensor(0.0800, dtype=torch.float64)
     """
-    probs, target = classified(probabilities, target)
-    return reduce((probs - torch.nn.functional.one_hot(target, probs.shape[-1])).square().sum(-1), reduction)
+    pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
+    one_hot = torch.nn.functional.one_hot
+    return mean_of(((p - one_hot(labels, p.shape[-1])).square().sum(-1) for p, labels in pieces), reduction)
 
 
-def reliability_curve(probabilities: Any, target: Any, n_bins: int = 15) -> ReliabilityCurve:
+def reliability_curve(
+    probabilities: Any,
+    target: Any,
+    n_bins: int = 15,
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> ReliabilityCurve:
     """Confidence against accuracy in bins of equal width (k / n_bins, (k + 1) / n_bins].
 
     Args:
-        probabilities: [..., classes], summing to one; a row's confidence is its largest.
-        target: Integer labels [...].
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes; a row's confidence is its largest.
+        target: Integer labels, shaped like probabilities without the classes.
         n_bins: Number of bins.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Returns:
         confidence, accuracy (both NaN where a bin is empty) and rows, each [n_bins], float64.
@@ -92,94 +181,202 @@ def reliability_curve(probabilities: Any, target: Any, n_bins: int = 15) -> Reli
         >>> curve.confidence[1], curve.accuracy[1], curve.rows.tolist()
         (tensor(0.8500, dtype=torch.float64), tensor(0.5000, dtype=torch.float64), [0.0, 2.0])
     """
-    confidence, correct, count = bin_sums(probabilities, target, n_bins)
+    confidence, correct, count = _some(bin_sums(probabilities, target, n_bins, dim, void, mask))
     return ReliabilityCurve(confidence / count, correct / count, count)
 
 
 @metric("min", 0, 1)
-def ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
+def ece(
+    probabilities: Any,
+    target: Any,
+    n_bins: int = 15,
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Expected calibration error: mean over rows of |accuracy - confidence| of their bin; lower is better.
 
     Bins of equal width (Guo et al. 2017).
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
         n_bins: Number of bins.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         tensor(0.3500, dtype=torch.float64)
     """
-    return ece_of_sums(*bin_sums(probabilities, target, n_bins))
+    return ece_of_sums(*_some(bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
 @metric("min", 0, 1)
-def max_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
+def max_ece(
+    probabilities: Any,
+    target: Any,
+    n_bins: int = 15,
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Maximum calibration error: the largest |accuracy - confidence| of a bin that is not empty (Guo et al. 2017).
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
         n_bins: Number of bins of equal width.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> max_ece(torch.tensor([[0.15, 0.85], [0.95, 0.05]]), torch.tensor([1, 1]), n_bins=10)
         tensor(0.9500, dtype=torch.float64)
     """
-    return max_ece_of_sums(*bin_sums(probabilities, target, n_bins))
+    return max_ece_of_sums(*_some(bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
 @metric("min", 0, 1)
-def adaptive_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
+def adaptive_ece(
+    probabilities: Any,
+    target: Any,
+    n_bins: int = 15,
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Expected calibration error over bins of (nearly) equal numbers of rows (Nguyen & O'Connor 2015).
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
         n_bins: Number of bins; never more than rows.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> adaptive_ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         tensor(0.5500, dtype=torch.float64)
     """
-    return adaptive_ece_of_rows(*top_class(probabilities, target), n_bins)
+    return adaptive_ece_of_rows(*top_class(probabilities, target, dim, void, mask), n_bins)
 
 
 @metric("min", 0, 1)
-def classwise_ece(probabilities: Any, target: Any, n_bins: int = 15) -> Tensor:
+def classwise_ece(
+    probabilities: Any,
+    target: Any,
+    n_bins: int = 15,
+    *,
+    dim: int | None = None,
+    void: int | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Mean over classes of the calibration error of that class's probability (Kull et al. 2019); lower is better.
 
     Args:
-        probabilities: [..., classes], summing to one.
-        target: Integer labels [...].
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes.
+        target: Integer labels, shaped like probabilities without the classes.
         n_bins: Number of bins of equal width.
+        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
+            another fits the target as well.
+        void: Class number that marks what has no label, such as 255 or -100.
+        mask: Truth values shaped like target, true where a row, pixel or token counts.
 
     Example:
         >>> classwise_ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         tensor(0.5500, dtype=torch.float64)
     """
-    return classwise_ece_of_sums(*classwise_bin_sums(probabilities, target, n_bins))
+    return classwise_ece_of_sums(*_some(classwise_bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
-def top_class(probabilities: Any, target: Any) -> tuple[Tensor, Tensor]:
+Sums = tuple[Tensor, Tensor, Tensor]
+
+
+def top_class(
+    probabilities: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
+) -> tuple[Tensor, Tensor]:
     """Every row's confidence and whether its choice is correct (1 or 0), each [rows]."""
-    probs, target = classified(probabilities, target)
-    confidence, choice = probs.max(-1)
-    return confidence, (choice == target).double()
+    columns = list(_top_classes(probabilities, target, dim, void, mask))
+    if not columns:
+        return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    confidence, correct = zip(*columns, strict=True)
+    return torch.cat(confidence), torch.cat(correct)
 
 
-def bin_sums(probabilities: Any, target: Any, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+def _top_classes(probabilities: Any, target: Any, dim: Any, void: Any, mask: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    for probs, labels in class_pieces(probabilities, target, "probabilities", dim, void, mask):
+        confidence, choice = probs.max(-1)
+        yield confidence, (choice == labels).double()
+
+
+def bin_sums(
+    probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
+) -> Sums:
     """Sums of confidence, of correct rows and of rows in every bin, each [n_bins]: what adds up over batches."""
-    return _sum_by_bin(*top_class(probabilities, target), n_bins)
+    whole("n_bins", n_bins)
+    sums = (_sum_by_bin(*columns, n_bins) for columns in _top_classes(probabilities, target, dim, void, mask))
+    return _added(sums, (n_bins,))
 
 
-def classwise_bin_sums(probabilities: Any, target: Any, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+def classwise_bin_sums(
+    probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
+) -> Sums:
     """As `bin_sums`, for the probability of every class: each [classes, n_bins]."""
-    probs, target = classified(probabilities, target)
-    columns = [_sum_by_bin(p, (target == k).double(), n_bins) for k, p in enumerate(probs.unbind(-1))]
-    confidence, correct, count = (torch.stack(parts) for parts in zip(*columns, strict=True))
+    whole("n_bins", n_bins)
+
+    def by_class(probs: Tensor, labels: Tensor) -> Sums:
+        columns = [_sum_by_bin(p, (labels == k).double(), n_bins) for k, p in enumerate(probs.unbind(-1))]
+        confidence, correct, count = (torch.stack(parts) for parts in zip(*columns, strict=True))
+        return confidence, correct, count
+
+    pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
+    return _added((by_class(*piece) for piece in pieces), (1, n_bins))
+
+
+def class_overlap(
+    scores: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Numbers of rows, for every class, of which it is both choice and label, and of which it is either: each [classes]."""
+    both = either = torch.zeros(0, dtype=torch.float64)
+    for rows, labels in class_pieces(scores, target, "scores", dim, void, mask):
+        choice, n_classes = rows.argmax(-1), rows.shape[-1]
+        hits, chosen, actual = (
+            index.bincount(minlength=n_classes).double() for index in (labels[choice == labels], choice, labels)
+        )
+        if not both.numel():
+            both = either = torch.zeros_like(hits)
+        both, either = both + hits, either + chosen + actual - hits
+    return both, either
+
+
+def mean_iou_of_counts(both: Tensor, either: Tensor) -> Tensor:
+    """Mean intersection over union of what `class_overlap` counts."""
+    some(either.any() if either.numel() else False)
+    return (both / either)[either > 0].mean()
+
+
+def _added(pieces: Iterable[Sums], shape: tuple[int, ...]) -> Sums:
+    """The sums of all pieces; zeros if there is none."""
+    totals: list[Tensor] = []
+    for sums in pieces:
+        totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else list(sums)
+    confidence, correct, count = totals or [torch.zeros(shape, dtype=torch.float64)] * 3
     return confidence, correct, count
+
+
+def _some(sums: Sums) -> Sums:
+    some(sums[-1].any())
+    return sums
 
 
 def ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) -> Tensor:
@@ -200,13 +397,13 @@ def classwise_ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) ->
 def adaptive_ece_of_rows(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
     """Adaptive calibration error of confidences and of whether they were correct, each [rows]."""
     whole("n_bins", n_bins)
+    some(confidence.numel())
     gaps = (correct - confidence)[confidence.argsort(stable=True)]
     bins = gaps.tensor_split(min(n_bins, gaps.numel()))
     return torch.stack([part.sum().abs() for part in bins]).sum() / gaps.numel()
 
 
 def _sum_by_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    whole("n_bins", n_bins)
     edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64, device=confidence.device)[1:-1]
     index = torch.bucketize(confidence.contiguous(), edges)
     empty = torch.zeros(n_bins, dtype=torch.float64, device=confidence.device)

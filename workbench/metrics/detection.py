@@ -30,10 +30,7 @@ def auroc(risk_in: Any, risk_out: Any) -> Tensor:
         >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))
         tensor(0.9167, dtype=torch.float64)
     """
-    inside, outside = splits(risk_in, risk_out)
-    ranked = ranks(torch.cat([inside, outside]))[inside.numel() :]
-    n_in, n_out = inside.numel(), outside.numel()
-    return (ranked.sum() - n_out * (n_out + 1) / 2) / (n_in * n_out)
+    return auroc_of(*splits(risk_in, risk_out))
 
 
 @metric("max", 0, 1)
@@ -79,6 +76,13 @@ def fpr95(risk_in: Any, risk_out: Any) -> Tensor:
     needed = -(-95 * outside.numel() // 100)
     threshold = outside.sort(descending=True).values[needed - 1]
     return (inside >= threshold).double().mean()
+
+
+def auroc_of(inside: Tensor, outside: Tensor) -> Tensor:
+    """Area under the ROC curve of two vectors of risks."""
+    ranked = ranks(torch.cat([inside, outside]))[inside.numel() :]
+    n_in, n_out = inside.numel(), outside.numel()
+    return (ranked.sum() - n_out * (n_out + 1) / 2) / (n_in * n_out)
 
 
 def splits(risk_in: Any, risk_out: Any) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""Metrics of predictions given as samples or as a mixture of voters, exact rather than moment-matched."""
+"""Metrics of predictions given as samples or as a mixture of voters, exact rather than moment-matched.
+
+Every element of the target counts alike, but for those that `void` or `mask` leave out; memory is bounded as in `regression`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,22 @@ import torch
 from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
-from workbench.metrics._inputs import family_of, numbers, reduce, risks, same_shape
+from workbench.metrics._inputs import family_of, numbers, tensor_of
+from workbench.metrics._pieces import mean_of, sample_pieces
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import Family
 
 
 @metric("min")
-def crps_samples(samples: Any, target: Any, fair: bool = False, reduction: str = "mean") -> Tensor:
+def crps_samples(
+    samples: Any,
+    target: Any,
+    fair: bool = False,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Continuous ranked probability score of samples: E|x - y| - E|x - x'| / 2, in units of the target.
 
     Sorted, so that m samples cost m log m and no m x m memory (Gneiting & Raftery 2007).
@@ -25,26 +37,46 @@ def crps_samples(samples: Any, target: Any, fair: bool = False, reduction: str =
         target: [...].
         fair: Whether to estimate the score of the distribution behind the samples without bias (Ferro 2014; m >= 2)
             instead of scoring the samples themselves as the whole distribution.
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> crps_samples(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    samples, target = numbers("samples", samples), numbers("target", target)
     if not isinstance(fair, bool):
         raise TypeError(f"fair must be True or False, found {fair!r:.100}")
-    m = samples.shape[0] if samples.ndim else 0
-    if samples.shape[1:] != target.shape or m < 1 + fair:
-        raise ValueError(
-            f"samples must have shape [m >= {1 + fair}, *target], "
-            f"found {tuple(samples.shape)} for target {tuple(target.shape)}"
-        )
-    ordered = (samples - target).sort(0).values
-    # sum of |x_i - x_j| over all pairs: the i-th smallest (from 1) enters 2 i - m - 1 times, and twice over
-    weight = 2 * torch.arange(1, m + 1, dtype=torch.float64, device=target.device) - m - 1
-    spread = torch.tensordot(weight, ordered, 1) / (m * (m - 1) if fair else m * m)
-    return reduce(ordered.abs().mean(0) - spread, reduction)
+    shape = tuple(tensor_of(samples, "samples").shape)
+    if fair and shape[:1] == (1,):
+        raise ValueError(f"samples must have shape [m >= 2, *target] to be fair, found {shape}")
+    return mean_of(
+        (_sample_crps(x, y, fair) for x, y in sample_pieces(target, samples=samples, void=void, mask=mask)),
+        reduction,
+    )
+
+
+def pit_samples(samples: Any, target: Any, *, void: float | None = None, mask: Any = None) -> Tensor:
+    """Probability integral transform by samples: (r + 1/2) / (m + 1) for a target with r of m samples below it.
+
+    The ranks of a rank histogram (Hamill 2001), uniform if target and samples are draws of one distribution; of samples that equal the target
+    half count as below.
+
+    Args:
+        samples: [m, ...].
+        target: [...].
+        void: Number that marks what has no target.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Returns:
+        Shaped like target, in (0, 1); flat, of what counts, with void or mask.
+
+    Example:
+        >>> pit_samples(torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([3.0]))
+        tensor([0.6250], dtype=torch.float64)
+    """
+    pieces = sample_pieces(target, samples=samples, void=void, mask=mask)
+    return mean_of((_pit_of_samples(*piece) for piece in pieces), "none")
 
 
 @metric("min", -math.inf)
@@ -55,6 +87,9 @@ def mixture_nll(
     distribution: Family = Normal,
     weights: Any = None,
     reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
 ) -> Tensor:
     """Exact negative log-likelihood of a mixture of k voters: -log sum_k w_k p_k(y), in nats; lower is better.
 
@@ -64,16 +99,23 @@ def mixture_nll(
         target: [...].
         distribution: Distribution of each voter, class or instance.
         weights: [k], >= 0 and summing to one; equal by default.
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> mixture_nll(torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([0.0]))
         tensor(0.9189, dtype=torch.float64)
     """
-    predictions, risk, target, weights = _mixture(predictions, risk, target, weights, positive=True)
-    terms = family_of(distribution).log_prob(target.expand_as(predictions), predictions, risk)
-    log_weights = weights.log().reshape(-1, *[1] * target.ndim)
-    return reduce(-torch.logsumexp(terms + log_weights, 0), reduction)
+    log_prob = family_of(distribution).log_prob
+    weights = _weights(weights, predictions)
+
+    def term(locs: Tensor, sds: Tensor, y: Tensor) -> Tensor:
+        log_weights = weights.to(y.device).log().reshape(-1, *[1] * y.ndim)
+        return -torch.logsumexp(log_prob(y.expand_as(locs), locs, sds) + log_weights, 0)
+
+    pieces = sample_pieces(target, predictions=predictions, risk=risk, void=void, mask=mask, positive=True)
+    return mean_of((term(*piece) for piece in pieces), reduction)
 
 
 @metric("min")
@@ -84,6 +126,9 @@ def mixture_crps(
     distribution: Family = Normal,
     weights: Any = None,
     reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
 ) -> Tensor:
     """Exact continuous ranked probability score of a mixture of k Normals, in units of the target; lower is better.
 
@@ -96,7 +141,9 @@ def mixture_crps(
         target: [...].
         distribution: Normal; other mixtures have no closed form (draw samples and use crps_samples).
         weights: [k], >= 0 and summing to one; equal by default.
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> mixture_crps(torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([0.0]))
@@ -108,13 +155,32 @@ def mixture_crps(
         raise ValueError(
             f"only a mixture of Normals has a closed crps, found {name}; draw samples and use crps_samples"
         )
-    predictions, risk, target, weights = _mixture(predictions, risk, target, weights)
-    score = torch.zeros_like(target)
+    weights = _weights(weights, predictions)
+    pieces = sample_pieces(target, predictions=predictions, risk=risk, void=void, mask=mask)
+    return mean_of((_mixture_crps(locs, sds, y, weights) for locs, sds, y in pieces), reduction)
+
+
+def _sample_crps(samples: Tensor, target: Tensor, fair: bool) -> Tensor:
+    m = len(samples)
+    ordered = (samples - target).sort(0).values
+    # sum of |x_i - x_j| over all pairs: the i-th smallest (from 1) enters 2 i - m - 1 times, and twice over
+    weight = 2 * torch.arange(1, m + 1, dtype=torch.float64, device=target.device) - m - 1
+    spread = torch.tensordot(weight, ordered, 1) / (m * (m - 1) if fair else m * m)
+    return ordered.abs().mean(0) - spread
+
+
+def _pit_of_samples(samples: Tensor, target: Tensor) -> Tensor:
+    below, equal = (samples < target).sum(0), (samples == target).sum(0)
+    return (below + equal / 2 + 0.5) / (len(samples) + 1)
+
+
+def _mixture_crps(predictions: Tensor, risk: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    score, weights = torch.zeros_like(target), weights.to(target.device)
     for i, w in enumerate(weights):  # a loop over voters keeps memory at k, not k^2, numbers for each element
         score = score + w * _mean_absolute(target - predictions[i], risk[i])
         pairs = _mean_absolute(predictions[i] - predictions, (risk[i] ** 2 + risk**2).sqrt())
         score = score - 0.5 * w * torch.tensordot(weights, pairs, 1)
-    return reduce(score, reduction)
+    return score
 
 
 def _mean_absolute(mean: Tensor, sd: Tensor) -> Tensor:
@@ -123,19 +189,13 @@ def _mean_absolute(mean: Tensor, sd: Tensor) -> Tensor:
     return mean * torch.erf(z / math.sqrt(2)) + sd * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z**2)
 
 
-def _mixture(predictions: Any, risk: Any, target: Any, weights: Any, positive: bool = False) -> tuple[Tensor, ...]:
-    predictions, target = numbers("predictions", predictions), numbers("target", target)
-    risk = risks(risk, positive)
-    same_shape(predictions=predictions, risk=risk)
-    if predictions.ndim == 0 or predictions.shape[1:] != target.shape:
-        raise ValueError(
-            "predictions must have shape [voters, *target], "
-            f"found {tuple(predictions.shape)} for target {tuple(target.shape)}"
-        )
-    k = predictions.shape[0]
+def _weights(weights: Any, predictions: Any) -> Tensor:
+    """Weights [k] of voters, of predictions [k, ...] that may not be checked yet."""
+    shape = tensor_of(predictions, "predictions").shape
+    k = shape[0] if shape else 0
     if weights is None:
-        return predictions, risk, target, torch.full((k,), 1 / k, dtype=torch.float64, device=predictions.device)
-    weights = numbers("weights", weights).to(predictions.device)
+        return torch.full((k,), 1 / max(1, k), dtype=torch.float64)
+    weights = numbers("weights", weights)
     if weights.shape != (k,) or (weights < 0).any() or abs(weights.sum().item() - 1) > 1e-6:
         raise ValueError(f"weights must be {k} numbers >= 0 that sum to one, found {weights.tolist()}")
-    return predictions, risk, target, weights
+    return weights

@@ -1,16 +1,21 @@
-"""Metrics of real-valued predictions: error, likelihood, calibration and width of intervals."""
+"""Metrics of real-valued predictions: error, likelihood and calibration.
+
+Predictions, risks and targets have one shape: rows, several targets, horizons or maps. Every element counts alike; those that `void` or `mask`
+leave out do not count, whatever numbers they have. Memory is bounded: tens of MiB beside the arguments, or some twenty times what one row has.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
-from workbench.metrics._inputs import errors_of, family_of, level_in_unit, numbers, predicted, reduce, risks, same_shape
+from workbench.metrics._inputs import family_of, level_in_unit, numbers
+from workbench.metrics._pieces import mean_of, some, value_pieces
 from workbench.metrics.registry import metric
 
 Family = Distribution | type[Distribution]
@@ -24,38 +29,53 @@ class CoverageCurve(NamedTuple):
 
 
 @metric("min")
-def rmse(prediction: Any, target: Any) -> Tensor:
+def rmse(prediction: Any, target: Any, *, void: float | None = None, mask: Any = None) -> Tensor:
     """Root mean squared error, in units of the target; lower is better.
 
     Args:
         prediction: [...], any shape.
         target: Shaped like prediction.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> rmse(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [4.0]]))
         tensor(1.4142, dtype=torch.float64)
     """
-    return errors_of(prediction, target).square().mean().sqrt()
+    return mean_of((error.square() for error in errors(prediction, target, void, mask)), "mean").sqrt()
 
 
 @metric("min")
-def mae(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
+def mae(
+    prediction: Any, target: Any, reduction: str = "mean", *, void: float | None = None, mask: Any = None
+) -> Tensor:
     """Mean absolute error, in units of the target; lower is better.
 
     Args:
         prediction: [...], any shape.
         target: Shaped like prediction.
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> mae(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [4.0]]))
         tensor(1., dtype=torch.float64)
     """
-    return reduce(errors_of(prediction, target).abs(), reduction)
+    return mean_of((error.abs() for error in errors(prediction, target, void, mask)), reduction)
 
 
 @metric("min", -math.inf)
-def nll(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, reduction: str = "mean") -> Tensor:
+def nll(
+    prediction: Any,
+    risk: Any,
+    target: Any,
+    distribution: Family = Normal,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Mean negative log-likelihood of the targets, in nats; lower is better.
 
     Args:
@@ -63,18 +83,30 @@ def nll(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, 
         risk: Standard deviation > 0, shaped like prediction and in its units (or a Risk: its total).
         target: Shaped like prediction.
         distribution: Predicted distribution, class or instance.
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> nll(torch.tensor([[0.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]]))
         tensor(0.9189, dtype=torch.float64)
     """
-    prediction, risk, target = predicted(prediction, risk, target, positive=True)
-    return reduce(-family_of(distribution).log_prob(target, prediction, risk), reduction)
+    log_prob = family_of(distribution).log_prob
+    pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask, positive=True)
+    return mean_of((-log_prob(y, loc, sd) for loc, sd, y in pieces), reduction)
 
 
 @metric("min")
-def crps(prediction: Any, risk: Any, target: Any, distribution: Family = Normal, reduction: str = "mean") -> Tensor:
+def crps(
+    prediction: Any,
+    risk: Any,
+    target: Any,
+    distribution: Family = Normal,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
     """Mean continuous ranked probability score, in units of the target; lower is better (Gneiting & Raftery 2007).
 
     Args:
@@ -82,14 +114,17 @@ def crps(prediction: Any, risk: Any, target: Any, distribution: Family = Normal,
         risk: Standard deviation >= 0, shaped like prediction and in its units (or a Risk: its total).
         target: Shaped like prediction.
         distribution: Predicted distribution, class or instance, with a closed form (all but Cauchy).
-        reduction: "mean", or "none" for every element's term.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> crps(torch.tensor([[0.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]]))
         tensor(0.2337, dtype=torch.float64)
     """
-    prediction, risk, target = predicted(prediction, risk, target)
-    return reduce(family_of(distribution).crps(target, prediction, risk), reduction)
+    score = family_of(distribution).crps
+    pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask)
+    return mean_of((score(y, loc, sd) for loc, sd, y in pieces), reduction)
 
 
 def coverage_curve(
@@ -98,6 +133,9 @@ def coverage_curve(
     target: Any,
     levels: Sequence[float] | Tensor | None = None,
     distribution: Family = Normal,
+    *,
+    void: float | None = None,
+    mask: Any = None,
 ) -> CoverageCurve:
     """Share of targets inside the central interval of each level: observed equals expected for calibrated risks.
 
@@ -107,6 +145,8 @@ def coverage_curve(
         target: Shaped like prediction.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
         distribution: Predicted distribution, class or instance.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Returns:
         expected [levels] (the levels) and observed [levels] (shares of targets).
@@ -116,9 +156,10 @@ def coverage_curve(
         >>> coverage_curve(torch.zeros(3, 1), torch.ones(3, 1), target, levels=[0.5, 0.9]).observed
         tensor([0.3333, 0.6667], dtype=torch.float64)
     """
-    u = pit(prediction, risk, target, distribution)
-    expected = checked_levels(levels).to(u.device)
-    return CoverageCurve(expected, count_inside((2 * u - 1).abs(), expected) / u.numel())
+    expected = checked_levels(levels)
+    inside, count = counts_inside(pits(prediction, risk, target, distribution, void, mask), expected, central)
+    some(count)
+    return CoverageCurve(expected.to(inside.device), inside / count)
 
 
 @metric("min", 0, 1)
@@ -128,6 +169,9 @@ def calibration_error(
     target: Any,
     distribution: Family = Normal,
     levels: Sequence[float] | Tensor | None = None,
+    *,
+    void: float | None = None,
+    mask: Any = None,
 ) -> Tensor:
     """Mean absolute gap between expected and observed coverage of central intervals, from 0 to 1; lower is better.
 
@@ -137,12 +181,14 @@ def calibration_error(
         target: Shaped like prediction.
         distribution: Predicted distribution, class or instance.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> calibration_error(torch.zeros(3, 1), torch.ones(3, 1), torch.zeros(3, 1))
         tensor(0.5000, dtype=torch.float64)
     """
-    curve = coverage_curve(prediction, risk, target, levels, distribution)
+    curve = coverage_curve(prediction, risk, target, levels, distribution, void=void, mask=mask)
     return (curve.observed - curve.expected).abs().mean()
 
 
@@ -153,6 +199,9 @@ def quantile_calibration_error(
     target: Any,
     distribution: Family = Normal,
     levels: Sequence[float] | Tensor | None = None,
+    *,
+    void: float | None = None,
+    mask: Any = None,
 ) -> Tensor:
     """Mean absolute gap between p and the share of targets below the predicted p-quantile; lower is better.
 
@@ -164,100 +213,32 @@ def quantile_calibration_error(
         target: Shaped like prediction.
         distribution: Predicted distribution, class or instance.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
 
     Example:
         >>> quantile_calibration_error(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[9.0], [9.0]]))
         tensor(0.5000, dtype=torch.float64)
     """
-    u = pit(prediction, risk, target, distribution)
-    expected = checked_levels(levels).to(u.device)
-    return (count_inside(u, expected) / u.numel() - expected).abs().mean()
-
-
-@metric(None, 0, 1)
-def picp(
-    prediction: Any, risk: Any, target: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
-) -> Tensor:
-    """Prediction interval coverage probability: share of targets inside the central interval; best at `level`.
-
-    Args:
-        prediction: [...], any shape.
-        risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
-        target: Shaped like prediction.
-        level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
-        reduction: "mean", or "none" for every element's term (1 inside, 0 outside).
-
-    Example:
-        >>> picp(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[1.6], [1.7]]))
-        tensor(0.5000, dtype=torch.float64)
-    """
-    level_in_unit("level", level)
-    u = pit(prediction, risk, target, distribution)
-    return reduce(((2 * u - 1).abs() <= level).double(), reduction)
+    expected = checked_levels(levels)
+    inside, count = counts_inside(pits(prediction, risk, target, distribution, void, mask), expected)
+    some(count)
+    return (inside / count - expected.to(inside.device)).abs().mean()
 
 
 @metric("min")
-def mpiw(
-    prediction: Any, risk: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
-) -> Tensor:
-    """Mean width of the central prediction interval, in units of the prediction; lower is sharper.
-
-    Args:
-        prediction: [...], any shape.
-        risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
-        level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
-        reduction: "mean", or "none" for every element's width.
-
-    Example:
-        >>> mpiw(torch.zeros(1, 1), torch.ones(1, 1))
-        tensor(3.2897, dtype=torch.float64)
-    """
-    prediction, risk = numbers("prediction", prediction), risks(risk)
-    same_shape(prediction=prediction, risk=risk)
-    lower, upper = _interval(prediction, risk, level, distribution)
-    return reduce(upper - lower, reduction)
-
-
-@metric("min")
-def interval_score(
-    prediction: Any, risk: Any, target: Any, level: float = 0.9, distribution: Family = Normal, reduction: str = "mean"
-) -> Tensor:
-    """Interval score: width plus 2 / (1 - level) times how far the target lies outside; lower is better.
-
-    A proper score of the central interval, in units of the target (Gneiting & Raftery 2007).
-
-    Args:
-        prediction: [...], any shape.
-        risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
-        target: Shaped like prediction.
-        level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
-        reduction: "mean", or "none" for every element's term.
-
-    Example:
-        >>> interval_score(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[2.0]]))
-        tensor(10.3926, dtype=torch.float64)
-    """
-    prediction, risk, target = predicted(prediction, risk, target)
-    lower, upper = _interval(prediction, risk, level, distribution)
-    outside = (lower - target).clamp_min(0) + (target - upper).clamp_min(0)
-    return reduce(upper - lower + 2 / (1 - level) * outside, reduction)
-
-
-@metric("min")
-def sharpness(risk: Any) -> Tensor:
+def sharpness(risk: Any, *, mask: Any = None) -> Tensor:
     """Root mean square of the risks, in units of the prediction; lower is sharper (compare only calibrated risks).
 
     Args:
         risk: Standard deviation >= 0, [...] (or a Risk: its total).
+        mask: Truth values shaped like risk, true where an element counts.
 
     Example:
         >>> sharpness(torch.tensor([[3.0], [4.0]]))
         tensor(3.5355, dtype=torch.float64)
     """
-    return risks(risk).square().mean().sqrt()
+    return mean_of((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "mean").sqrt()
 
 
 def checked_levels(levels: Sequence[float] | Tensor | None) -> Tensor:
@@ -275,13 +256,59 @@ def count_inside(values: Tensor, levels: Tensor) -> Tensor:
     return torch.searchsorted(values.detach().flatten().sort().values, levels, right=True).double()
 
 
-def pit(prediction: Any, risk: Any, target: Any, distribution: Family) -> Tensor:
-    """Probability integral transform: the predicted cdf at the target."""
-    prediction, risk, target = predicted(prediction, risk, target)
-    return family_of(distribution).cdf(target, prediction, risk)
+def counts_inside(
+    transforms: Iterable[Tensor], levels: Tensor, position: Callable[[Tensor], Tensor] = lambda u: u
+) -> tuple[Tensor, int]:
+    """For every level the number of positions up to it over all pieces, [levels], and the number of all."""
+    inside, count = torch.zeros_like(levels), 0
+    for u in transforms:
+        inside = inside.to(u.device) + count_inside(position(u), levels.to(u.device))
+        count += u.numel()
+    return inside, count
 
 
-def _interval(prediction: Tensor, risk: Tensor, level: float, distribution: Family) -> tuple[Tensor, Tensor]:
-    level_in_unit("level", level)
-    distribution = family_of(distribution)
-    return tuple(distribution.icdf(q, prediction, risk) for q in ((1 - level) / 2, (1 + level) / 2))  # type: ignore[return-value]
+def central(u: Tensor) -> Tensor:
+    """The level of the least central interval that holds the target, of a probability integral transform."""
+    return (2 * u - 1).abs()
+
+
+def pit(
+    prediction: Any,
+    risk: Any,
+    target: Any,
+    distribution: Family = Normal,
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Probability integral transform: the predicted cdf at each target; uniform on [0, 1] if calibrated (Dawid 1984).
+
+    Args:
+        prediction: [...], any shape.
+        risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
+        target: Shaped like prediction.
+        distribution: Predicted distribution, class or instance.
+        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Returns:
+        Shaped like prediction; flat, of what counts, with void or mask.
+
+    Example:
+        >>> pit(torch.zeros(2), torch.ones(2), torch.tensor([0.0, 1.6449]))
+        tensor([0.5000, 0.9500], dtype=torch.float64)
+    """
+    return mean_of(pits(prediction, risk, target, distribution, void, mask), "none")
+
+
+def errors(prediction: Any, target: Any, void: Any = None, mask: Any = None) -> Iterator[Tensor]:
+    """Pieces of prediction - target."""
+    pieces = value_pieces(prediction=prediction, target=target, void=void, mask=mask)
+    return (first - second for first, second in pieces)
+
+
+def pits(prediction: Any, risk: Any, target: Any, distribution: Any, void: Any, mask: Any) -> Iterator[Tensor]:
+    """Pieces of the probability integral transform, see `pit`."""
+    cdf = family_of(distribution).cdf
+    pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask)
+    return (cdf(y, loc, sd) for loc, sd, y in pieces)

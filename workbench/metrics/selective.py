@@ -1,17 +1,20 @@
-"""Metrics of selective prediction: what is gained by refusing the rows of highest risk.
+"""Metrics of selective prediction: what is gained by refusing the rows, pixels or tokens of highest risk.
 
-Rows of equal risk are taken in random order; the numbers are the exact expectation over those orders.
+Those of equal risk are taken in random order; the numbers are the exact expectation over those orders. What `mask` leaves out does not count,
+whatever risk and error it has. A ranking needs all of them at once: some 80 bytes for each that counts.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import errors_of, numbers, risks, same_shape
-from workbench.metrics.detection import ranks
+from workbench.metrics._inputs import numbers, real, same_shape
+from workbench.metrics._pieces import counted, some, value_pieces
+from workbench.metrics.detection import auroc_of, ranks
 from workbench.metrics.registry import metric
 
 
@@ -29,15 +32,24 @@ class SparsificationCurve(NamedTuple):
     error: Tensor
     oracle: Tensor
 
+    @property
+    def random(self) -> Tensor:
+        """The same for removal in random order, on average: what is left has the mean error of all, 1 (0 if all errors are 0)."""
+        return self.error[:1].expand_as(self.error)
+
 
 @metric("max", -1, 1)
-def risk_error_correlation(prediction: Any, risk: Any, target: Any) -> Tensor:
+def risk_error_correlation(
+    prediction: Any, risk: Any, target: Any, *, void: float | None = None, mask: Any = None
+) -> Tensor:
     """Spearman's rank correlation of risk and absolute error, from -1 to 1; higher is better.
 
     Args:
         prediction: [...], any shape, at least two elements.
         risk: Risk >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
+        void: Number that marks what has no target.
+        mask: Truth values shaped like target, true where an element counts.
 
     Raises:
         ValueError: If all risks or all errors are equal, where no correlation exists.
@@ -46,9 +58,13 @@ def risk_error_correlation(prediction: Any, risk: Any, target: Any) -> Tensor:
         >>> risk_error_correlation(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, -0.3, 0.2]))
         tensor(0.5000, dtype=torch.float64)
     """
-    error, risk = errors_of(prediction, target).abs(), risks(risk)
-    same_shape(prediction=error, risk=risk)
-    centred = [rank - rank.mean() for rank in (ranks(risk.flatten()), ranks(error.flatten()))]
+    columns = list(value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask))
+    some(len(columns))
+    prediction, risk, target = (
+        torch.cat([piece.flatten() for piece in column]) for column in zip(*columns, strict=True)
+    )
+    error = (prediction - target).abs()
+    centred = [rank - rank.mean() for rank in (ranks(risk), ranks(error))]
     for name, rank in zip(("risk", "absolute error"), centred, strict=True):
         if not rank.any():
             raise ValueError(
@@ -58,24 +74,26 @@ def risk_error_correlation(prediction: Any, risk: Any, target: Any) -> Tensor:
     return ((first @ second) / (first.norm() * second.norm())).clamp(-1, 1)
 
 
-def risk_coverage_curve(risk: Any, error: Any) -> RiskCoverageCurve:
+def risk_coverage_curve(risk: Any, error: Any, *, mask: Any = None) -> RiskCoverageCurve:
     """Mean error of the k rows of lowest risk, for every k (El-Yaniv & Wiener 2010).
 
     Args:
         risk: [...], one number for each row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
 
     Example:
         >>> risk_coverage_curve(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])).error
         tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    ordered = _by_risk(*ranked(risk, error))
+    ordered = _by_risk(*ranked(risk, error, mask))
+    some(ordered.numel())
     count = torch.arange(1, ordered.numel() + 1, dtype=torch.float64, device=ordered.device)
     return RiskCoverageCurve(count / ordered.numel(), ordered.cumsum(0) / count)
 
 
 @metric("min")
-def aurc(risk: Any, error: Any) -> Tensor:
+def aurc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     """Area under the risk-coverage curve, in units of the error; lower is better (Geifman & El-Yaniv 2017).
 
     The mean over k of the mean error of the k rows of lowest risk.
@@ -83,16 +101,17 @@ def aurc(risk: Any, error: Any) -> Tensor:
     Args:
         risk: [...], one number for each row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
 
     Example:
         >>> aurc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
         tensor(0.2500, dtype=torch.float64)
     """
-    return risk_coverage_curve(risk, error).error.mean()
+    return risk_coverage_curve(risk, error, mask=mask).error.mean()
 
 
 @metric("min")
-def augrc(risk: Any, error: Any) -> Tensor:
+def augrc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     """Area under the generalised risk-coverage curve, in units of the error; lower is better (Traub et al. 2024).
 
     The generalised risk at coverage c is the error of the accepted rows summed and divided by all rows, so that it does
@@ -102,31 +121,34 @@ def augrc(risk: Any, error: Any) -> Tensor:
     Args:
         risk: [...], one number for each row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
 
     Example:
         >>> augrc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
         tensor(0.1250, dtype=torch.float64)
     """
-    curve = risk_coverage_curve(risk, error)
+    curve = risk_coverage_curve(risk, error, mask=mask)
     generalised = torch.nn.functional.pad(curve.error * curve.coverage, (1, 0))
     return ((generalised[1:] + generalised[:-1]) / 2).mean()
 
 
-def sparsification_curve(risk: Any, error: Any) -> SparsificationCurve:
+def sparsification_curve(risk: Any, error: Any, *, mask: Any = None) -> SparsificationCurve:
     """Mean error of what is left when the rows of highest risk are removed, beside the best possible removal.
 
     Both curves are divided by the mean error of all rows and so start at 1 (Ilg et al. 2018). A risk that says nothing
-    gives a flat curve. Of errors that are all 0 every curve is 0.
+    gives a flat curve, `curve.random`. Of errors that are all 0 every curve is 0.
 
     Args:
         risk: [...], one number for each row; higher means less trust.
         error: Error >= 0 of each row, shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
 
     Example:
         >>> sparsification_curve(torch.tensor([0.5, 0.5]), torch.tensor([0.0, 1.0])).error
         tensor([1., 1.], dtype=torch.float64)
     """
-    risk, error = ranked(risk, error)
+    risk, error = ranked(risk, error, mask)
+    some(error.numel())
     by_risk, by_error = risk_coverage_curve(risk, error), risk_coverage_curve(error, error)
     whole = error.mean() if error.any() else torch.ones_like(error[0])
     return SparsificationCurve(
@@ -135,33 +157,104 @@ def sparsification_curve(risk: Any, error: Any) -> SparsificationCurve:
 
 
 @metric("min")
-def ause(risk: Any, error: Any) -> Tensor:
+def ause(risk: Any, error: Any, normalize: str = "mean", *, mask: Any = None) -> Tensor:
     """Area under the sparsification error: mean distance of the sparsification curve from its oracle; lower is better.
 
     0 for a risk that ranks rows exactly as their errors do (Ilg et al. 2018: means of the remaining errors, over the
-    mean of all).
+    mean of all). What a risk that says nothing has depends on the errors: its curve stays at 1, and its area is the mean of 1 - oracle.
 
     Args:
         risk: [...], one number for each row; higher means less trust.
         error: Error >= 0 of each row, shaped like risk.
+        normalize: "mean" for curves over the mean error, as in the paper; "random" for the area over that of removal in random order, so that
+            0 is the oracle, 1 is chance, and errors of different networks can be compared.
+        mask: Truth values shaped like risk, true where an element counts.
+
+    Raises:
+        ValueError: If all errors are equal and normalize is "random": no order is better than another.
 
     Example:
         >>> ause(torch.tensor([0.9, 0.1]), torch.tensor([0.0, 1.0]))
         tensor(1., dtype=torch.float64)
+        >>> ause(torch.tensor([0.9, 0.1]), torch.tensor([0.0, 1.0]), normalize="random")
+        tensor(2., dtype=torch.float64)
     """
-    curve = sparsification_curve(risk, error)
-    return (curve.error - curve.oracle).mean()
+    if not isinstance(normalize, str) or normalize not in ("mean", "random"):
+        raise ValueError(f"normalize must be 'mean' or 'random', found {normalize!r:.100}")
+    curve = sparsification_curve(risk, error, mask=mask)
+    area = (curve.error - curve.oracle).mean()
+    if normalize == "mean":
+        return area
+    chance = (curve.random - curve.oracle).mean()
+    if not chance > 1e-12:
+        raise ValueError(f"all {len(curve.error)} errors are equal, and random removal is as good as the oracle's")
+    return area / chance
 
 
-def ranked(risk: Any, error: Any) -> tuple[Tensor, Tensor]:
-    """Checked vectors of risks and errors >= 0."""
-    risk, error = numbers("risk", getattr(risk, "total", risk), finite=False), numbers("error", error)
-    same_shape(risk=risk, error=error)
+@metric("max", -math.inf, 1)
+def aurg(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
+    """Area under the random gain: mean distance of the sparsification curve below that of random removal; higher is better.
+
+    0 for a risk that says nothing, below for one that is worse (Poggi et al. 2020), with the means and the normalisation of `ause`.
+
+    Args:
+        risk: [...], one number for each row; higher means less trust.
+        error: Error >= 0 of each row, shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
+
+    Example:
+        >>> aurg(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
+        tensor(0.5000, dtype=torch.float64)
+    """
+    curve = sparsification_curve(risk, error, mask=mask)
+    return (curve.random - curve.error).mean()
+
+
+@metric("max", 0, 1)
+def error_auroc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
+    """Area under the ROC curve of telling errors by their risk: the chance that a wrong row has the higher risk, ties counted half.
+
+    From 0 to 1, 0.5 is chance (Hendrycks & Gimpel 2017). Of pixels: `error_auroc(entropy, prediction != target, mask=target != 255)`.
+
+    Args:
+        risk: [...], one number for each row, pixel or token; higher means less trust.
+        error: True or 1 where the prediction is wrong, false or 0 where it is right, shaped like risk.
+        mask: Truth values shaped like risk, true where an element counts.
+
+    Raises:
+        ValueError: If none, or all, are wrong.
+
+    Example:
+        >>> error_auroc(torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([False, False, True, True]))
+        tensor(1., dtype=torch.float64)
+    """
+    risk, error = ranked(risk, error, mask)
+    some(error.numel())
+    wrong = error == 1
+    if not (wrong | (error == 0)).all():
+        raise ValueError(f"error must be 1 (wrong) or 0 (right), found {error[~wrong].max().item():.6g}")
+    if wrong.all() or not wrong.any():
+        raise ValueError(f"right and wrong rows are needed, found {int(wrong.sum())} wrong of {wrong.numel()}")
+    return auroc_of(risk[~wrong], risk[wrong])
+
+
+def ranked(risk: Any, error: Any, mask: Any = None) -> tuple[Tensor, Tensor]:
+    """Checked vectors of risks and errors >= 0 of what counts."""
+    whole_risk, whole_error = real("risk", getattr(risk, "total", risk)), real("error", error)
+    same_shape(risk=whole_risk, error=whole_error)
+    keep = counted(mask, None, None, whole_risk.shape)
+    if keep is None:
+        risk, error = whole_risk.flatten(), whole_error.flatten()
+    else:
+        if not keep.any():
+            return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        risk, error = whole_risk[keep.to(whole_risk.device)], whole_error[keep.to(whole_error.device)]
+    risk, error = numbers("risk", risk, finite=False, whole=whole_risk), numbers("error", error, whole=whole_error)
     if (error < 0).any():
         raise ValueError(
-            f"errors must be >= 0 (absolute or squared), found {error.min().item()} (shape {tuple(error.shape)})"
+            f"errors must be >= 0 (absolute or squared), found {error.min().item()} (shape {tuple(whole_error.shape)})"
         )
-    return risk.flatten(), error.flatten()
+    return risk, error
 
 
 def _by_risk(risk: Tensor, error: Tensor) -> Tensor:

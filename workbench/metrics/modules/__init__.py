@@ -1,7 +1,26 @@
 """The metrics as torchmetrics classes: they accumulate over batches, merge over processes, reset and plot."""
 
-from workbench.metrics.modules.classes import ECE, Accuracy, AdaptiveECE, Brier, CategoricalNLL, ClasswiseECE, MaxECE
-from workbench.metrics.modules.ranking import AUGRC, AUPR, AURC, AUROC, AUSE, FPR95, RiskErrorCorrelation
+from workbench.metrics.modules.classes import (
+    ECE,
+    Accuracy,
+    AdaptiveECE,
+    Brier,
+    CategoricalNLL,
+    ClasswiseECE,
+    MaxECE,
+    MeanIoU,
+)
+from workbench.metrics.modules.ranking import (
+    AUGRC,
+    AUPR,
+    AURC,
+    AURG,
+    AUROC,
+    AUSE,
+    FPR95,
+    ErrorAUROC,
+    RiskErrorCorrelation,
+)
 from workbench.metrics.modules.values import (
     CRPS,
     MAE,
@@ -10,18 +29,22 @@ from workbench.metrics.modules.values import (
     PICP,
     RMSE,
     CalibrationError,
+    EnergyScore,
     IntervalScore,
     MixtureCRPS,
     MixtureNLL,
+    PathCoverage,
     QuantileCalibrationError,
     SampleCRPS,
     Sharpness,
+    WinklerScore,
 )
 
 __all__ = [
     "AUGRC",
     "AUPR",
     "AURC",
+    "AURG",
     "AUROC",
     "AUSE",
     "CRPS",
@@ -38,12 +61,17 @@ __all__ = [
     "CalibrationError",
     "CategoricalNLL",
     "ClasswiseECE",
+    "EnergyScore",
+    "ErrorAUROC",
     "IntervalScore",
     "MaxECE",
+    "MeanIoU",
     "MixtureCRPS",
     "MixtureNLL",
+    "PathCoverage",
     "QuantileCalibrationError",
     "RiskErrorCorrelation",
     "SampleCRPS",
     "Sharpness",
+    "WinklerScore",
 ]

@@ -1,4 +1,4 @@
-"""Metric classes for class probabilities."""
+"""Metric classes for class probabilities of rows, pixels and tokens."""
 
 from __future__ import annotations
 
@@ -10,28 +10,58 @@ from workbench.metrics import classification
 from workbench.metrics.modules.base import AccumulatedMetric, MeanMetric, RowsMetric
 
 
-class Accuracy(MeanMetric, of=classification.accuracy):
-    """Share of rows classified right; see `accuracy`."""
+class _MeanOfClasses(MeanMetric):
+    """The mean of a term over all rows, pixels or tokens that have a label."""
 
-    def update(self, scores: Any, target: Any) -> None:
-        """Add a batch: scores [..., classes] and labels [...]."""
-        self._add(classification.accuracy(scores, target, "none"))
+    def __init__(self, *, dim: int | None = None, void: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dim, self.void = dim, void
+
+    def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: probabilities with a dimension of classes, and labels."""
+        self._add(type(self).function(probabilities, target, "none", dim=self.dim, void=self.void, mask=mask))
 
 
-class CategoricalNLL(MeanMetric, of=classification.categorical_nll):
+class Accuracy(_MeanOfClasses, of=classification.accuracy):
+    """Share of rows, pixels or tokens classified right; see `accuracy`."""
+
+    def update(self, scores: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: scores with a dimension of classes, and labels."""
+        super().update(scores, target, mask)
+
+
+class CategoricalNLL(_MeanOfClasses, of=classification.categorical_nll):
     """Negative log-likelihood of labels; see `categorical_nll`."""
 
-    def update(self, probabilities: Any, target: Any) -> None:
-        """Add a batch: probabilities [..., classes] and labels [...]."""
-        self._add(classification.categorical_nll(probabilities, target, "none"))
 
-
-class Brier(MeanMetric, of=classification.brier):
+class Brier(_MeanOfClasses, of=classification.brier):
     """Brier score, from 0 to 2; see `brier`."""
 
-    def update(self, probabilities: Any, target: Any) -> None:
-        """Add a batch: probabilities [..., classes] and labels [...]."""
-        self._add(classification.brier(probabilities, target, "none"))
+
+class MeanIoU(AccumulatedMetric, of=classification.mean_iou):
+    """Mean intersection over union of a known number of classes, over all pixels of all batches; see `mean_iou`."""
+
+    both: Tensor
+    either: Tensor
+
+    def __init__(self, num_classes: int, *, dim: int | None = None, void: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dim, self.void = dim, void
+        self._declare_sums("both", "either", shape=(num_classes,))
+
+    def update(self, scores: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: scores with a dimension of classes, and labels."""
+        both, either = classification.class_overlap(scores, target, self.dim, self.void, mask)
+        if not len(both):  # no label in this batch
+            return
+        if len(both) != len(self.both):
+            raise ValueError(f"expected scores of {len(self.both)} classes, found {len(both)}")
+        self._sums(both, either)
+
+    def compute(self) -> Tensor:
+        """The mean over classes of everything seen since the last reset."""
+        self._filled(self.either)
+        return classification.mean_iou_of_counts(self.both, self.either)
 
 
 class _Binned(AccumulatedMetric):
@@ -41,17 +71,17 @@ class _Binned(AccumulatedMetric):
     correct: Tensor
     count: Tensor
 
-    def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:
+    def __init__(self, n_bins: int = 15, *, dim: int | None = None, void: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.n_bins = n_bins
+        self.n_bins, self.dim, self.void = n_bins, dim, void
         self._declare_sums("confidence", "correct", "count", shape=self._shape())
 
     def _shape(self) -> tuple[int, ...]:
         return (self.n_bins,)
 
-    def update(self, probabilities: Any, target: Any) -> None:
-        """Add a batch: probabilities [..., classes] and labels [...]."""
-        self._sums(*classification.bin_sums(probabilities, target, self.n_bins))
+    def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: probabilities with a dimension of classes, and labels."""
+        self._sums(*classification.bin_sums(probabilities, target, self.n_bins, self.dim, self.void, mask))
 
 
 class ECE(_Binned, of=classification.ece):
@@ -82,9 +112,11 @@ class ClasswiseECE(_Binned, of=classification.classwise_ece):
     def _shape(self) -> tuple[int, ...]:
         return (self._classes, self.n_bins)
 
-    def update(self, probabilities: Any, target: Any) -> None:
-        """Add a batch: probabilities [..., classes] and labels [...]."""
-        sums = classification.classwise_bin_sums(probabilities, target, self.n_bins)
+    def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: probabilities with a dimension of classes, and labels."""
+        sums = classification.classwise_bin_sums(probabilities, target, self.n_bins, self.dim, self.void, mask)
+        if not sums[-1].any():  # no label in this batch
+            return
         if len(sums[0]) != self._classes:
             raise ValueError(f"expected probabilities of {self._classes} classes, found {len(sums[0])}")
         self._sums(*sums)
@@ -100,13 +132,13 @@ class AdaptiveECE(RowsMetric, of=classification.adaptive_ece):
 
     states = ("confidence", "correct")
 
-    def __init__(self, n_bins: int = 15, **kwargs: Any) -> None:
+    def __init__(self, n_bins: int = 15, *, dim: int | None = None, void: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.n_bins = n_bins
+        self.n_bins, self.dim, self.void = n_bins, dim, void
 
-    def update(self, probabilities: Any, target: Any) -> None:
-        """Add a batch: probabilities [..., classes] and labels [...]."""
-        self._keep(*classification.top_class(probabilities, target))
+    def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: probabilities with a dimension of classes, and labels."""
+        self._keep(*classification.top_class(probabilities, target, self.dim, self.void, mask))
 
     def compute(self) -> Tensor:
         """The error over everything seen since the last reset."""

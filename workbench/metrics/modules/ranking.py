@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.metrics import detection, selective
-from workbench.metrics._inputs import errors_of, risks, same_shape
+from workbench.metrics._pieces import value_pieces
 from workbench.metrics.modules.base import RowsMetric
 
 
@@ -47,11 +47,15 @@ class FPR95(_Detection, of=detection.fpr95):
 class RiskErrorCorrelation(RowsMetric, of=selective.risk_error_correlation):
     """Spearman's rank correlation of risk and absolute error; see `risk_error_correlation`."""
 
-    def update(self, prediction: Any, risk: Any, target: Any) -> None:
+    def __init__(self, *, void: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.void = void
+
+    def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: prediction, risk and target of one shape."""
-        error, risk = errors_of(prediction, target).abs(), risks(risk)
-        same_shape(prediction=error, risk=risk)
-        self._keep(risk, error)
+        pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=self.void, mask=mask)
+        for loc, sd, y in list(pieces):  # all are checked before one is kept
+            self._keep(sd, (loc - y).abs())
 
     def compute(self) -> Tensor:
         """The correlation over everything seen since the last reset."""
@@ -62,9 +66,9 @@ class RiskErrorCorrelation(RowsMetric, of=selective.risk_error_correlation):
 class _Selective(RowsMetric):
     """A metric of risks and of errors >= 0, one of each for every row."""
 
-    def update(self, risk: Any, error: Any) -> None:
-        """Add a batch: risk and error of one shape."""
-        self._keep(*selective.ranked(risk, error))
+    def update(self, risk: Any, error: Any, mask: Any = None) -> None:
+        """Add a batch: risk and error of one shape, of which something must count."""
+        self._keep(*selective.ranked(risk, error, mask))
 
 
 class AURC(_Selective, of=selective.aurc):
@@ -77,3 +81,11 @@ class AUGRC(_Selective, of=selective.augrc):
 
 class AUSE(_Selective, of=selective.ause):
     """Area under the sparsification error; see `ause`."""
+
+
+class AURG(_Selective, of=selective.aurg):
+    """Area under the random gain; see `aurg`."""
+
+
+class ErrorAUROC(_Selective, of=selective.error_auroc):
+    """Area under the ROC curve of telling errors by their risk; see `error_auroc`."""

@@ -9,42 +9,52 @@ import torch
 from torch import Tensor
 
 from workbench.distributions import Normal
-from workbench.metrics import ensembles, regression
-from workbench.metrics._inputs import errors_of, level_in_unit, risks
+from workbench.metrics import ensembles, forecasts, intervals, regression
+from workbench.metrics._inputs import level_in_unit
+from workbench.metrics._pieces import mean_of, value_pieces
 from workbench.metrics.modules.base import AccumulatedMetric, MeanMetric
 from workbench.metrics.regression import Family
 
 
-class RMSE(MeanMetric, of=regression.rmse):
+class _MeanOfValues(MeanMetric):
+    """The mean of a term over all elements that have a target."""
+
+    def __init__(self, *, void: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.void = void
+
+
+class RMSE(_MeanOfValues, of=regression.rmse):
     """Root mean squared error; see `rmse`."""
 
-    def update(self, prediction: Any, target: Any) -> None:
+    def update(self, prediction: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: prediction and target of one shape."""
-        self._add(errors_of(prediction, target).square())
+        self._add(mean_of((e.square() for e in regression.errors(prediction, target, self.void, mask)), "none"))
 
     def compute(self) -> Tensor:
         """The root of the mean over everything seen since the last reset."""
         return super().compute().sqrt()
 
 
-class MAE(MeanMetric, of=regression.mae):
+class MAE(_MeanOfValues, of=regression.mae):
     """Mean absolute error; see `mae`."""
 
-    def update(self, prediction: Any, target: Any) -> None:
+    def update(self, prediction: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: prediction and target of one shape."""
-        self._add(regression.mae(prediction, target, reduction="none"))
+        self._add(regression.mae(prediction, target, reduction="none", void=self.void, mask=mask))
 
 
-class _Scored(MeanMetric):
+class _Scored(_MeanOfValues):
     """The mean of a score of (prediction, risk, target) under a distribution."""
 
     def __init__(self, distribution: Family = Normal, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.distribution = distribution
 
-    def update(self, prediction: Any, risk: Any, target: Any) -> None:
+    def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: prediction, risk and target of one shape."""
-        self._add(type(self).function(prediction, risk, target, distribution=self.distribution, reduction="none"))
+        options = {"distribution": self.distribution, "reduction": "none", "void": self.void, "mask": mask}
+        self._add(type(self).function(prediction, risk, target, **options))
 
 
 class NLL(_Scored, of=regression.nll):
@@ -55,7 +65,7 @@ class CRPS(_Scored, of=regression.crps):
     """Continuous ranked probability score; see `crps`."""
 
 
-class _Interval(MeanMetric):
+class _Interval(_MeanOfValues):
     """A mean over central intervals of one level."""
 
     def __init__(self, level: float = 0.9, distribution: Family = Normal, **kwargs: Any) -> None:
@@ -63,37 +73,34 @@ class _Interval(MeanMetric):
         super().__init__(**kwargs)
         self.level, self.distribution = level, distribution
 
+    def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: prediction, risk and target of one shape."""
+        options = {"void": self.void, "mask": mask}
+        self._add(type(self).function(prediction, risk, target, self.level, self.distribution, "none", **options))
 
-class IntervalScore(_Interval, of=regression.interval_score):
+
+class IntervalScore(_Interval, of=intervals.interval_score):
     """Interval score; see `interval_score`."""
 
-    def update(self, prediction: Any, risk: Any, target: Any) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
-        self._add(regression.interval_score(prediction, risk, target, self.level, self.distribution, "none"))
 
-
-class PICP(_Interval, of=regression.picp):
+class PICP(_Interval, of=intervals.picp):
     """Prediction interval coverage probability, best at its level; see `picp`."""
 
-    def update(self, prediction: Any, risk: Any, target: Any) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
-        self._add(regression.picp(prediction, risk, target, self.level, self.distribution, "none"))
 
-
-class MPIW(_Interval, of=regression.mpiw):
+class MPIW(_Interval, of=intervals.mpiw):
     """Mean prediction interval width; see `mpiw`."""
 
-    def update(self, prediction: Any, risk: Any) -> None:
+    def update(self, prediction: Any, risk: Any, mask: Any = None) -> None:  # type: ignore[override]
         """Add a batch: prediction and risk of one shape."""
-        self._add(regression.mpiw(prediction, risk, self.level, self.distribution, "none"))
+        self._add(intervals.mpiw(prediction, risk, self.level, self.distribution, "none", mask=mask))
 
 
 class Sharpness(MeanMetric, of=regression.sharpness):
     """Root mean square of the risks; see `sharpness`."""
 
-    def update(self, risk: Any) -> None:
+    def update(self, risk: Any, mask: Any = None) -> None:
         """Add a batch of risks."""
-        self._add(risks(risk).square())
+        self._add(mean_of((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "none"))
 
     def compute(self) -> Tensor:
         """The root of the mean over everything seen since the last reset."""
@@ -108,18 +115,24 @@ class CalibrationError(AccumulatedMetric, of=regression.calibration_error):
     levels: Tensor
 
     def __init__(
-        self, distribution: Family = Normal, levels: Sequence[float] | Tensor | None = None, **kwargs: Any
+        self,
+        distribution: Family = Normal,
+        levels: Sequence[float] | Tensor | None = None,
+        *,
+        void: float | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.distribution = distribution
+        self.distribution, self.void = distribution, void
         self.register_buffer("levels", regression.checked_levels(levels), persistent=False)
         self._declare_sums("inside", shape=(len(self.levels),))
         self._declare_sums("count")
 
-    def update(self, prediction: Any, risk: Any, target: Any) -> None:
+    def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: prediction, risk and target of one shape."""
-        u = regression.pit(prediction, risk, target, self.distribution)
-        self._sums(regression.count_inside(self._position(u), self.levels.to(u.device)), torch.tensor(float(u.numel())))
+        pits = regression.pits(prediction, risk, target, self.distribution, self.void, mask)
+        inside, count = regression.counts_inside(pits, self.levels, self._position)
+        self._sums(inside, torch.tensor(float(count)))
 
     def compute(self) -> Tensor:
         """The mean absolute gap over everything seen since the last reset."""
@@ -127,7 +140,7 @@ class CalibrationError(AccumulatedMetric, of=regression.calibration_error):
         return (self.inside / self.count - self.levels).abs().mean()
 
     def _position(self, u: Tensor) -> Tensor:
-        return (2 * u - 1).abs()
+        return regression.central(u)
 
 
 class QuantileCalibrationError(CalibrationError, of=regression.quantile_calibration_error):
@@ -137,37 +150,78 @@ class QuantileCalibrationError(CalibrationError, of=regression.quantile_calibrat
         return u
 
 
-class SampleCRPS(MeanMetric, of=ensembles.crps_samples):
+class SampleCRPS(_MeanOfValues, of=ensembles.crps_samples):
     """Continuous ranked probability score of samples; see `crps_samples`."""
 
     def __init__(self, fair: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.fair = fair
 
-    def update(self, samples: Any, target: Any) -> None:
+    def update(self, samples: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: samples [m, ...] and target [...]."""
-        self._add(ensembles.crps_samples(samples, target, self.fair, "none"))
+        self._add(ensembles.crps_samples(samples, target, self.fair, "none", void=self.void, mask=mask))
 
 
-class MixtureNLL(MeanMetric, of=ensembles.mixture_nll):
+class MixtureNLL(_MeanOfValues, of=ensembles.mixture_nll):
     """Negative log-likelihood of a mixture of voters; see `mixture_nll`."""
 
     def __init__(self, distribution: Family = Normal, weights: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.distribution, self.weights = distribution, weights
 
-    def update(self, predictions: Any, risk: Any, target: Any) -> None:
+    def update(self, predictions: Any, risk: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: predictions and risk [voters, ...], target [...]."""
-        self._add(ensembles.mixture_nll(predictions, risk, target, self.distribution, self.weights, "none"))
+        options = {"weights": self.weights, "reduction": "none", "void": self.void, "mask": mask}
+        self._add(ensembles.mixture_nll(predictions, risk, target, self.distribution, **options))
 
 
-class MixtureCRPS(MeanMetric, of=ensembles.mixture_crps):
+class MixtureCRPS(_MeanOfValues, of=ensembles.mixture_crps):
     """Continuous ranked probability score of a mixture of Normal voters; see `mixture_crps`."""
 
     def __init__(self, weights: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.weights = weights
 
-    def update(self, predictions: Any, risk: Any, target: Any) -> None:
+    def update(self, predictions: Any, risk: Any, target: Any, mask: Any = None) -> None:
         """Add a batch: predictions and risk [voters, ...], target [...]."""
-        self._add(ensembles.mixture_crps(predictions, risk, target, weights=self.weights, reduction="none"))
+        options = {"weights": self.weights, "reduction": "none", "void": self.void, "mask": mask}
+        self._add(ensembles.mixture_crps(predictions, risk, target, **options))
+
+
+class WinklerScore(_MeanOfValues, of=intervals.winkler_score):
+    """Interval score of any intervals; see `winkler_score`."""
+
+    def __init__(self, level: float = 0.9, **kwargs: Any) -> None:
+        level_in_unit("level", level)
+        super().__init__(**kwargs)
+        self.level = level
+
+    def update(self, lower: Any, upper: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: ends of the intervals and target of one shape."""
+        options = {"void": self.void, "mask": mask}
+        self._add(intervals.winkler_score(lower, upper, target, self.level, "none", **options))
+
+
+class EnergyScore(_MeanOfValues, of=forecasts.energy_score):
+    """Energy score of samples of several targets; see `energy_score`."""
+
+    def __init__(self, fair: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fair = fair
+
+    def update(self, samples: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: samples [m, n, ...] and target [n, ...]."""
+        self._add(forecasts.energy_score(samples, target, self.fair, "none", void=self.void, mask=mask))
+
+
+class PathCoverage(_MeanOfValues, of=forecasts.path_coverage):
+    """Share of whole paths inside a joint band of samples, best at its level; see `path_coverage`."""
+
+    def __init__(self, level: float = 0.9, **kwargs: Any) -> None:
+        level_in_unit("level", level)
+        super().__init__(**kwargs)
+        self.level = level
+
+    def update(self, samples: Any, target: Any, mask: Any = None) -> None:
+        """Add a batch: samples [m, n, ...] and target [n, ...]."""
+        self._add(forecasts.path_coverage(samples, target, self.level, "none", void=self.void, mask=mask))

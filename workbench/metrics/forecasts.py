@@ -1,0 +1,224 @@
+"""Metrics of horizons and of several targets at once: calibration of each step, and scores and coverage of whole paths.
+
+A path is all that one row of the target has: the steps of a horizon, or several targets. Where `void` or `mask` leave out steps, the rest of the
+path is scored; paths without any step do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.distributions import Normal
+from workbench.metrics import _pieces
+from workbench.metrics._inputs import family_of, level_in_unit, numbers, real
+from workbench.metrics._pieces import counted, mean_of
+from workbench.metrics.registry import metric
+from workbench.metrics.regression import Family, central, checked_levels, counts_inside, pits
+
+
+class StepCoverage(NamedTuple):
+    """Coverage of central intervals at each step of a horizon, float64.
+
+    Args:
+        expected: [levels], the levels.
+        observed: [steps, levels], shares of targets inside; NaN for a step without targets.
+        error: [steps], mean absolute gap between them, the calibration error of each step.
+        rows: [steps], number of targets.
+    """
+
+    expected: Tensor
+    observed: Tensor
+    error: Tensor
+    rows: Tensor
+
+
+def coverage_by_step(
+    prediction: Any,
+    risk: Any,
+    target: Any,
+    dim: int = 1,
+    levels: Sequence[float] | Tensor | None = None,
+    distribution: Family = Normal,
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> StepCoverage:
+    """Share of targets inside central intervals for each step of a horizon: whether risk grows as errors do.
+
+    `coverage_curve` and `calibration_error` of each step by itself; of all steps together, risks too small late and too large early cancel.
+
+    Args:
+        prediction: [n, steps, ...].
+        risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
+        target: Shaped like prediction.
+        dim: Dimension of the steps.
+        levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
+        distribution: Predicted distribution, class or instance.
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Returns:
+        expected [levels], observed [steps, levels], error [steps] and rows [steps].
+
+    Example:
+        >>> target = torch.tensor([[0.1, 4.0], [-0.2, 5.0]])
+        >>> coverage_by_step(torch.zeros(2, 2), torch.ones(2, 2), target, levels=[0.9]).observed.tolist()
+        [[1.0], [0.0]]
+    """
+    tensors = {"prediction": prediction, "risk": getattr(risk, "total", risk), "target": target}
+    tensors = {name: real(name, value) for name, value in tensors.items()}
+    family_of(distribution)
+    shape = tensors["target"].shape
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+        raise TypeError(f"dim must be the dimension of the steps, a whole number, found {dim!r:.100}")
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"target has no dimension {dim} of steps, found {tuple(shape)}")
+    for _ in _pieces.value_pieces(**tensors, void=void, mask=mask):  # all is checked before a step is taken out
+        pass
+    expected = checked_levels(levels)
+    keep = counted(mask, void, tensors["target"], shape)
+    steps = []
+    for step in range(shape[dim]):
+        loc, sd, y = (tensor.select(dim, step) for tensor in tensors.values())
+        chosen = None if keep is None else keep.select(dim, step)
+        steps.append(counts_inside(pits(loc, sd, y, distribution, None, chosen), expected, central))
+    inside = torch.stack([row.to(steps[-1][0].device) for row, _ in steps])
+    count = torch.tensor([n for _, n in steps], dtype=torch.float64, device=inside.device)
+    _pieces.some(count.any())
+    expected, observed = expected.to(inside.device), inside / count[:, None]
+    return StepCoverage(expected, observed, (observed - expected).abs().mean(-1), count)
+
+
+@metric("min")
+def energy_score(
+    samples: Any,
+    target: Any,
+    fair: bool = False,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Energy score of samples of several targets: E||x - y|| - E||x - x'|| / 2 with Euclidean norms; lower is better.
+
+    The continuous ranked probability score of vectors (Gneiting & Raftery 2007), proper for their joint distribution, in units of the target:
+    bring targets of different units to one scale first. m samples cost m^2 norms, in memory of the samples.
+
+    Args:
+        samples: [m, n, ...].
+        target: [n, ...]; all but the first dimension is one vector.
+        fair: Whether to estimate the score of the distribution behind the samples without bias (m >= 2) instead of scoring the samples
+            themselves as the whole distribution.
+        reduction: "mean", or "none" for each row's term.
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Example:
+        >>> samples = torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]])
+        >>> energy_score(samples, torch.tensor([[0.0, 0.0]]))
+        tensor(1.2500, dtype=torch.float64)
+    """
+    if not isinstance(fair, bool):
+        raise TypeError(f"fair must be True or False, found {fair!r:.100}")
+    paths = _paths(samples, target, void, mask, least=1 + fair)
+    return mean_of((_energy(draws, y, fair) for draws, y, _ in paths), reduction)
+
+
+@metric(None, 0, 1)
+def path_coverage(
+    samples: Any,
+    target: Any,
+    level: float = 0.9,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Share of targets that lie inside a joint band of samples at every step; best at `level`.
+
+    Intervals of each step that hold 90 % of targets hold far less than 90 % of whole paths. The band is mean +- q sd of the samples at each
+    step, with one q for all steps: the ceil(level (m + 1))-th smallest of the samples' largest deviations, each from the mean of the others
+    and in their standard deviations (a simultaneous band, Kolsrud 2007; Montiel Olea & Plagborg-Moller 2019).
+
+    Args:
+        samples: [m, n, ...], whole paths, not each step shuffled; m >= level / (1 - level) and 3.
+        target: [n, ...]; all but the first dimension is one path.
+        level: Probability of the band, strictly between 0 and 1.
+        reduction: "mean", or "none" for each row's term (1 inside, 0 outside).
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Example:
+        >>> samples = torch.tensor([[-1.0, -1.1], [0.1, 0.0], [1.0, 1.2]])[:, None]  # three paths of two steps, for one row
+        >>> path_coverage(samples, torch.tensor([[0.2, 0.1]]), level=0.5), path_coverage(samples, torch.tensor([[0.2, 9.0]]), level=0.5)
+        (tensor(1., dtype=torch.float64), tensor(0., dtype=torch.float64))
+    """
+    level_in_unit("level", level)
+    paths = _paths(samples, target, void, mask, least=3)
+    return mean_of((_inside_band(*piece, _rank(level, len(piece[0]))) for piece in paths), reduction)
+
+
+def _paths(samples: Any, target: Any, void: Any, mask: Any, least: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Pieces: samples [m, rows, k], target [rows, k] and whether each counts [rows, k]; what does not count is 0 in both."""
+    samples, target = real("samples", samples), real("target", target)
+    if target.ndim == 0 or samples.shape[1:] != target.shape or len(samples) < least:
+        raise ValueError(
+            f"samples must have shape [m >= {least}, *target] of a target [n, ...], "
+            f"found {tuple(samples.shape)} for target {tuple(target.shape)}"
+        )
+    keep = counted(mask, void, target, target.shape)
+    rows = max(1, _pieces.NUMBERS * len(target) // samples.numel())
+    for start in range(0, len(target), rows):
+        at = slice(start, start + rows)
+        draws, y = (
+            samples[:, at].flatten(2) if target.ndim > 1 else samples[:, at, None],
+            target[at].reshape(-1, target[0].numel()),
+        )
+        inside = torch.ones_like(y, dtype=torch.bool) if keep is None else keep[at].reshape(y.shape).to(y.device)
+        if keep is not None:
+            some_step = inside.any(-1)
+            inside, y, draws = inside[some_step], y[some_step], draws[:, some_step.to(draws.device)]
+            if not len(y):
+                continue
+            draws, y = draws.where(inside.to(draws.device), 0), y.where(inside, 0)
+        yield numbers("samples", draws, whole=samples), numbers("target", y, whole=target), inside
+
+
+def _energy(samples: Tensor, target: Tensor, fair: bool) -> Tensor:
+    m = len(samples)
+    spread = torch.zeros_like(target[:, 0])
+    for i in range(m - 1):  # one sample against the others keeps memory at that of the samples
+        spread = spread + (samples[i + 1 :] - samples[i]).norm(dim=-1).sum(0)
+    return (samples - target).norm(dim=-1).mean(0) - spread / (m * (m - 1) if fair else m * m)
+
+
+def _rank(level: float, m: int) -> int:
+    """Which of the deviations of m samples bounds the band."""
+    rank = math.ceil(level * (m + 1) - 1e-9)
+    if rank > m:
+        raise ValueError(
+            f"a band of level {level} needs {math.ceil(level / (1 - level) - 1e-9)} samples or more, found {m}"
+        )
+    return rank
+
+
+def _inside_band(samples: Tensor, target: Tensor, counts: Tensor, rank: int) -> Tensor:
+    m = len(samples)
+    mean, squares = samples.mean(0), samples.var(0) * (m - 1)
+    gap = (samples - mean).abs()
+    # of each sample: its distance from the mean of the others, and their standard deviation
+    others = ((squares - gap.square() * m / (m - 1)).clamp_min(0) / (m - 2)).sqrt()
+    width = _largest(gap * m / (m - 1), others, counts).sort(0).values[rank - 1]
+    return (_largest((target - mean).abs(), samples.std(0), counts) <= width).double()
+
+
+def _largest(gap: Tensor, sd: Tensor, counts: Tensor) -> Tensor:
+    """The largest gap of a path in standard deviations; where there is no spread, none or an infinite one."""
+    scaled = torch.where(sd > 0, gap / sd.where(sd > 0, 1), torch.where(gap > 0, math.inf, 0.0))
+    return scaled.where(counts, 0).amax(-1)
