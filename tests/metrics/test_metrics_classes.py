@@ -21,7 +21,7 @@ cases = pytest.mark.parametrize("name", CASES)
 
 
 def test_every_class_has_a_case() -> None:
-    classes = {name for name in metrics.__all__ if hasattr(getattr(metrics, name), "update")}
+    classes = {name for name in metrics.__all__ if hasattr(getattr(metrics, name), "merge_state")}
     assert classes == {name for name in CASES if " " not in name}
     assert set(dir(metrics)) == set(metrics.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

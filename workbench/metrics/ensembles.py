@@ -171,7 +171,7 @@ def _sample_crps(samples: Tensor, target: Tensor, fair: bool) -> Tensor:
 
 def _pit_of_samples(samples: Tensor, target: Tensor) -> Tensor:
     below, equal = (samples < target).sum(0), (samples == target).sum(0)
-    return (below + equal / 2 + 0.5) / (len(samples) + 1)
+    return (below.double() + equal.double() / 2 + 0.5) / (len(samples) + 1)
 
 
 def _mixture_crps(predictions: Tensor, risk: Tensor, target: Tensor, weights: Tensor) -> Tensor:

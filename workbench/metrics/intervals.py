@@ -38,6 +38,7 @@ def picp(
         mask: Truth values shaped like target, true where an element counts.
 
     Example:
+        >>> import torch
         >>> picp(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[1.6], [1.7]]))
         tensor(0.5000, dtype=torch.float64)
     """
@@ -67,6 +68,7 @@ def mpiw(
         mask: Truth values shaped like prediction, true where an element counts.
 
     Example:
+        >>> import torch
         >>> mpiw(torch.zeros(1, 1), torch.ones(1, 1))
         tensor(3.2897, dtype=torch.float64)
     """
@@ -103,6 +105,7 @@ def interval_score(
         mask: Truth values shaped like target, true where an element counts.
 
     Example:
+        >>> import torch
         >>> interval_score(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[2.0]]))
         tensor(10.3926, dtype=torch.float64)
     """
@@ -136,6 +139,7 @@ def winkler_score(
         mask: Truth values shaped like target, true where an element counts.
 
     Example:
+        >>> import torch
         >>> winkler_score(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.5, 1.25]), level=0.9)
         tensor(3.5000, dtype=torch.float64)
     """
