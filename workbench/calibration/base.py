@@ -17,7 +17,7 @@ from workbench.core.inputs import opened
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.predict import warn_unsaid
-from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, split_batch, with_class_numbers
+from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
@@ -349,7 +349,7 @@ def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batc
             rows = source.take(numbers)
             yield Batch(numbers, place(rows.x, like.device, like.dtype), rows.y)
         return
-    loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=size)
+    loader = source if isinstance(source, DataLoader) else rows_loader(source, batch_size=size)
     for item in loader:
         if targets and not (isinstance(item, tuple | list) and len(item) == 2):
             raise TypeError(f"data: found {type(item).__name__} in place of pairs (x, y)")

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ..engine.tree import tensors, tree_map
 
@@ -109,12 +109,12 @@ def read(
         return _pair(*data.tensors, name=name)
     if isinstance(data, DataLoader):
         return data
+    data = _training_rows(data)
     if isinstance(data, Dataset):
         _check_dataset(data, name, targets, numbered)
         return data
     if _has_columns(data):
-        columns = getattr(data, "train", data)
-        return _pair(columns.x, columns.y, name)
+        return _pair(data.x, data.y, name, several)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], name, several)
     if not targets and isinstance(data, Tensor | np.ndarray | Mapping):
@@ -137,17 +137,26 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
         return data.split(BATCH)
     if isinstance(data, IterableDataset | DataLoader):
         return data
+    data = _training_rows(data)
     alone = isinstance(data, np.ndarray | Mapping) or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
     if alone or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
         source = read(data, targets=not (alone or isinstance(data, Dataset)))
         if not isinstance(source, TensorRows):
-            return DataLoader(cast(Dataset, source), batch_size=BATCH)
+            return rows_loader(cast(Dataset, source), batch_size=BATCH)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
         batches = (rows.to(rows.device, like.dtype) for rows in source.batches(BATCH))
         return [rows.x if alone else (rows.x, rows.y) for rows in batches]
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise TypeError(f"data: found {describe(data)}; give {FORMS}, or batches of inputs or of such pairs in a list")
     return data
+
+
+def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
+    """A DataLoader that reads rows in as many processes as the dataset, or the one that it is some rows of, asks for by `workers`."""
+    whole: Any = dataset
+    while isinstance(whole, Subset):
+        whole = whole.dataset
+    return DataLoader(dataset, **{"num_workers": getattr(whole, "workers", 0), **options})
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -194,10 +203,15 @@ def describe(value: Any) -> str:
     return type(value).__name__
 
 
+def _training_rows(data: Any) -> Any:
+    """The training rows of a workbench Data, or what looks like one; all else as it is."""
+    rows = getattr(data, "train", data)
+    return rows if isinstance(rows, Dataset) or _has_columns(rows) else data
+
+
 def _has_columns(data: Any) -> bool:
-    """Whether it is a workbench Data or Split, or looks like one."""
-    columns = getattr(data, "train", data)
-    return hasattr(columns, "x") and hasattr(columns, "y")
+    """Whether it is a workbench Split, or looks like one."""
+    return hasattr(data, "x") and hasattr(data, "y")
 
 
 def _is_pair(data: Any) -> bool:

@@ -10,10 +10,12 @@ Example:
 from __future__ import annotations
 
 from workbench.data import toy
-from workbench.data.core import Card, Column, Data, Split
+from workbench.data.columns import Card, Column
+from workbench.data.core import Data
 from workbench.data.files import fetch
 from workbench.data.loading import load, names
 from workbench.data.provenance import checksum
 from workbench.data.registry import card
+from workbench.data.splits import LazySplit, Split
 
-__all__ = ["Card", "Column", "Data", "Split", "card", "checksum", "fetch", "load", "names", "toy"]
+__all__ = ["Card", "Column", "Data", "LazySplit", "Split", "card", "checksum", "fetch", "load", "names", "toy"]

@@ -2,107 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import html
-import operator
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from workbench.errors import require
-
-Task = Literal["regression", "classification"]
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: its name and its unit ("" where it has none or none is known)."""
-
-    name: str
-    unit: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.unit})" if self.unit else self.name
-
-
-@dataclass(frozen=True)
-class Card:
-    """Where a data set is from, what may be done with it, how to cite it, and what to beware of."""
-
-    description: str
-    source: str
-    licence: str
-    citation: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """One part of a data set: inputs, targets and, where they are known, the true risk and named regions.
-
-    Args:
-        x: inputs, float32 [n, ...], in the units of the feature columns.
-        y: targets, float32 [n, 1] for regression, int64 [n] (class numbers) for classification.
-        sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None where it is not known.
-        regions: named parts of the split, each a bool mask [n], such as "data" and "gap".
-
-    Raises:
-        ValueError: a tensor has another dtype or shape.
-
-    Example:
-        >>> import torch
-        >>> split = Split(torch.zeros(3, 2), torch.ones(3, 1))
-        >>> len(split), len(split.take([0, 2]))
-        (3, 2)
-    """
-
-    x: Tensor
-    y: Tensor
-    sigma: Tensor | None = None
-    regions: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        n = len(self.x)
-        values = self.y.dtype == torch.float32 and self.y.shape == (n, 1)
-        labels = self.y.dtype == torch.int64 and self.y.shape == (n,)
-        if self.x.dtype != torch.float32 or self.x.ndim < 2:
-            raise ValueError(f"x must be float32 [n, ...] with at least two dimensions; found {_kind(self.x)}")
-        if not (values or labels):
-            raise ValueError(
-                f"y must be float32 [{n}, 1] (regression) or int64 [{n}] (class numbers), "
-                f"one row for each of x; found {_kind(self.y)}"
-            )
-        if self.sigma is not None and (self.sigma.dtype != torch.float32 or self.sigma.shape != (n, 1)):
-            raise ValueError(f"sigma must be float32 [{n}, 1]; found {_kind(self.sigma)}")
-        for name, mask in self.regions.items():
-            if mask.dtype != torch.bool or mask.shape != (n,):
-                raise ValueError(f"region {name!r} must be a bool mask [{n}]; found {_kind(mask)}")
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> Split:
-        """The split with these rows only: row numbers, or a bool mask such as `split.regions["gap"]`."""
-        # an empty list would become floats
-        index = torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)
-        sigma = None if self.sigma is None else self.sigma[index]
-        return Split(self.x[index], self.y[index], sigma, {name: mask[index] for name, mask in self.regions.items()})
-
-    def dataset(self) -> TensorDataset:
-        """The pairs (x, y), as `torch.utils.data.DataLoader` wants them."""
-        return TensorDataset(self.x, self.y)
-
-    def __repr__(self) -> str:
-        extra = ["sigma"] if self.sigma is not None else []
-        extra += [f"{name}: {int(mask.sum())} rows" for name, mask in self.regions.items()]
-        return f"Split({', '.join([f'{len(self)} rows', f'x {_kind(self.x)}', f'y {_kind(self.y)}', *extra])})"
+from workbench.data import assembly
+from workbench.data.columns import Card, Column
+from workbench.data.conversion import check_targets
+from workbench.data.digests import arrays_of, digest, row_bytes
+from workbench.data.drawing import partition
+from workbench.data.splits import LazySplit, Split
+from workbench.data.summary import as_html, as_text
+from workbench.data.targets import TASKS, kind
+from workbench.engine.tree import tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,17 +28,21 @@ class Data:
 
     Args:
         name: what `load` calls it.
-        task: "regression" or "classification".
+        task: "regression" (values [n, k], or maps of values), "classification" (class numbers of rows, pixels or tokens, -100 where there is
+            none), "labels" (yes or no [n, labels]) or "counts"; a dict of these where the targets are a dict.
         train: the training rows.
         test: the test rows; never choose anything by them, see `validation`.
         features: the columns of x (one per channel for images).
-        target: the column y.
+        target: the column y; a dict where the targets are a dict.
         card: description, source, licence, citation and notes.
-        classes: names of the classes, in the order of their numbers; None for regression.
+        classes: names of the classes, in the order of their numbers, or of the labels; None for values and counts. A dict where the targets
+            are a dict.
         split: which of the fixed splits (or the seed of the draw) this is.
+        parts: further published rows by name, such as "validation".
+        encoding: what makes inputs of raw rows, such as `FrameEncoding` of new frames; None where x is raw.
 
     Raises:
-        ValueError: task, classes and the dtype of y disagree, or train and test rows differ in shape.
+        ValueError: task, classes and the targets disagree, or train and test rows differ in shape.
 
     Example:
         >>> from workbench import data
@@ -131,51 +52,286 @@ class Data:
     """
 
     name: str
-    task: Task
-    train: Split
-    test: Split
+    task: Any
+    train: Any
+    test: Any
     features: tuple[Column, ...]
-    target: Column
+    target: Any
     card: Card
-    classes: tuple[str, ...] | None = None
+    classes: Any = None
     split: int = 0
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    encoding: Any = None
 
     def __post_init__(self) -> None:
-        if self.task not in ("regression", "classification"):
-            raise ValueError(f"task must be 'regression' or 'classification'; found {self.task!r}")
-        if (self.task == "classification") != (self.classes is not None):
-            raise ValueError(f"task {self.task!r} with classes={self.classes!r}: give classes to classification only")
-        for split in (self.train, self.test):
-            y = split.y
-            if (y.dtype == torch.int64) != (self.task == "classification"):
-                raise ValueError(f"task {self.task!r} does not fit targets {_kind(y)}")
-            if self.classes is not None and len(y) and not 0 <= y.min() <= y.max() < len(self.classes):
+        tasks = self.task if isinstance(self.task, Mapping) else {"": self.task}
+        classes = (self.classes or {}) if isinstance(self.task, Mapping) else {"": self.classes}
+        for name, task in tasks.items():
+            if task not in TASKS:
+                raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; found {task!r}")
+            if (task in ("classification", "labels")) != (classes.get(name) is not None):
                 raise ValueError(
-                    f"class numbers must lie between 0 and {len(self.classes) - 1}, as there are {len(self.classes)} "
-                    f"classes; found {int(y.min())} to {int(y.max())}"
+                    f"task {task!r} with classes={classes.get(name)!r}: give classes to classification only"
                 )
-        if self.train.x.shape[1:] != self.test.x.shape[1:]:
-            raise ValueError(f"training rows {_kind(self.train.x)} and test rows {_kind(self.test.x)} differ in shape")
+        described = []
+        for label, split in (("train", self.train), ("test", self.test), *self.parts.items()):
+            rows = split[0] if isinstance(split, LazySplit) else (split.x, split.y)
+            # what is read row by row is checked row by row
+            if not isinstance(split, LazySplit):
+                if isinstance(self.task, Mapping) != isinstance(split.y, Mapping) or (
+                    isinstance(self.task, Mapping) and self.task.keys() != split.y.keys()
+                ):
+                    raise ValueError(f"task {self.task!r} does not fit targets {kind(split.y)}")
+                check_targets(split.y, self.task, self.classes, f"{label}.y")
+            lazy = isinstance(split, LazySplit)
+            described.append([list(t.shape[0 if lazy else 1 :]) for t in tensors(rows[0])])
+            if described[-1] != described[0]:
+                raise ValueError(f"training rows {described[0]} and {label} rows {described[-1]} differ in shape")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        test: Any = 0.2,
+        split: int = 0,
+        task: Any = None,
+        classes: Any = None,
+        void: Any = None,
+        lengths: Any = None,
+        features: Any = None,
+        target: Any = None,
+        name: str = "your data",
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of tensors, arrays or lists.
+
+        Args:
+            x: inputs [n, ...], or a dict of them, the keyword arguments of the model. Floating-point numbers become float32; bytes (images)
+                and whole numbers (tokens) stay.
+            y: values [n], [n, k] or maps [n, height, width] (floating-point); class numbers [n] or maps of them (integers); names of classes
+                [n]; tokens, labels or counts [n, k], which `task` tells apart; or a dict of targets.
+            test: share of the rows that become test rows, drawn by the seed `split` (stratified for classes); or a bool mask [n], row numbers,
+                or a tuple (x, y) of other rows.
+            split: seed of the draw.
+            task: "regression", "classification", "labels" or "counts"; None tells by dtype and shape, where they tell. Of several a dict.
+            classes: names of the classes in the order of their numbers, how many there are, or a dict class number -> name.
+            void: number of what has no class; it becomes -100, which `fit` leaves out.
+            lengths: how many tokens of each row count [n]; class numbers of the others become -100.
+            features: names of the columns of x (channels of images), or `Column`s with units.
+            target: name of y, or its `Column`.
+            name: of the data.
+            card: where they are from.
+
+        Raises:
+            TypeError, ValueError: numbers of rows differ, there is NaN, or y does not fit the task or could be one of several.
+
+        Example:
+            >>> d = Data.from_arrays(torch.rand(50, 3, 8, 8), torch.randint(0, 3, (50, 8, 8)), classes=["sky", "road", "car"])
+            >>> d.task, len(d.train), d.train.y.shape
+            ('classification', 40, torch.Size([40, 8, 8]))
+        """
+        options = _options(task, classes, void, features, target, name, card)
+        return cls(**assembly.of_arrays(x, y, test, split, options, lengths))
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        test: Any = 0.2,
+        split: int = 0,
+        task: Any = None,
+        classes: Any = None,
+        void: Any = None,
+        workers: int = 0,
+        features: Any = None,
+        target: Any = None,
+        name: str = "your data",
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of a map-style torch Dataset of pairs (x, y), whose rows are read when they are asked for.
+
+        Each row is checked when it is read. `fit`, `wrapped.fit` and `calibrate` read batch by batch; `d.train.load()` reads all.
+
+        Args:
+            dataset: gives a pair for each row number: x a tensor, an array, a Pillow image (which becomes float32 [channels, height, width] in
+                [0, 1]) or a dict of them; y a number, an array, a Pillow mask, or a dict of targets.
+            test: as for `from_arrays`, or a Dataset of test rows.
+            split, task, void, features, target, name, card: as for `from_arrays`.
+            classes: as for `from_arrays`; None takes the dataset's own `classes`, or reads all rows once to see how many there are.
+            workers: processes that read rows.
+
+        Raises:
+            TypeError, ValueError: the dataset has no numbered rows, or its first row is nothing to be learned from.
+
+        Example:
+            >>> d = Data.from_dataset([(torch.rand(2), i % 3) for i in range(30)])
+            >>> d.task, d.classes, len(d.train)
+            ('classification', ('0', '1', '2'), 24)
+        """
+        options = _options(task, classes, void, features, target, name, card)
+        return cls(**assembly.of_dataset(dataset, test, split, workers, options))
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        frame: Any,
+        target: Any,
+        *,
+        test: Any = 0.2,
+        split: int = 0,
+        task: Any = None,
+        classes: Any = None,
+        name: str = "your data",
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of a pandas DataFrame, whose columns but the targets are features.
+
+        Numbers stay, truth values become 0 and 1, texts and categories a column of 0 and 1 for each category of the training rows, dates the
+        days since the first of the training rows. Missing numbers and dates are filled with the median of the training rows, and a column
+        "... is missing" says where; missing categories have such a column only. The notes of the card say what was done;
+        `d.encoding(frame)` does the same with new rows.
+
+        Args:
+            frame: one row for each row.
+            target: name of the column y, or several.
+            test: as for `from_arrays`, or a frame of test rows.
+            split, task, classes, name, card: as for `from_arrays`.
+
+        Raises:
+            TypeError, ValueError: a target is missing or could be one of several tasks, or a column can't be made numbers.
+
+        Example:
+            >>> import pandas as pd
+            >>> d = Data.from_dataframe(pd.DataFrame({"a": range(20), "b": ["u", "v"] * 10, "y": [0.5, 1.5] * 10}), target="y")
+            >>> [str(column) for column in d.features], d.train.y.shape
+            (['a', 'b = u', 'b = v'], torch.Size([16, 1]))
+        """
+        options = _options(task, classes, None, None, None, name, card)
+        return cls(**assembly.of_frame(frame, target, test, split, options))
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: Any,
+        *,
+        masks: Any = None,
+        size: int | tuple[int, int] | None = None,
+        test: Any = 0.2,
+        split: int = 0,
+        task: Any = None,
+        classes: Any = None,
+        void: Any = None,
+        lazy: bool | None = None,
+        workers: int = 0,
+        features: Any = None,
+        target: Any = None,
+        name: str | None = None,
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of a folder of images, by Pillow: x float32 [n, channels, height, width] in [0, 1].
+
+        A folder for each class (`cat/1.png`, `dog/2.png`), or images beside masks: `images/1.png` and `masks/1.png`, or `1.png` and
+        `1_mask.png` in one folder. If there are folders `train` and `test` (or `val`), these are the training and test rows.
+
+        Args:
+            path: the folder.
+            masks: folder of the masks, where it has none of the usual names (masks, labels, annotations, ...).
+            size: (height, width), or one number for both, that images and masks are brought to (masks by the nearest pixel); None: they have
+                one size.
+            test: as for `from_arrays`, where there is no test folder.
+            split, features, target, card: as for `from_arrays`.
+            task: "regression" for masks of values, such as depths; None: class numbers, and values where pixels are floating-point numbers.
+            classes: the names of the folders in the order that their numbers shall have; for masks as for `from_arrays`: a dict such as
+                {0: "background", 255: "object"} says which numbers mean what.
+            void: number of pixels without a class, such as 255.
+            lazy: whether images are read when they are asked for; None: if they need more than half a GiB.
+            workers: processes that read images.
+            name: None: that of the folder.
+
+        Raises:
+            FileNotFoundError: there is no such folder, or no image in it.
+            ValueError: an image has no mask, another size or can't be read.
+        """
+        options = _options(task, classes, void, features, target, name or str(getattr(path, "name", path)), card)
+        return cls(**assembly.of_folder(path, masks, size, lazy, test, split, workers, options))
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        x: Any = None,
+        y: Any = None,
+        test: Any = 0.2,
+        split: int = 0,
+        task: Any = None,
+        classes: Any = None,
+        void: Any = None,
+        workers: int = 0,
+        name: str = "your data",
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of a dataset of the package `datasets`, or a dict of them with "train" and "test"; rows are read when they are asked for.
+
+        Args:
+            dataset: `datasets.Dataset` or `DatasetDict`; anything whose rows are dicts by number, and which has `column_names`.
+            x: name of the column of inputs (numbers, images), or several, which become a dict, the keyword arguments of a model. None: the only
+                one that is not y.
+            y: name of the column of targets, or several; None: "label", "labels" or "target".
+            test: as for `from_arrays`, where there is no part "test" or "validation".
+            split, task, classes, void, workers, name, card: as for `from_dataset`; classes of a `ClassLabel` have its names.
+
+        Raises:
+            TypeError, ValueError: there are no such columns, or they are text: a tokenizer makes numbers of them, `dataset.map(tokenize)`.
+
+        Example:
+            >>> class Rows(list):
+            ...     column_names = ["pixels", "label"]
+            >>> d = Data.from_huggingface(Rows({"pixels": [0.1 * i, 1.0], "label": i % 2} for i in range(20)))
+            >>> d.train[0][0].shape, d.classes
+            (torch.Size([2]), ('0', '1'))
+        """
+        options = _options(task, classes, void, None, None, name, card)
+        return cls(**assembly.of_huggingface(dataset, x, y, test, split, workers, options))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row of x."""
-        return tuple(self.train.x.shape[1:])
+        """The shape of one row of x, if it is one tensor."""
+        x = self.train[0][0] if isinstance(self.train, LazySplit) else self.train.x
+        if isinstance(x, Mapping):
+            raise ValueError(f"input_shape: x of {self.name} is a dict of {', '.join(x)}, each with a shape of its own")
+        return tuple(x.shape if isinstance(self.train, LazySplit) else x.shape[1:])
 
     @property
     def n_outputs(self) -> int:
-        """How many numbers a model must give for each row: the classes, or 1 for regression."""
-        return 1 if self.classes is None else len(self.classes)
+        """How many numbers a model must give for each row (pixel, token): the classes or labels, else the columns of y."""
+        if isinstance(self.task, Mapping):
+            raise ValueError(
+                f"n_outputs: {self.name} has the targets {', '.join(self.task)}, each with outputs of its own"
+            )
+        if self.classes is not None:
+            return len(self.classes)
+        y = self.train[0][1][None] if isinstance(self.train, LazySplit) else self.train.y
+        return y.shape[1] if y.ndim == 2 else 1
 
     @cached_property
     def checksum(self) -> str:
         """sha256 over all tensors of train and test: two data sets with the same checksum hold the same numbers."""
-        tensors: dict[str, Tensor] = {}
-        for name, split in (("train", self.train), ("test", self.test)):
-            tensors |= {f"{name}.x": split.x, f"{name}.y": split.y}
+        arrays: dict[str, np.ndarray] = {}
+        for part, split in (("train", self.train), ("test", self.test)):
+            if isinstance(split, LazySplit):
+                rows = "".join(
+                    digest(arrays_of("", {"x": x, "y": y})) for x, y in (split[i] for i in range(len(split)))
+                )
+                arrays[part] = np.frombuffer(rows.encode(), np.uint8)
+                continue
+            arrays |= arrays_of(part, {"x": split.x, "y": split.y})
             if split.sigma is not None:
-                tensors[f"{name}.sigma"] = split.sigma
-        return digest({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
+                arrays[f"{part}.sigma"] = split.sigma.detach().cpu().numpy()
+        return digest(arrays)
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
         """Cut the training rows into a part to train on and a part to choose settings by.
@@ -198,8 +354,7 @@ class Data:
         """
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must lie above 0 and below 1; found {fraction!r}")
-        labels = self.train.y if self.classes is not None else None
-        train, validation = partition(len(self.train), fraction, seed, labels)
+        train, validation = partition(len(self.train), fraction, seed, self.train.labels)
         return self.train.take(train), self.train.take(validation)
 
     def without_repeats(self) -> Data:
@@ -215,87 +370,23 @@ class Data:
 
     def repeats(self) -> Tensor:
         """Which test rows have an x that is also a training row: bool [n]."""
-        seen = set(_row_bytes(self.train.x))
-        return torch.tensor([row in seen for row in _row_bytes(self.test.x)], dtype=torch.bool)
+        seen = set(row_bytes(self.train.x))
+        return torch.tensor([row in seen for row in row_bytes(self.test.x)], dtype=torch.bool)
 
     def __repr__(self) -> str:
-        rows = _summary(self)
-        width = max(len(label) for label, _ in rows)
-        lines = [f"{self.name}: {self.card.description}"]
-        for label, text in rows:
-            wrapped = textwrap.wrap(text, 100 - width) or [""]
-            lines += [f"  {label:<{width}}  {wrapped[0]}", *(" " * (width + 4) + line for line in wrapped[1:])]
-        return "\n".join(lines)
+        return as_text(self)
 
     def _repr_html_(self) -> str:
-        left = "text-align: left; vertical-align: top"
-        body = "".join(
-            f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}">{html.escape(text)}</td></tr>'
-            for label, text in _summary(self)
-        )
-        caption = f"<b>{html.escape(self.name)}</b>: {html.escape(self.card.description)}"
-        return f'<table><caption style="text-align: left">{caption}</caption><tbody>{body}</tbody></table>'
+        return as_html(self)
 
 
-def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """sha256 over names, dtypes, shapes and values of arrays; does not depend on byte order or file format.
-
-    Example:
-        >>> import numpy as np
-        >>> digest({"a": np.zeros(2)}) == digest({"a": np.zeros((2, 1))})
-        False
-    """
-    total = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        total.update(f"{name} {little.dtype.str.lstrip('<|')} {array.shape}\n".encode())
-        total.update(little.data if little.size else b"")
-    return total.hexdigest()
-
-
-def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n]."""
-    split = require("sklearn.model_selection").train_test_split
-    seed = whole_number("the split, which is the seed of the rows drawn", seed)
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"the split is the seed of the rows drawn, from 0 to 2**32 - 1; found {seed}")
-    first, second = split(np.arange(n), test_size=size, random_state=seed, stratify=labels)
-    return first, second
-
-
-def whole_number(name: str, value: object) -> int:
-    """The value as an int, if it is a whole number of any type."""
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a whole number (an integer); found {value!r:.100}") from None
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _row_bytes(x: Tensor) -> list[bytes]:
-    # adding 0 turns -0.0 into 0.0, which is the same number with other bytes
-    return [row.tobytes() for row in (x.detach().cpu().flatten(1) + 0.0).numpy()]
-
-
-def _summary(data: Data) -> list[tuple[str, str]]:
-    train, test, card = data.train, data.test, data.card
-    if data.classes is None:
-        target = f"{data.target}, {train.y.min():.4g} to {train.y.max():.4g} in training" if len(train) else ""
-    else:
-        counts = torch.bincount(train.y, minlength=data.n_outputs).tolist()
-        target = f"{data.target}: " + ", ".join(f"{c} {n}" for c, n in zip(data.classes, counts, strict=True))
-    rows = [
-        ("task", data.task),
-        ("rows", f"{len(train)} training, {len(test)} test (split {data.split})"),
-        ("input", f"{list(data.input_shape)}: " + ", ".join(map(str, data.features))),
-        ("target", target),
-    ]
-    if test.regions:
-        rows.append(
-            ("regions", ", ".join(f"{name} {int(mask.sum())}" for name, mask in test.regions.items()) + " (test)")
-        )
-    rows += [("source", card.source), ("licence", card.licence), ("citation", card.citation)]
-    return rows + [("note", note) for note in card.notes]
+def _options(task: Any, classes: Any, void: Any, features: Any, target: Any, name: str, card: Any) -> dict[str, Any]:
+    return {
+        "task": task,
+        "classes": classes,
+        "void": void,
+        "features": features,
+        "target": target,
+        "name": name,
+        "card": card,
+    }

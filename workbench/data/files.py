@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.data.core import digest
+from workbench.data.digests import digest
 from workbench.data.registry import entries, resolve
 from workbench.errors import require
 

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 from workbench.data import toy
-from workbench.data.core import Column, Data, Split, partition, whole_number
+from workbench.data.columns import Column
+from workbench.data.core import Data
+from workbench.data.drawing import partition, whole_number
 from workbench.data.files import is_local, read
 from workbench.data.registry import card, entries, resolve
+from workbench.data.splits import Split
 from workbench.data.usage import AVAILABLE, note
 from workbench.errors import require
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from workbench.data.core import digest
+from workbench.data.digests import digest
 from workbench.data.files import locate, read
 from workbench.data.loading import build, names
 from workbench.data.registry import entries, resolve

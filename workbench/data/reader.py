@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.rows import Source, TensorRows, with_class_numbers
+from workbench.core.rows import Source, TensorRows, rows_loader, with_class_numbers
 from workbench.core.rows import read as read_rows
-from workbench.data.core import Card, Column, Data, Split, partition
+from workbench.data.columns import Card, Column
+from workbench.data.core import Data
+from workbench.data.drawing import partition
 from workbench.data.loading import load
+from workbench.data.splits import Split
+from workbench.data.targets import VOID, kind
 
 HELD_OUT = 0.2  # share of the rows that become test rows, where they are not a Data
 
@@ -47,13 +53,13 @@ def data_of(data: Any, split: int = 0) -> Data:
         ('classification', 40, 10)
     """
     if isinstance(data, str):
-        return load(data, split=split)
+        return one_target(load(data, split=split))
     if isinstance(data, Data):
         if len(data.train) < 20 or not len(data.test):
             raise ValueError(
                 f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed"
             )
-        return data
+        return one_target(data)
     source = read_rows(data)
     rows = source if isinstance(source, TensorRows) else _collected(source)
     x, y = _checked(rows)
@@ -75,9 +81,51 @@ def data_of(data: Any, split: int = 0) -> Data:
     )
 
 
+def one_target(data: Data) -> Data:
+    """A Data of one number or one class for each row, in memory, which is what tables of wrappers side by side are made of.
+
+    Counts are values there, and bytes floating-point numbers.
+
+    Raises:
+        ValueError: it has maps, tokens, several targets or inputs; the message says what goes instead.
+    """
+    if isinstance(data.task, Mapping):
+        what = f"the targets {', '.join(data.task)}"
+    elif data.task == "labels":
+        what = f"{data.n_outputs} labels a row"
+    else:
+        first = data.train.take([0]).load()
+        if not isinstance(first.x, Tensor):
+            what = f"the inputs {', '.join(first.x)}"
+        elif first.y.shape[1:] != ((1,) if data.classes is None else ()):
+            what = f"targets {kind(first.y)[: -len(str(list(first.y.shape)))]}{['n', *first.y.shape[1:]]}".replace(
+                "'", ""
+            )
+        else:
+            what = ""
+    if what:
+        raise ValueError(
+            f"data: {data.name} has {what}; Comparison, Explorer and `workbench compare` take one tensor x, and one value or one class a row. "
+            "Train with workbench.fit(wrapped, data), and ask wrapped(x, return_risk=True) for the risks of test rows"
+        )
+    train, test = (_in_memory(split) for split in (data.train, data.test))
+    if data.classes is not None and any(bool((split.y == VOID).any()) for split in (train, test)):
+        raise ValueError(
+            f"data: {data.name} has rows without a class ({VOID}); leave them out, such as train.take(train.y != {VOID})"
+        )
+    if train is data.train and test is data.test and data.task != "counts":
+        return data
+    return replace(data, train=train, test=test, task="classification" if data.classes is not None else "regression")
+
+
+def _in_memory(split: Any) -> Split:
+    split = split.load()
+    return split if split.x.dtype != torch.uint8 else replace(split, x=split.x.float())
+
+
 def _collected(source: Any) -> TensorRows:
     """All rows of a Dataset or DataLoader."""
-    pairs = list(source if isinstance(source, DataLoader) else DataLoader(source, batch_size=1024))
+    pairs = list(source if isinstance(source, DataLoader) else rows_loader(source, batch_size=1024))
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
             raise TypeError("data: the batches must be pairs (x, y) of one tensor each")

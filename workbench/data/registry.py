@@ -23,7 +23,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from workbench.data.core import Card
+from workbench.data.columns import Card
 
 
 @cache

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.data.core import Column, Data, Split, whole_number
+from workbench.data.columns import Column
+from workbench.data.core import Data
+from workbench.data.drawing import whole_number
 from workbench.data.registry import card
+from workbench.data.splits import Split
 
 
 def cubic(n_train: int = 2000, n_test: int = 500, seed: int = 0, test_noise: bool = False) -> Data:

@@ -18,7 +18,7 @@ from .environment import peak_memory
 
 if TYPE_CHECKING:
     from ..data import Data
-    from ..data.core import Split
+    from ..data.splits import Split
 
 ROWS = 1024  # rows of one pass of prediction
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.rows import Batch, Source, TensorRows, describe, with_class_numbers
+from workbench.core.rows import Batch, Source, TensorRows, describe, rows_loader, with_class_numbers
 from workbench.engine.tree import tree_map
 
 
@@ -59,7 +59,7 @@ class Batches:
                 rows = self.source.take(numbers)
                 yield self._batch(numbers, rows.x, rows.y)
             return
-        loader = DataLoader(self.source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
+        loader = rows_loader(self.source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
         for numbers, pair in zip(chunks, loader, strict=True):
             yield self._batch(numbers, *pair)
 

@@ -1,0 +1,324 @@
+"""The parts of a `Data` out of what users have: arrays, Datasets, frames, folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from workbench.data.columns import Card, Column
+from workbench.data.conversion import PickedColumns, lazily, targets
+from workbench.data.drawing import partition, whole_number
+from workbench.data.folders import find_files, is_grey
+from workbench.data.frames import FrameEncoding
+from workbench.data.images import open_image
+from workbench.data.splits import LazySplit, Split, row_index
+from workbench.data.targets import as_inputs
+from workbench.engine.tree import tensors
+from workbench.errors import require
+
+SMALL = 2**29  # bytes of images that are read at once
+
+Parts = dict[str, Any]
+
+
+def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: Any = None) -> Parts:
+    """Of inputs and targets in memory; see `Data.from_arrays`."""
+    settings = (options["task"], options["classes"], options["void"])
+    whole, task, classes = _rows(x, y, *settings, lengths)
+    if not isinstance(test, tuple):
+        (train, held), notes = cut(whole, test, split)
+        return _parts(train, held, task, classes, split, options, notes)
+    if len(test) != 2:
+        raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
+    if lengths is not None:
+        raise ValueError("test: with lengths give test as a share, a mask or row numbers of the same tokens")
+    # numbers that stand for themselves may go further in the test rows
+    held, _, theirs = _rows(*test, task, classes if _named(y, classes) else settings[1], settings[2])
+    return _parts(whole, held, task, _longer(classes, theirs), split, options, ["test rows: those that were given"])
+
+
+def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
+    """Of a map-style Dataset; see `Data.from_dataset`."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        others = test.tensors if isinstance(test, TensorDataset) else test
+        return of_arrays(*dataset.tensors, others, split, options)
+    if isinstance(workers, bool) or whole_number("workers", workers) < 0:
+        raise ValueError(f"workers must be a number of processes, 0 or more; found {workers!r}")
+    labels = options.pop("labels", None)
+    whole, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
+    if (
+        hasattr(test, "__getitem__")
+        and hasattr(test, "__len__")
+        and not isinstance(test, Sequence | Tensor | np.ndarray)
+    ):
+        given = classes if options["classes"] is None else options["classes"]
+        held, _, _ = lazily(test, task, given, options["void"], workers)
+        held.convert = replace(held.convert, first=whole.convert.first)
+        return _parts(whole, held, task, classes, split, options, ["test rows: those that were given"])
+    (train, held), notes = cut(whole, test, split)
+    return _parts(train, held, task, classes, split, options, notes)
+
+
+def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> Parts:
+    """Of a pandas DataFrame; see `Data.from_dataframe`."""
+    pandas = require("pandas")
+    if not isinstance(frame, pandas.DataFrame):
+        raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
+    names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
+    if lacking := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"target: there is no column {lacking[0]!r}; there are {', '.join(map(str, frame.columns))}")
+    given = isinstance(test, pandas.DataFrame)
+    whole = pandas.concat([frame, test], ignore_index=True) if given else frame
+    if given and set(frame.columns) != set(test.columns):
+        raise ValueError(
+            f"test: its columns are {list(test.columns)}, those of the training rows {list(frame.columns)}"
+        )
+    for name in names:
+        if gaps := int(whole[name].isna().sum()):
+            raise ValueError(
+                f"target: {name!r} is missing in {gaps} of {len(whole)} rows; frame.dropna(subset=[{name!r}]) drops them"
+            )
+    y, task, classes = targets(
+        _frame_targets(whole, names, options), *(options[key] for key in ("task", "classes", "void"))
+    )
+    numbers = torch.arange(len(whole))
+    # rows are cut first: medians and categories are those of the training rows
+    rows = Split(numbers[:, None].float(), y)
+    if given:
+        train, held, notes = numbers[: len(frame)], numbers[len(frame) :], ["test rows: those that were given"]
+    else:
+        (first, second), notes = cut(rows, test, split, with_numbers=True)
+        train, held = row_index(first), row_index(second)
+    features = whole.drop(columns=names)
+    frames = features.iloc[train.numpy()], features.iloc[held.numpy()]
+    encoding = FrameEncoding.of(frames[0])
+    notes += encoding.notes(*frames)
+    if any(part.kind == "date" for part in encoding.parts) and isinstance(test, float):
+        notes.append(
+            "rows have dates, and test rows are drawn from between them: to foresee, give the last ones as test"
+        )
+    if not isinstance(frame.index, pandas.RangeIndex):
+        notes.append("the index of the frame is no feature; frame.reset_index() makes it a column")
+    parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, held), strict=True)]
+    columns = {name: Column(str(name)) for name in names}
+    options = {
+        **options,
+        "features": encoding.columns,
+        "target": columns if isinstance(y, Mapping) else Column(", ".join(map(str, names))),
+    }
+    return {**_parts(parts[0], parts[1], task, classes, split, options, notes), "encoding": encoding}
+
+
+def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
+    """Values [n], texts [n], or a table of several; whole numbers could be classes, counts or values."""
+    types = require("pandas").api.types
+
+    def column(name: Any) -> np.ndarray:
+        series = frame[name]
+        if hasattr(series, "cat"):
+            series = series.astype(object)
+        task = options["task"].get(name) if isinstance(options["task"], Mapping) else options["task"]
+        if types.is_integer_dtype(series) and task is None:
+            raise ValueError(
+                f"target: {name!r} holds whole numbers from {series.min()} to {series.max()}: are they classes (task='classification'), values "
+                "(task='regression') or counts (task='counts')?"
+            )
+        if types.is_bool_dtype(series):
+            return series.to_numpy(bool)
+        if types.is_numeric_dtype(series):
+            return series.to_numpy(np.int64 if types.is_integer_dtype(series) else np.float64)
+        texts = series.to_numpy(object)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"target: {name!r} holds {types.infer_dtype(series)}; give numbers or texts")
+        return texts
+
+    values = [column(name) for name in names]
+    if len(values) == 1:
+        return values[0]
+    if (
+        len({value.dtype.kind for value in values}) == 1
+        and values[0].dtype.kind in "biuf"
+        and not isinstance(options["task"], Mapping)
+    ):
+        return np.stack(values, 1)
+    return dict(zip(map(str, names), values, strict=True))
+
+
+def of_folder(
+    folder: Any, masks: Any, size: Any, lazy: bool | None, test: Any, split: int, workers: int, options: Parts
+) -> Parts:
+    """Of a folder of images; see `Data.from_folder`."""
+    folder, classes = Path(folder).expanduser(), options["classes"]
+    ordered = list(classes) if classes is not None and not isinstance(classes, int | Mapping) else None
+    train, held, note = find_files(folder, masks, None if masks is not None else ordered)
+    size = (size, size) if isinstance(size, int) else size
+    grey = all(is_grey(file) for file in train.images[:20])
+    train, held = replace(train, size=size, grey=grey), held and replace(held, size=size, grey=grey)
+    left_out = train.left_out + (held.left_out if held is not None else 0)
+    notes = [note, *([f"{left_out} files that are no images are left out"] if left_out else [])]
+    if train.classes is not None:
+        labels = torch.tensor(train.targets)
+        options = {**options, "task": "classification", "classes": train.classes, "labels": labels}
+    elif options["task"] is None:
+        options = {**options, "task": _mask_task(train)}
+    channels = ("grey level",) if grey else ("red", "green", "blue")
+    options["features"] = options["features"] or tuple(Column(name, "0 to 1") for name in channels)
+    parts = of_dataset(train, test if held is None else held, split, workers, options)
+    if lazy is None:
+        row = sum(t.numel() * t.element_size() for t in tensors(parts["train"][0]))
+        lazy = row * (len(parts["train"]) + len(parts["test"])) > SMALL
+    if not lazy:
+        parts |= {name: parts[name].load() for name in ("train", "test")}
+    return {**parts, "card": _card(parts["card"], [*notes, *parts["card"].notes])}
+
+
+def _mask_task(files: Any) -> str:
+    """Whether the first mask holds class numbers or values; whole numbers of 16 bits and more could be either."""
+    mode = open_image(files.targets[0]).mode
+    if mode.startswith("I"):
+        raise ValueError(
+            f"{files.targets[0]} holds whole numbers of mode {mode!r}: are they values such as depths (task='regression') or class numbers "
+            "(task='classification')?"
+        )
+    return "regression" if mode == "F" else "classification"
+
+
+def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[tuple[Any, Any], list[str]]:
+    """Training and test rows, and how they were drawn: a share (stratified where rows have one class each), a mask [n] or row numbers."""
+    n = len(whole)
+    if isinstance(test, bool) or (isinstance(test, int | float | np.floating) and not 0 < test < 1):
+        raise ValueError(f"test: a share of the rows must lie above 0 and below 1; found {test!r}")
+    if isinstance(test, float | np.floating):
+        try:
+            train, held = map(torch.from_numpy, partition(n, float(test), split, whole.labels))
+        except ValueError as error:
+            raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
+        notes = [f"test rows: {len(held):,}, drawn at random"]
+    else:
+        index = row_index(test)
+        if index.dtype == torch.bool and index.shape != (n,):
+            raise ValueError(f"test: a mask must be bool [{n}]; found {list(index.shape)}")
+        if index.dtype != torch.bool and (index.is_floating_point() or index.dim() != 1):
+            raise ValueError("test: give a share, a mask [n], row numbers, or other rows")
+        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
+        if len(index) and not -n <= int(index.min()) <= int(index.max()) < n:
+            raise ValueError(f"test: row numbers go from 0 to {n - 1}; found {int(index.min())} to {int(index.max())}")
+        chosen = torch.zeros(n, dtype=torch.bool)
+        chosen[index] = True
+        train, held = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+        notes = [f"test rows: {len(held):,}, as given"]
+    if not len(train) or not len(held):
+        raise ValueError(f"test: {len(held)} of {n} rows leave {len(train)} to train on; both need at least one")
+    return ((train, held) if with_numbers else (whole.take(train), whole.take(held))), notes
+
+
+def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Split, Any, Any]:
+    inputs, (target, task, classes) = as_inputs(x), targets(y, task, classes, void, lengths)
+    n, rows = (len(next(iter(tensors(tree)))) for tree in (inputs, target))
+    if n != rows:
+        raise ValueError(f"data: x has {n} rows and y has {rows}; both need the same number of rows")
+    if isinstance(inputs, Tensor) and inputs.dim() == 1:
+        inputs = inputs[:, None]
+    return Split(inputs, target), task, classes
+
+
+def _named(y: Any, classes: Any) -> bool:
+    """Whether classes were told by names that are no numbers."""
+    return not isinstance(y, Mapping) and classes is not None and any(not name.isdigit() for name in classes)
+
+
+def _longer(classes: Any, others: Any) -> Any:
+    if isinstance(classes, Mapping):
+        return {name: _longer(names, others[name]) for name, names in classes.items()}
+    return classes if classes is None or len(classes) >= len(others) else others
+
+
+def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: Parts, notes: Sequence[str]) -> Parts:
+    """Arguments of `Data`."""
+    features = options["features"]
+    if features is None:
+        features = _feature_columns(
+            train[0][0] if isinstance(train, LazySplit) else train.x, rows=isinstance(train, Split)
+        )
+    target = options["target"]
+    if isinstance(task, Mapping):
+        target = target or {name: Column(name) for name in task}
+        classes = {name: names for name, names in classes.items() if names is not None} or None
+    elif target is None:
+        target = Column({"classification": "class", "labels": "labels", "counts": "count"}.get(task, "y"))
+    columns = [
+        column if isinstance(column, Column) else Column(*([column] if isinstance(column, str) else column))
+        for column in features
+    ]
+    target = Column(target) if isinstance(target, str) else target
+    card = options["card"] or Card(f"{len(train) + len(test):,} rows of your own", "", "", "")
+    return {
+        "name": options["name"],
+        "task": task,
+        "train": train,
+        "test": test,
+        "features": tuple(columns),
+        "target": target,
+        "card": _card(card, [*card.notes, *notes]),
+        "classes": classes,
+        "split": split,
+    }
+
+
+def _card(card: Card, notes: Sequence[str]) -> Card:
+    return Card(card.description, card.source, card.licence, card.citation, tuple(notes))
+
+
+def _feature_columns(x: Any, rows: bool) -> tuple[Column, ...]:
+    """Names of the columns (channels of images), or of the items of a dict."""
+    if isinstance(x, Mapping):
+        return tuple(Column(name) for name in x)
+    if x.dtype == torch.int64:
+        return (Column("token"),)
+    n = (x.shape[1:] if rows else x.shape)[:1]
+    return tuple(Column(f"x{i + 1}" if n[0] > 1 else "x") for i in range(n[0])) if n else (Column("x"),)
+
+
+def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
+    """Of a dataset whose rows are dicts; see `Data.from_huggingface`."""
+    whole = dataset
+    if isinstance(dataset, Mapping):
+        held = next((name for name in ("test", "validation") if name in dataset), None)
+        if "train" not in dataset or held is None:
+            raise ValueError(
+                f"dataset: it has the parts {', '.join(dataset)}; give one of them, or one with train and test"
+            )
+        whole, test = dataset["train"], dataset[held]
+    names = list(getattr(whole, "column_names", ()))
+    if not names:
+        raise TypeError(
+            f"dataset: {type(whole).__name__} has no column_names; of a torch Dataset of pairs Data.from_dataset makes one"
+        )
+    usual = [name for name in ("label", "labels", "target") if name in names]
+    y = y if y is not None else usual[0] if usual else None
+    rest = [name for name in names if name not in ([y] if isinstance(y, str) else y or [])]
+    x = x if x is not None else rest[0] if len(rest) == 1 else None
+    for setting, columns in (("y", y), ("x", x)):
+        chosen = [columns] if isinstance(columns, str) else columns
+        if not chosen or any(name not in names for name in chosen):
+            raise ValueError(
+                f"{setting}: found {columns!r}; give one of the columns {', '.join(map(str, names))}, or several in a list"
+            )
+    kinds = getattr(whole, "features", None) or {}
+    told = getattr(kinds.get(y), "names", None) if isinstance(y, str) else None
+    options = {**options, "classes": options["classes"] or (tuple(told) if told else None)}
+    whole, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (whole, test))
+    made = of_dataset(whole, test, split, workers, options)
+    if isinstance(dataset, Mapping):
+        note = f"training rows are those of train, test rows those of {held}"
+        others = [name for name in dataset if name not in ("train", held)]
+        note += f"; {', '.join(others)} is left out" if others else ""
+        made["card"] = _card(made["card"], [note, *made["card"].notes[1:]])
+    return made

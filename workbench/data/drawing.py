@@ -1,0 +1,28 @@
+"""Draw rows by a seed, without touching the global random state."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+from torch import Tensor
+
+from workbench.errors import require
+
+
+def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n]."""
+    split = require("sklearn.model_selection").train_test_split
+    seed = whole_number("the split, which is the seed of the rows drawn", seed)
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"the split is the seed of the rows drawn, from 0 to 2**32 - 1; found {seed}")
+    first, second = split(np.arange(n), test_size=size, random_state=seed, stratify=labels)
+    return first, second
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value as an int, if it is a whole number of any type."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a whole number (an integer); found {value!r:.100}") from None

@@ -1,0 +1,80 @@
+"""Images as tensors, by Pillow."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.errors import require
+
+GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")  # modes of Pillow with one channel of grey levels
+
+
+def open_image(file: str | Path | bytes) -> Any:
+    """A Pillow image of a file, or of what a file holds.
+
+    Raises:
+        ValueError: it is no image, or damaged.
+    """
+    image_module = require("PIL.Image")
+    try:
+        image = image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+        image.load()
+    except (OSError, SyntaxError, EOFError) as error:  # what Pillow raises of damaged files
+        raise ValueError(
+            f"{'an image' if isinstance(file, bytes) else file} can't be read as an image: {error}"
+        ) from error
+    return image
+
+
+def is_image(value: Any) -> bool:
+    """Whether it is an image of Pillow."""
+    return type(value).__module__.partition(".")[0] == "PIL"
+
+
+def to_tensor(image: Any, size: tuple[int, int] | None = None, grey: bool = False) -> Tensor:
+    """Float32 [3, height, width] in [0, 1], or [1, height, width] of grey levels.
+
+    Args:
+        image: of Pillow.
+        size: (height, width) to bring it to, bilinearly; None keeps its own.
+        grey: whether one channel is wanted.
+
+    Raises:
+        ValueError: its numbers have no largest one, so that they are no image (modes I and F).
+    """
+    if image.mode in ("I", "F"):
+        raise ValueError(f"an image of mode {image.mode!r} has no range of grey levels; make it one of 8 or 16 bits")
+    deep = image.mode.startswith("I;16")
+    if not deep:
+        image = image.convert("L" if grey else "RGB")
+    if size is not None:
+        image = image.resize((size[1], size[0]), require("PIL.Image").Resampling.BILINEAR)
+    pixels = np.array(image)
+    tensor = torch.from_numpy(pixels.astype(np.float32) / (65535 if deep else 255))
+    if pixels.ndim == 3:
+        return tensor.permute(2, 0, 1).contiguous()
+    return tensor[None] if grey else tensor[None].repeat(3, 1, 1)
+
+
+def to_numbers(image: Any, size: tuple[int, int] | None = None) -> Tensor:
+    """The numbers that the pixels of a mask hold [height, width], float32 of mode F, else int64; of a palette its indices.
+
+    Args:
+        image: of Pillow.
+        size: (height, width) to bring it to, each pixel that of the nearest one; None keeps its own.
+
+    Raises:
+        ValueError: it has several channels.
+    """
+    if len(image.getbands()) > 1:
+        raise ValueError(f"a mask of mode {image.mode!r} holds colours; give the number of the class in one channel")
+    if size is not None:
+        image = image.resize((size[1], size[0]), require("PIL.Image").Resampling.NEAREST)
+    pixels = np.array(image)
+    return torch.from_numpy(pixels.astype(np.float32 if pixels.dtype.kind == "f" else np.int64))

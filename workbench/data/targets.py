@@ -1,0 +1,240 @@
+"""Targets and inputs as tensors, and what kind of target they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.core.rows import bad_rows, describe
+
+Task = Literal["regression", "classification", "labels", "counts"]
+TASKS: tuple[str, ...] = get_args(Task)
+VOID = -100  # the class number of what has no class, as in torch's cross entropy
+
+
+def kind(tensor: Any) -> str:
+    """Dtype and shape, for errors: "float32 [3, 1]"; of a dict those of its items."""
+    if isinstance(tensor, Mapping):
+        return "{" + ", ".join(f"{name}: {kind(value)}" for name, value in tensor.items()) + "}"
+    if not isinstance(tensor, Tensor):
+        return type(tensor).__name__
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def as_tensor(values: Any, name: str) -> Tensor:
+    """A tensor [n, ...] of numbers.
+
+    Raises:
+        TypeError: the values are no numbers, or rows of unequal length.
+    """
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        array = np.empty(0, dtype=object)
+        reason = f"its rows differ in shape ({error})"
+    else:
+        reason = f"it holds {array.dtype}"
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} is {describe(values)} and can't be made a tensor of numbers: {reason}; give numbers. Sequences of unequal length are "
+            "padded first, torch.nn.utils.rnn.pad_sequence(x, batch_first=True), with lengths=[n]"
+        )
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    # what belongs to a file or a frame is read only or may change
+    return torch.from_numpy(np.array(array))
+
+
+def as_inputs(x: Any, name: str = "x") -> Any:
+    """Inputs [n, ...] in a dtype that models take: float32, or bytes, truth values and whole numbers (int64) as they are; or a dict of them.
+
+    Raises:
+        TypeError, ValueError: they hold no numbers, NaN or infinite numbers, or their rows differ in number.
+    """
+    if isinstance(x, Mapping):
+        if not x:
+            raise ValueError(f"{name} is an empty dict; give at least one tensor of inputs")
+        inputs = {str(key): as_inputs(value, f"{name}[{key!r}]") for key, value in x.items()}
+        if len({len(value) for value in inputs.values()}) > 1:
+            raise ValueError(f"the tensors of {name} differ in their number of rows; found {kind(inputs)}")
+        return inputs
+    tensor = as_tensor(x, name)
+    if not tensor.dim():
+        raise ValueError(f"{name} is a single number; its first dimension must be the rows")
+    if tensor.is_complex():
+        raise TypeError(f"{name} is {kind(tensor)}; give real numbers, such as torch.view_as_real(x)")
+    check_finite(tensor, name)
+    if tensor.is_floating_point():
+        return finite_float(tensor, name)
+    return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.long()
+
+
+def as_target(
+    y: Any, task: Task | None, classes: Any = None, void: int | None = None, lengths: Any = None, name: str = "y"
+) -> tuple[Tensor, Task, tuple[str, ...] | None]:
+    """One target as a tensor, what it is, and the names of its classes.
+
+    Args:
+        y: values [n] or [n, ...], class numbers [n] or [n, ...], names of classes [n], yes or no [n, labels], or counts.
+        task: None tells values (floating-point) from class numbers of rows [n] and of maps [n, height, width] (integers).
+        classes: names of the classes in the order of their numbers, how many there are, or a dict number -> name, whose numbers then are
+            replaced by 0, 1, ... in this order.
+        void: class number of what has no class; it becomes -100.
+        lengths: how many of the tokens of each row count [n]; class numbers of the others become -100.
+        name: of the target, for errors.
+
+    Raises:
+        TypeError, ValueError: y does not fit the task, or could be one of several.
+    """
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; found {task!r}")
+    y, classes = _numbers_of_names(y, classes, name)
+    tensor = as_tensor(y, name)
+    if not tensor.dim():
+        raise ValueError(f"{name} is a single number; its first dimension must be the rows")
+    check_finite(tensor, name)
+    task = task or _told_task(tensor, void, lengths, name)
+    if task != "classification" and (void is not None or lengths is not None):
+        raise ValueError(
+            f"{name}: void and lengths leave out class numbers, and this is {task}; values can't be left out: drop the rows, or fill them in"
+        )
+    if task in ("regression", "counts"):
+        return _values(tensor, task, classes, name), task, None
+    if tensor.is_floating_point() and bool((tensor != tensor.round()).any()):
+        raise ValueError(f"{name}: {task} needs whole numbers; found {kind(tensor)} such as {_fraction(tensor):g}")
+    tensor = tensor.long()
+    if task == "labels":
+        tensor = tensor[:, None] if tensor.dim() == 1 else tensor
+        return tensor, task, class_names(classes, tensor.shape[1])
+    if tensor.dim() == 2 and tensor.shape[1] == 1 and lengths is None:
+        tensor = tensor[:, 0]
+    tensor = _left_out(tensor, void, lengths, name)
+    if isinstance(classes, Mapping):
+        tensor, classes = _renumbered(tensor, classes, name), tuple(map(str, classes.values()))
+    kept = tensor[tensor != VOID]
+    most = int(kept.max()) if kept.numel() else 0
+    if classes is None and tensor.dim() > 1 and most == 255 and not bool((kept == 254).any()):
+        numbers = kept.unique().tolist()
+        raise ValueError(
+            f"{name}: the numbers are {', '.join(map(str, numbers[:12]))}{', ...' if len(numbers) > 12 else ''}: is 255 what has no class "
+            "(void=255), or the number of a class (classes={0: 'background', 255: 'object'})?"
+        )
+    return tensor, task, class_names(classes, most + 1)
+
+
+def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str) -> None:
+    """Raise ValueError if a target does not fit its task or its classes."""
+    whole = not y.is_floating_point()
+    if whole != (task in ("classification", "labels")):
+        raise ValueError(f"{what}: task {task!r} does not fit targets {kind(y)}")
+    if task == "counts" and len(y) and (bool((y < 0).any()) or bool((y != y.round()).any())):
+        raise ValueError(f"{what}: counts are 0, 1, 2, ...; found {float(y.min()):g} to {float(y.max()):g}")
+    if task == "labels" and y.numel() and (y.dim() != 2 or not 0 <= int(y.min()) <= int(y.max()) <= 1):
+        raise ValueError(f"{what}: labels are 0 or 1, [n, labels]; found {kind(y)}, {int(y.min())} to {int(y.max())}")
+    if task == "labels" and classes is not None and y.shape[1] != len(classes):
+        raise ValueError(f"{what}: {y.shape[1]} labels, but {len(classes)} names: {', '.join(classes)}")
+    if task == "classification" and classes is not None:
+        kept = y[y != VOID]
+        if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < len(classes):
+            raise ValueError(
+                f"{what}: class numbers must lie between 0 and {len(classes) - 1}, as there are {len(classes)} classes; found "
+                f"{int(kept.min())} to {int(kept.max())}. What has no class is {VOID}, which Data.from_arrays(..., void=...) makes of its number"
+            )
+
+
+def check_finite(tensor: Tensor, name: str, infinite: bool = True) -> None:
+    """Raise ValueError if a tensor [n, ...] holds NaN (or infinity)."""
+    if len(bad := bad_rows(tensor, infinite)):
+        raise ValueError(
+            f"{name} holds NaN or infinite numbers in {len(bad)} of {len(tensor)} rows, first in row "
+            f"{int(bad[0])}; drop these rows or fill the gaps"
+        )
+
+
+def finite_float(tensor: Tensor, name: str) -> Tensor:
+    """In float32, unless a number is too large for that."""
+    single = tensor.float()
+    check_finite(single, f"{name} in float32")
+    return single
+
+
+def class_names(classes: Any, at_least: int) -> tuple[str, ...]:
+    """Names of classes; "0", "1", ... where there are none."""
+    if classes is None or isinstance(classes, int):
+        return tuple(map(str, range(at_least if classes is None else classes)))
+    return tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
+
+
+def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
+    """Class numbers in place of names of classes."""
+    if isinstance(y, Tensor):
+        return y, classes
+    try:
+        array = np.asarray(y)
+    except ValueError:  # said where numbers are made of it
+        return y, classes
+    texts = array.dtype.kind in "UST" or (array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat))
+    if not texts or not array.size:
+        return y, classes
+    known = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
+    numbers = {label: number for number, label in enumerate(known)}
+    if unknown := sorted({str(item) for item in array.flat} - set(known)):
+        raise ValueError(f"{name}: {', '.join(map(repr, unknown[:5]))} is none of the classes {', '.join(known)}")
+    return np.array([numbers[str(item)] for item in array.flat]).reshape(array.shape), tuple(known)
+
+
+def _told_task(y: Tensor, void: int | None, lengths: Any, name: str) -> Task:
+    """What a target is by its dtype and shape, where that tells."""
+    if y.is_floating_point():
+        return "regression"
+    if y.dtype == torch.bool:
+        return "classification" if y.dim() == 1 else "labels"
+    if y.dim() != 2 or y.shape[1] == 1 or void is not None or lengths is not None or bool((y == VOID).any()):
+        return "classification"
+    raise ValueError(
+        f"{name} is {kind(y)}: is that a class number for each of {y.shape[1]} tokens (task='classification', or lengths=[n]), yes or no "
+        f"for each of {y.shape[1]} labels (task='labels'), counts (task='counts') or values (task='regression')?"
+    )
+
+
+def _values(y: Tensor, task: Task, classes: Any, name: str) -> Tensor:
+    if classes is not None:
+        raise ValueError(f"{name}: {task} has no classes; found classes={classes!r:.100}")
+    y = finite_float(y, name)
+    return y[:, None] if y.dim() == 1 else y
+
+
+def _fraction(y: Tensor) -> float:
+    return float(y[y != y.round()][0])
+
+
+def _left_out(y: Tensor, void: int | None, lengths: Any, name: str) -> Tensor:
+    if void is not None:
+        y = y.masked_fill(y == void, VOID)
+    if lengths is None:
+        return y
+    lengths = as_tensor(lengths, "lengths").long()
+    if y.dim() != 2 or lengths.shape != y.shape[:1] or bool((lengths < 0).any()) or bool((lengths > y.shape[1]).any()):
+        raise ValueError(
+            f"lengths: found {kind(lengths)} for {name} {kind(y)}; give for each row how many of its tokens count"
+        )
+    return y.masked_fill(torch.arange(y.shape[1]) >= lengths[:, None], VOID)
+
+
+def _renumbered(y: Tensor, classes: Mapping[Any, Any], name: str) -> Tensor:
+    new = torch.full_like(y, -1)
+    for number, old in enumerate(classes):
+        new[y == old] = number
+    new[y == VOID] = VOID
+    if bool((new == -1).any()):
+        unknown = y[new == -1].unique().tolist()
+        raise ValueError(
+            f"{name}: {', '.join(map(str, unknown[:10]))} is neither void nor a key of classes={dict(classes)!r:.200}"
+        )
+    return new
