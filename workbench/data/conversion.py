@@ -34,6 +34,8 @@ class RowConversion:
     def __call__(self, x: Any, y: Any, number: int) -> tuple[Any, Any]:
         """The tensors of row `number`."""
         try:
+            if isinstance(y, str) and self.classes is None:
+                raise TypeError(f"y is the text {y!r:.100}: give the names of the classes, classes=[...]")
             inputs = tree_map(lambda t: t[0], as_inputs(one_row(x), "x"))
             target, tasks, names = targets(one_row(y, mask=True), self.task, self.classes, self.void)
             if self.classes is not None:

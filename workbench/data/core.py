@@ -29,7 +29,8 @@ class Data:
     Args:
         name: what `load` calls it.
         task: "regression" (values [n, k], or maps of values), "classification" (class numbers of rows, pixels or tokens, -100 where there is
-            none), "labels" (yes or no [n, labels]) or "counts"; a dict of these where the targets are a dict.
+            none), "probabilities" (of classes [n, classes]), "labels" (yes or no [n, labels]) or "counts";
+            a dict of these where the targets are a dict.
         train: the training rows.
         test: the test rows; never choose anything by them, see `validation`.
         features: the columns of x (one per channel for images).
@@ -69,7 +70,7 @@ class Data:
         for name, task in tasks.items():
             if task not in TASKS:
                 raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; found {task!r}")
-            if (task in ("classification", "labels")) != (classes.get(name) is not None):
+            if (task not in ("regression", "counts")) != (classes.get(name) is not None):
                 raise ValueError(
                     f"task {task!r} with classes={classes.get(name)!r}: give classes to classification only"
                 )
@@ -115,7 +116,8 @@ class Data:
             test: share of the rows that become test rows, drawn by the seed `split` (stratified for classes); or a bool mask [n], row numbers,
                 or a tuple (x, y) of other rows.
             split: seed of the draw.
-            task: "regression", "classification", "labels" or "counts"; None tells by dtype and shape, where they tell. Of several a dict.
+            task: "regression", "classification", "probabilities", "labels" or "counts"; None tells by dtype and
+                shape, where they tell. Of several a dict.
             classes: names of the classes in the order of their numbers, how many there are, or a dict class number -> name.
             void: number of what has no class; it becomes -100, which `fit` leaves out.
             lengths: how many tokens of each row count [n]; class numbers of the others become -100.

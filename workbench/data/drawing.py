@@ -26,3 +26,16 @@ def whole_number(name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name} must be a whole number (an integer); found {value!r:.100}") from None
+
+
+def subset(
+    name: str, option: str, n: int | None, every: int, labels: Tensor | None, n_classes: int, seed: int
+) -> np.ndarray:
+    """Row numbers of n of all rows of a data set, with the shares of the classes; of all in their order if n is None or all."""
+    if n is None or n == every:
+        return np.arange(every)
+    if not n_classes <= n <= every - n_classes:
+        raise ValueError(
+            f"{name}: {option} must be {every} (all) or lie between {n_classes} (one of each class) and {every - n_classes}; found {n}"
+        )
+    return partition(every, n, seed, labels)[1]

@@ -81,7 +81,7 @@ def fetch(name: str) -> list[Path]:
 
 
 def read(name: str) -> list[Any]:
-    """The verified contents of the files of a data set: a dict of arrays (.npz) or one array (.gz) for each.
+    """The verified contents of the files of a data set: a dict of arrays (.npz), one array (idx) or the unpacked bytes for each.
 
     Raises:
         ValueError: a file is damaged: its content has another checksum than the registry says.
@@ -102,7 +102,8 @@ def read(name: str) -> list[Any]:
 def _content(path: Path, file: str) -> tuple[Any, str]:
     """What a file holds, and the sha256 of its content (packing again changes the file, but not the data)."""
     try:
-        return (_npz if file.endswith(".npz") else _idx)(path)
+        reader = _npz if file.endswith(".npz") else _idx if file.endswith("-ubyte.gz") else _bytes
+        return reader(path)
     except Exception as error:  # damage surfaces as almost any error of gzip, zipfile, zlib or numpy
         return None, f"something unreadable ({type(error).__name__}: {error})"
 
@@ -127,14 +128,30 @@ def _idx(path: Path) -> tuple[np.ndarray, str]:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape), hashlib.sha256(raw).hexdigest()
 
 
+def _bytes(path: Path) -> tuple[bytes, str]:
+    """What a file holds, unpacked where it is one packed file; an archive stays packed."""
+    packed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    with gzip.open(path) if packed else path.open("rb") as file:
+        raw = file.read(LARGEST + 1)
+    _check_size(len(raw))
+    return raw, hashlib.sha256(raw).hexdigest()
+
+
 def _check_size(size: int) -> None:
     if size > LARGEST:
         raise ValueError(f"it holds more than {LARGEST:,} bytes unpacked, which no data set does")
 
 
 def _download(name: str, file: str) -> Path:
-    pooch, requests = require("pooch"), require("requests")  # the second comes with the first
     entry = entries()[name]
+    there = entry.get("remote", {}).get(file, Path(file).name)
+    if not entry["addresses"] or there is None:
+        places = " and ".join(str(root / file) for root in roots())
+        raise FileNotFoundError(
+            f"{file}, which data set {name!r} needs, is not at {places}, and there is no address that it can be downloaded from: "
+            f"{entry['card']['source']}. Set WORKBENCH_DATA to a folder that holds it"
+        )
+    pooch, requests = require("pooch"), require("requests")  # the second comes with the first
     expected = entry["files"][file]
     target = download_folder() / file
     failures: list[str] = []
@@ -144,10 +161,14 @@ def _download(name: str, file: str) -> Path:
         # what is not yet verified lies beside the target, so that it can take its place at once
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder, _quiet(pooch):
             try:
-                if file.endswith(".npz"):
+                if entry["kind"] == "uci":
                     part = _standard_splits(address, entry["splits"], Path(folder), f"{name}: {target.name}")
                 else:
-                    (part,) = _retrieve(address, [target.name], Path(folder), f"{name}: {target.name}")
+                    if "://" in there:
+                        address, there = there.rsplit("/", 1)
+                    (part,) = _retrieve(address, [there], Path(folder), f"{name}: {target.name}")
+                    if target.suffix == ".gz" and not there.endswith(".gz"):
+                        part = _packed(part)
                 _, checksum = _content(part, file)
                 if checksum == expected:
                     # a new file is readable for those whom the umask says; pooch's is for its user alone
@@ -171,6 +192,14 @@ def _download(name: str, file: str) -> Path:
         f"or run `workbench data fetch {name}` online."
     )
     raise (ValueError if wrong else FileNotFoundError)(message)
+
+
+def _packed(file: Path) -> Path:
+    """The file packed by gzip, beside it."""
+    packed = file.with_name(f"{file.name}.gz")
+    with file.open("rb") as whole, gzip.open(packed, "wb") as target:
+        shutil.copyfileobj(whole, target)
+    return packed
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ import torch
 from workbench.data import toy
 from workbench.data.columns import Column
 from workbench.data.core import Data
-from workbench.data.drawing import partition, whole_number
+from workbench.data.drawing import partition, subset, whole_number
 from workbench.data.files import is_local, read
+from workbench.data.published_images import camvid, cifar10, cifar10h, cifar10n
+from workbench.data.published_tables import adult, clinc, curve, ett, nab
 from workbench.data.registry import card, entries, resolve
 from workbench.data.splits import Split
 from workbench.data.usage import AVAILABLE, note
@@ -47,12 +49,16 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         name: one of `names()`.
         split: which of the fixed splits into training and test rows: 0 to 19 for the UCI regression sets (protein
             0 to 4), the seed of an 80/20 split for the sets that come with scikit-learn, the seed of the draw for the
-            toys, and 0, the only one, for the MNIST kind.
-        **options: for the toys the arguments of `toy.cubic`, `toy.sine_gap` or `toy.moons`; for "mnist" and
-            "fashion-mnist" n_train, n_test and seed, which take a random subset that keeps the shares of the classes.
+            toys, the seed of a 90/10 split for "mcycle" and "engel" (80/20 for "cifar10h"), and 0, the only one, for those with a published one.
+        **options: for the toys the arguments of `toy.cubic`, `toy.sine_gap` or `toy.moons`; for "mnist", "fashion-mnist", the
+            kinds of "cifar10" and "camvid" n_train, n_test and seed, which take a random subset that keeps the shares of the
+            classes; for "cifar10n" labels ("aggregate", "worst", "random1", "random2", "random3" or "clean"); for "ett-h1" and
+            "ett-h2" input_length and horizon in hours; for "nab" series and window; for "co2" until, the first year of the
+            test rows.
 
     Returns:
-        Data: x float32 [n, features] or [n, 1, height, width] in [0, 1], y float32 [n, 1] or int64 [n].
+        Data: x float32 [n, features] or [n, channels, height, width] in [0, 1], words int64 [n, words], y float32 [n, 1] or [n, horizon], or
+        int64 [n] or [n, height, width].
 
     Raises:
         ValueError: no such name, no such split, or a file is damaged.
@@ -114,15 +120,8 @@ def _images(name: str, split: int, n_train: int | None = None, n_test: int | Non
     splits = []
     for option, n, pixels, numbers in (("n_train", n_train, *contents[:2]), ("n_test", n_test, *contents[2:])):
         labels = torch.from_numpy(numbers.astype(np.int64))
-        every, n_classes = len(labels), len(entry["classes"])
-        if n is not None and n != every:
-            if not n_classes <= n <= every - n_classes:
-                raise ValueError(
-                    f"{name}: {option} must be {every} (all) or lie between {n_classes} (one of each class) "
-                    f"and {every - n_classes}; found {n}"
-                )
-            _, rows = partition(len(labels), n, seed, labels)
-            pixels, labels = pixels[rows], labels[torch.from_numpy(rows)]
+        rows = subset(name, option, n, len(labels), labels, len(entry["classes"]), seed)
+        pixels, labels = pixels[rows], labels[torch.from_numpy(rows)]
         splits.append(Split(torch.from_numpy(pixels.astype(np.float32)[:, None] / 255), labels))
     (train, test), target = splits, Column(*entry["target"])
     return Data(name, "classification", train, test, _columns(name), target, card(name), tuple(entry["classes"]), split)
@@ -151,4 +150,11 @@ def _columns(name: str) -> tuple[Column, ...]:
     return tuple(Column(*column) for column in entries()[name]["features"])
 
 
-_LOADERS: dict[str, Callable[..., Data]] = {"uci": _uci, "images": _images, "scikit-learn": _bundled}
+_LOADERS: dict[str, Callable[..., Data]] = {
+    "uci": _uci,
+    "images": _images,
+    "scikit-learn": _bundled,
+    **{
+        function.__name__: function for function in (adult, camvid, cifar10, cifar10h, cifar10n, clinc, curve, ett, nab)
+    },
+}

@@ -3,13 +3,17 @@
 Adding a data set is adding an entry, from its name to:
 
 - `kind`: how it is read. "uci": one table with fixed splits; "images": four idx files, those of MNIST; "scikit-learn": it comes with
-  scikit-learn; "toy": computed by the function of its name in `workbench.data.toy`.
+  scikit-learn; "toy": computed by the function of its name in `workbench.data.toy`; any other: the function of this name in
+  `workbench.data.published_images` or `workbench.data.published_tables`.
 - `card`: `description`, `source`, `licence`, `citation`, and `notes`, a list of what to beware of.
 - `task`: "regression" or "classification"; only for scikit-learn.
 - `features` and `target`: columns as pairs [name, unit]; scikit-learn may name its features itself. `classes`: names of the classes.
 - `splits`: how many fixed splits there are; without it a split is a seed.
 - `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.core.digest` counts it, of the
-  unpacked bytes of a .gz), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a slash.
+  unpacked bytes of a .gz but an archive), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a
+  slash; none where nobody offers these files. `remote`: name of a file below an address, or its
+  own whole address; null where nobody offers it.
+- `columns`: of the file, where it does not name them, or those that are x and y. `until`: the value of x from which rows are test rows.
 - `loader`: the function of `sklearn.datasets`, and `arguments` for it.
 
 Data of another kind need a function in `workbench.data.loading` as well.

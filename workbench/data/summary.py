@@ -76,6 +76,9 @@ def _described_target(data: Any) -> str:
     if data.classes is None:
         shape = f" {list(y.shape[1:])}" if y.shape[1:] != (1,) else ""
         return f"{data.target}{shape}, {y.min():.4g} to {y.max():.4g} in training" if len(y) else ""
+    if data.task == "probabilities":
+        shares = zip(data.classes, y.mean(0).tolist(), strict=True)
+        return f"{data.target}: " + ", ".join(f"{name} {share:.3g}" for name, share in shares)
     counts = y.sum(0) if data.task == "labels" else torch.bincount(y[y != VOID], minlength=len(data.classes))
     counted = [f"{c} {n}" for c, n in zip(data.classes, counts.tolist(), strict=True)]
     left_out = int((y == VOID).sum())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.core.rows import bad_rows, describe
 
-Task = Literal["regression", "classification", "labels", "counts"]
+Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
 TASKS: tuple[str, ...] = get_args(Task)
 VOID = -100  # the class number of what has no class, as in torch's cross entropy
 
@@ -104,13 +104,20 @@ def as_target(
         raise ValueError(
             f"{name}: void and lengths leave out class numbers, and this is {task}; values can't be left out: drop the rows, or fill them in"
         )
+    if task == "probabilities":
+        tensor = finite_float(tensor, name)
+        return tensor, task, class_names(classes, tensor.shape[-1])
     if task in ("regression", "counts"):
         return _values(tensor, task, classes, name), task, None
     if tensor.is_floating_point() and bool((tensor != tensor.round()).any()):
         raise ValueError(f"{name}: {task} needs whole numbers; found {kind(tensor)} such as {_fraction(tensor):g}")
     tensor = tensor.long()
     if task == "labels":
-        tensor = tensor[:, None] if tensor.dim() == 1 else tensor
+        if tensor.dim() != 2 or tensor.shape[1] == 1:
+            raise ValueError(
+                f"{name}: labels are [n, labels] with at least two of them; found {kind(tensor)}. One yes or no a row is a class: [n], "
+                "task='classification'"
+            )
         return tensor, task, class_names(classes, tensor.shape[1])
     if tensor.dim() == 2 and tensor.shape[1] == 1 and lengths is None:
         tensor = tensor[:, 0]
@@ -133,6 +140,13 @@ def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str
     whole = not y.is_floating_point()
     if whole != (task in ("classification", "labels")):
         raise ValueError(f"{what}: task {task!r} does not fit targets {kind(y)}")
+    if task == "probabilities" and classes is not None and len(y):
+        off = (y < 0).any() or (y.sum(-1) - 1).abs().max() > 1e-3
+        if y.dim() != 2 or y.shape[1] != len(classes) or bool(off):
+            raise ValueError(
+                f"{what}: probabilities are 0 or more, sum to one in each row, and have a column for each of the {len(classes)} classes; "
+                f"found {kind(y)}, {float(y.min()):g} to {float(y.max()):g}"
+            )
     if task == "counts" and len(y) and (bool((y < 0).any()) or bool((y != y.round()).any())):
         raise ValueError(f"{what}: counts are 0, 1, 2, ...; found {float(y.min()):g} to {float(y.max()):g}")
     if task == "labels" and y.numel() and (y.dim() != 2 or not 0 <= int(y.min()) <= int(y.max()) <= 1):

@@ -1,0 +1,335 @@
+"""Targets and inputs of every kind: what Data makes of them, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from workbench import fit, neo, vote
+from workbench.data import Data, LazySplit, Split
+from workbench.data.reader import data_of
+from workbench.outputs import Logits
+
+X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(0, 255, (30, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+MAPS = torch.randint(0, 3, (30, 6, 5), generator=torch.Generator().manual_seed(2))
+LABELS = torch.arange(50) % 3
+
+
+def whole(data: Data) -> tuple[Tensor, Tensor]:
+    """All rows, sorted by their first input, so that they can be compared with those given."""
+    x, y = (torch.cat([getattr(data.train, axis), getattr(data.test, axis)]) for axis in "xy")
+    order = x.flatten(1)[:, 0].argsort()
+    return x[order], y[order]
+
+
+# ---- from_arrays
+@pytest.mark.parametrize(
+    ("y", "options", "task", "stored"),
+    [
+        (X[:, 0], {}, "regression", X[:, :1]),
+        (X[:, :3].double().numpy(), {}, "regression", X[:, :3]),
+        (LABELS.numpy().astype(np.uint8), {}, "classification", LABELS),
+        (LABELS[:, None], {}, "classification", LABELS),
+        (X > 0, {}, "labels", (X > 0).long()),
+        ((X > 0).float(), {"task": "labels"}, "labels", (X > 0).long()),
+        (LABELS, {"task": "counts"}, "counts", LABELS[:, None].float()),
+        (LABELS, {"task": "regression"}, "regression", LABELS[:, None].float()),
+        (X.softmax(1), {"task": "probabilities"}, "probabilities", X.softmax(1)),
+        (LABELS[:, None].expand(50, 4), {"task": "classification"}, "classification", LABELS[:, None].expand(50, 4)),
+        (X[:, None].expand(50, 3, 4), {}, "regression", X[:, None].expand(50, 3, 4)),
+    ],
+)
+def test_targets_of_every_kind_are_kept(y: Any, options: dict[str, Any], task: str, stored: Tensor) -> None:
+    data = Data.from_arrays(X, y, **options)
+    x, targets = whole(data)
+    order = X[:, 0].argsort()
+    assert data.task == task
+    assert (len(data.train), len(data.test)) == (40, 10)
+    torch.testing.assert_close(x, X[order])
+    torch.testing.assert_close(targets, stored[order])
+
+
+def test_what_has_no_class_is_minus_100() -> None:
+    maps = MAPS.masked_fill(MAPS == 1, 255)
+    data = Data.from_arrays(IMAGES, maps, void=255, classes={0: "sky", 2: "road"}, test=[0, 1])
+    expected = torch.full_like(maps, -100)
+    expected[maps == 0], expected[maps == 2] = 0, 1
+    assert torch.equal(data.train.y, expected[2:])
+    assert torch.equal(data.test.y, expected[:2])
+    assert data.train.x.dtype == torch.uint8
+    assert data.classes == ("sky", "road")
+    assert f"none {int((expected[2:] == -100).sum())}" in repr(data).replace("\n            ", " ")
+    assert data._repr_html_()
+
+
+def test_tokens_beyond_their_length_are_left_out() -> None:
+    tokens, lengths = torch.randint(1, 9, (50, 7)), 1 + torch.arange(50) % 7
+    inputs = {"ids": tokens, "mask": torch.arange(7) < lengths[:, None]}
+    data = Data.from_arrays(inputs, tokens % 4, lengths=lengths, test=torch.arange(50) >= 40)
+    for row, length in enumerate(lengths[:40].tolist()):
+        assert data.train.y[row].tolist() == [*(tokens[row, :length] % 4).tolist(), *[-100] * (7 - length)]
+    assert torch.equal(data.test.x["ids"], tokens[40:])
+    assert data.train.x["mask"].dtype == torch.bool
+    assert len(data.repeats()) == 10
+    assert data.checksum == pickle.loads(pickle.dumps(data)).checksum
+    assert len(data.validation(0.25)[1].x["ids"]) == 10
+
+
+def test_names_are_classes_and_other_rows_have_their_numbers() -> None:
+    names = np.array(["dog", "cat"] * 25)
+    data = Data.from_arrays(X, names, test=(X[:3], ["dog", "dog", "cat"]))
+    assert data.classes == ("cat", "dog")
+    assert data.test.y.tolist() == [1, 1, 0]
+    assert data.train.y[:2].tolist() == [1, 0]
+    with pytest.raises(ValueError, match="'cow' is none of the classes cat, dog"):
+        Data.from_arrays(X, names, test=(X[:1], ["cow"]))
+    assert Data.from_arrays(X, LABELS, test=(X[:1], [7])).n_outputs == 8
+
+
+def test_targets_of_several_kinds_have_tasks_of_their_own() -> None:
+    data = Data.from_arrays(
+        X, {"kind": LABELS, "size": X[:, :2], "tags": X > 0}, classes={"kind": ["a", "b", "c"]}, test=range(5)
+    )
+    assert data.task == {"kind": "classification", "size": "regression", "tags": "labels"}
+    assert data.classes == {"kind": ("a", "b", "c"), "tags": ("0", "1", "2", "3")}
+    assert torch.equal(data.train.y["size"], X[5:, :2])
+    assert "kind: a, b, c" in repr(data)
+
+
+NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "says"),
+    [
+        (X, LABELS[:49], {}, "x has 50 rows and y has 49"),
+        (NAN, LABELS, {}, "x holds NaN or infinite numbers in 1 of 50 rows, first in row 7"),
+        (X, NAN, {}, "y holds NaN or infinite numbers in 1 of 50 rows, first in row 7"),
+        (X.double() * 1e300, LABELS, {}, "x in float32 holds NaN or infinite"),
+        ({"a": X, "b": X[1:]}, LABELS, {}, r"differ in their number of rows; found \{a: float32 \[50, 4\]"),
+        (X, (X > 0).long(), {}, r"task='classification', or lengths=\[n\].*task='labels'.*task='counts'"),
+        (X, LABELS, {"task": "clasification"}, "task must be one of 'regression'"),
+        (X, X, {"task": "classification"}, "classification needs whole numbers; found float32"),
+        (X, X, {"void": 255}, "values can't be left out"),
+        (X, X, {"classes": 3}, "regression has no classes"),
+        (X, -LABELS, {"task": "counts"}, "counts are 0, 1, 2, ...; found -2 to 0"),
+        (X, LABELS, {"classes": 2}, "between 0 and 1, as there are 2 classes; found 0 to 2"),
+        (X, LABELS, {"task": "labels"}, r"at least two of them; found int64 \[50\]"),
+        (X, LABELS[:, None].expand(50, 3), {"task": "labels"}, "labels are 0 or 1"),
+        (X, X, {"task": "probabilities"}, "sum to one in each row"),
+        (X, LABELS, {"classes": {0: "a", 1: "b"}}, "2 is neither void nor a key of classes"),
+        (X, LABELS, {"lengths": [1] * 50}, r"lengths: found int64 \[50\] for y int64 \[50\]"),
+        (X, LABELS, {"test": 1.0}, "must lie above 0 and below 1; found 1.0"),
+        (X, LABELS, {"test": [50]}, "row numbers go from 0 to 49; found 50 to 50"),
+        (X, LABELS, {"test": range(50)}, "50 of 50 rows leave 0"),
+        (X, LABELS, {"test": torch.ones(49, dtype=torch.bool)}, r"a mask must be bool \[50\]"),
+        (IMAGES, MAPS.masked_fill(MAPS == 1, 255), {}, r"is 255 what has no class \(void=255\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x: Any, y: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Data.from_arrays(x, y, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        ([[1, 2], [3]], [0, 1], "x is a list of 2 and can't be made a tensor.*pad_sequence"),
+        (np.array([object()] * 50), LABELS, "x is ndarray .* it holds object"),
+    ],
+)
+def test_what_is_no_number_is_refused(x: Any, y: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Data.from_arrays(x, y)
+
+
+# ---- training
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.size = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+def weights(model: nn.Module, data: Any, output: Any) -> list[Tensor]:
+    wrapped = vote.Wrapper(2, output=output)(copy.deepcopy(model))
+    fit(wrapped, data, epochs=2, batch_size=8, validation=0, standardize=False, progress=False)
+    return list(wrapped.parameters())
+
+
+def test_maps_and_several_targets_are_trained_on_as_tensors_are() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net, heads = nn.Conv2d(3, 3, 1), Heads()
+    maps = Data.from_arrays(IMAGES / 255, MAPS.masked_fill(MAPS == 1, 255), void=255, classes=3, test=range(6))
+    plain = (IMAGES / 255)[6:], MAPS.masked_fill(MAPS == 1, -100)[6:]
+    for one, other in zip(weights(net, maps, Logits(dim=1)), weights(net, plain, Logits(dim=1)), strict=True):
+        assert torch.equal(one, other)
+    y = {"kind": LABELS, "size": X[:, :2]}
+    several, output = Data.from_arrays(X, y, test=range(10)), {"kind": "logits", "size": "values"}
+    rows = X[10:], {name: target[10:] for name, target in y.items()}
+    for one, other in zip(weights(heads, several, output), weights(heads, rows, output), strict=True):
+        assert torch.equal(one, other)
+
+
+# ---- rows that are read when they are asked for
+class Rows(Dataset):
+    def __init__(self, x: Any = X, y: Any = LABELS) -> None:
+        self.x, self.y, self.asked = x, y, []  # type: ignore[var-annotated]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        self.asked.append(i)
+        return self.x[i], self.y[i]
+
+
+def test_rows_of_a_dataset_are_read_when_they_are_asked_for() -> None:
+    rows = Rows()
+    data = Data.from_dataset(rows, classes=["a", "b", "c"], test=range(10))
+    assert set(rows.asked) <= {0, 10}  # the first of each part
+    assert isinstance(data.train, LazySplit)
+    assert (data.input_shape, data.n_outputs, data.task) == ((4,), 3, "classification")
+    rows.asked.clear()
+    train, held = data.validation(0.25)
+    assert (len(train), len(held), rows.asked) == (30, 10, [])
+    assert torch.equal(data.train[3][0], X[13])
+    assert torch.equal(data.test.load().x, X[:10])
+    assert torch.equal(next(iter(data.train.loader(5)))[1], LABELS[10:15])
+    assert torch.equal(data.train.take(torch.arange(40) < 2).y, LABELS[10:12])
+    assert "read when asked for" in repr(data)
+    assert pickle.loads(pickle.dumps(data)).checksum == data.checksum
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_on_read_rows_is_that_on_tensors(workers: int) -> None:
+    # a forked process draws no numbers of this one
+    state = torch.get_rng_state()
+    data = Data.from_dataset(Rows(), workers=workers, test=range(10))
+    assert data.classes == ("0", "1", "2")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 3)
+    for one, other in zip(weights(net, data, "logits"), weights(net, (X[10:], LABELS[10:]), "logits"), strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_methods_are_fitted_to_read_rows() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = Data.from_dataset(Rows(), test=range(10))
+    risks = [
+        neo.Wrapper()(copy.deepcopy(net)).eval().fit(rows)(X[:5], return_risk=True)[1]
+        for rows in (data, data.train, (X[10:], LABELS[10:]))
+    ]
+    torch.testing.assert_close(risks[0], risks[2])
+    torch.testing.assert_close(risks[1], risks[2])
+
+
+def test_a_comparison_reads_rows_or_says_what_goes_instead() -> None:
+    data = Data.from_dataset(Rows(), test=range(10))
+    compared = data_of(data)
+    assert torch.equal(compared.train.x, X[10:])
+    assert torch.equal(compared.test.y, LABELS[:10])
+    assert data_of(Data.from_arrays(IMAGES, torch.arange(30) % 3)).train.x.dtype == torch.float32
+    assert data_of(Data.from_arrays(X, LABELS, task="counts")).task == "regression"
+    for refused, found in (
+        (Data.from_arrays(IMAGES, MAPS), r"targets int64 \[n, 6, 5\]"),
+        (Data.from_arrays(X, X[:, :2]), r"targets float32 \[n, 2\]"),
+        (Data.from_arrays(X, X > 0), "4 labels a row"),
+        (Data.from_arrays(X, {"a": LABELS, "b": X}), "the targets a, b"),
+        (Data.from_arrays({"a": X, "b": X}, LABELS), "the inputs a, b"),
+    ):
+        with pytest.raises(ValueError, match=rf"has {found}; Comparison, Explorer and `workbench compare` take one"):
+            data_of(refused)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "says"),
+    [
+        (Rows([X[0], X[1, :3]], [0, 1]), ValueError, r"row 1: x is float32 \[3\].*the first row has float32 \[4\]"),
+        (Rows(NAN, LABELS), ValueError, "row 7: x holds NaN"),
+        (Rows(X, ["a"] * 50), TypeError, "row 0: y is the text 'a'"),
+        (Rows(X, [(X[0], X[1])] * 50), TypeError, "a tuple of 2; give a dict"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(rows: Dataset, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Data.from_dataset(rows, test=[0]).train.load()
+
+
+def test_what_is_no_dataset_of_pairs_is_refused() -> None:
+    with pytest.raises(TypeError, match="no numbered rows"):
+        Data.from_dataset(iter([(X[0], 1)]))
+    with pytest.raises(TypeError, match=r"a dict with 'image', 'mask' for row 0.*from_huggingface"):
+        Data.from_dataset([{"image": X[0], "mask": X[1]}] * 9)
+    with pytest.raises(ValueError, match="has no row"):
+        Data.from_dataset([])
+    assert isinstance(Data.from_dataset(TensorDataset(X, LABELS)).train, Split)
+    assert isinstance(DataLoader(Data.from_dataset(Rows()).train).dataset, LazySplit)
+
+
+# ---- a dataset of dicts
+class Table:
+    """What a dataset of the package datasets looks like."""
+
+    column_names = ("ids", "mask", "label")
+
+    def __init__(self, n: int = 30) -> None:
+        self.n = n
+        self.features = {"label": type("ClassLabel", (), {"names": ["no", "yes"]})()}
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"ids": [i, i + 1], "mask": [1, 1], "label": i % 2}
+
+
+def test_columns_of_a_hugging_face_dataset_are_inputs_and_targets() -> None:
+    data = Data.from_huggingface(Table(), x=["ids", "mask"], test=range(4))
+    assert data.classes == ("no", "yes")
+    assert data.train.x["ids"].tolist() == [[i, i + 1] for i in range(4, 30)]
+    assert data.train.y.tolist() == [i % 2 for i in range(4, 30)]
+    both = Data.from_huggingface({"train": Table(), "validation": Table(5), "extra": Table(2)}, x="ids")
+    assert (len(both.train), len(both.test)) == (30, 5)
+    assert any("extra is left out" in note for note in both.card.notes)
+    with pytest.raises(ValueError, match="x: found None; give one of the columns ids, mask, label"):
+        Data.from_huggingface(Table())
+    with pytest.raises(TypeError, match=r"has no column_names; .*Data\.from_dataset"):
+        Data.from_huggingface(Rows())
+
+
+def test_a_split_of_dicts_trains_a_model_of_keywords() -> None:
+    class Keywords(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.head(a + b)
+
+    data = Data.from_arrays({"a": X, "b": X}, LABELS)
+    wrapped = vote.Wrapper(2, output="logits")(Keywords())
+    assert math.isfinite(fit(wrapped, data, epochs=1, progress=False).frame["loss"].iloc[-1])
+    pairs = data.train.dataset()
+    assert torch.equal(pairs[2][0]["a"], data.train.x["a"][2])
+    with pytest.raises(ValueError, match="x of your data is a dict of a, b"):
+        _ = data.input_shape
+    with pytest.raises(ValueError, match="differ in shape"):
+        replace(data, test=Split({"a": X[:, :2], "b": X}, LABELS))

@@ -1,0 +1,53 @@
+"""Sentences as numbers of words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PADDING, UNKNOWN = 0, 1
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Numbers of words: 0 fills short sentences, 1 is a word that is in no training sentence.
+
+    Args:
+        words: in the order of their numbers, from 2 on.
+        length: words of a sentence.
+
+    Example:
+        >>> vocabulary = Vocabulary.of(["turn it off", "is it on?"])
+        >>> vocabulary(["Is it broken?"]).tolist()
+        [[3, 4, 1, 2]]
+    """
+
+    words: tuple[str, ...]
+    length: int
+
+    @classmethod
+    def of(cls, sentences: Iterable[str]) -> Vocabulary:
+        """The words of training sentences, in order of the alphabet."""
+        split = [_words(sentence) for sentence in sentences]
+        return cls(tuple(sorted({word for words in split for word in words})), max(map(len, split)))
+
+    def __len__(self) -> int:
+        return len(self.words) + 2
+
+    def __call__(self, sentences: Sequence[str]) -> Tensor:
+        """Numbers int64 [n, length]; what is longer is cut off."""
+        numbers = {word: number for number, word in enumerate(self.words, 2)}
+        rows = torch.full((len(sentences), self.length), PADDING)
+        for row, sentence in zip(rows, sentences, strict=True):
+            known = [numbers.get(word, UNKNOWN) for word in _words(sentence)][: self.length]
+            row[: len(known)] = torch.tensor(known, dtype=torch.int64)
+        return rows
+
+
+def _words(sentence: str) -> list[str]:
+    return WORD.findall(sentence.lower())
