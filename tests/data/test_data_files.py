@@ -392,3 +392,28 @@ def test_files_that_unpack_to_more_than_any_data_set_are_not_unpacked(monkeypatc
         content, said = files._content(tmp_path / name, name)
         assert content is None
         assert "more than 1,000,000 bytes unpacked" in said
+
+
+# ---- other names, other places
+def test_what_is_offered_unpacked_or_under_another_name_is_packed_here(monkeypatch, cache, server):
+    folder, address = server
+    raw = b"date,a,b,c,d,e,f,OT\n" + b"".join(b"2016-07-01,%d,0,0,0,0,0,%d\n" % (i, i) for i in range(14400))
+    (folder / "deep").mkdir()
+    (folder / "deep" / "hours.csv").write_bytes(raw)
+    entry = entries()["ett-h1"]
+    monkeypatch.setitem(entry, "files", {"ett/ETTh1.csv.gz": hashlib.sha256(raw).hexdigest()})
+    for addresses, there in (([address], "deep/hours.csv"), (["http://127.0.0.1:1/"], f"{address}deep/hours.csv")):
+        monkeypatch.setitem(entry, "addresses", addresses)
+        monkeypatch.setitem(entry, "remote", {"ett/ETTh1.csv.gz": there})
+        assert data.fetch("ett-h1") == [cache / "ett" / "ETTh1.csv.gz"]
+        assert gzip.decompress((cache / "ett" / "ETTh1.csv.gz").read_bytes()) == raw
+        assert data.load("ett-h1", horizon=1).test.y[0].tolist() == [11520.0]
+        (cache / "ett" / "ETTh1.csv.gz").unlink()
+
+
+def test_what_nobody_offers_is_said_before_anything_is_downloaded(cache):
+    with pytest.raises(
+        FileNotFoundError, match=r"human-train-labels\.npz, which data set 'cifar10n' needs.*no address"
+    ):
+        data.fetch("cifar10n")
+    assert not cache.exists()
