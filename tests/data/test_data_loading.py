@@ -39,7 +39,10 @@ def test_every_set_has_a_whole_card(name):
 # WORKBENCH_DATA decides how many of these there are; the first seven need nothing
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if "jpeg" in name else []) for name in data.names(available=True)],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if "jpeg" in name or name == "camvid" else [])
+        for name in data.names(available=True)
+    ],
 )
 def test_every_available_set_loads(name):
     few = {"n_train": 40, "n_test": 40} if name.startswith("cifar10") or name == "camvid" else {}

@@ -33,15 +33,17 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
     settings = (options["task"], options["classes"], options["void"])
     whole, task, classes = _rows(x, y, *settings, lengths)
     if not isinstance(test, tuple):
-        (train, held), notes = cut(whole, test, split)
-        return _parts(train, held, task, classes, split, options, notes)
+        (train, test_part), notes = cut(whole, test, split)
+        return _parts(train, test_part, task, classes, split, options, notes)
     if len(test) != 2:
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
     if lengths is not None:
         raise ValueError("test: with lengths give test as a share, a mask or row numbers of the same tokens")
     # numbers that stand for themselves may go further in the test rows
-    held, _, theirs = _rows(*test, task, classes if _named(y, classes) else settings[1], settings[2])
-    return _parts(whole, held, task, _longer(classes, theirs), split, options, ["test rows: those that were given"])
+    test_part, _, theirs = _rows(*test, task, classes if _named(y, classes) else settings[1], settings[2])
+    return _parts(
+        whole, test_part, task, _longer(classes, theirs), split, options, ["test rows: those that were given"]
+    )
 
 
 def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
@@ -58,12 +60,12 @@ def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts
         and hasattr(test, "__len__")
         and not isinstance(test, Sequence | Tensor | np.ndarray)
     ):
-        given = classes if options["classes"] is None else options["classes"]
-        held, _, _ = lazily(test, task, given, options["void"], workers)
-        held.convert = replace(held.convert, first=whole.convert.first)
-        return _parts(whole, held, task, classes, split, options, ["test rows: those that were given"])
-    (train, held), notes = cut(whole, test, split)
-    return _parts(train, held, task, classes, split, options, notes)
+        known_classes = classes if options["classes"] is None else options["classes"]
+        test_part, _, _ = lazily(test, task, known_classes, options["void"], workers)
+        test_part.convert = replace(test_part.convert, first=whole.convert.first)
+        return _parts(whole, test_part, task, classes, split, options, ["test rows: those that were given"])
+    (train, test_part), notes = cut(whole, test, split)
+    return _parts(train, test_part, task, classes, split, options, notes)
 
 
 def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> Parts:
@@ -74,9 +76,9 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
     if lacking := [name for name in names if name not in frame.columns]:
         raise ValueError(f"target: there is no column {lacking[0]!r}; there are {', '.join(map(str, frame.columns))}")
-    given = isinstance(test, pandas.DataFrame)
-    whole = pandas.concat([frame, test], ignore_index=True) if given else frame
-    if given and set(frame.columns) != set(test.columns):
+    test_is_frame = isinstance(test, pandas.DataFrame)
+    whole = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
+    if test_is_frame and set(frame.columns) != set(test.columns):
         raise ValueError(
             f"test: its columns are {list(test.columns)}, those of the training rows {list(frame.columns)}"
         )
@@ -91,13 +93,13 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     numbers = torch.arange(len(whole))
     # rows are cut first: medians and categories are those of the training rows
     rows = Split(numbers[:, None].float(), y)
-    if given:
-        train, held, notes = numbers[: len(frame)], numbers[len(frame) :], ["test rows: those that were given"]
+    if test_is_frame:
+        train, test_part, notes = numbers[: len(frame)], numbers[len(frame) :], ["test rows: those that were given"]
     else:
         (first, second), notes = cut(rows, test, split, with_numbers=True)
-        train, held = row_index(first), row_index(second)
+        train, test_part = row_index(first), row_index(second)
     features = whole.drop(columns=names)
-    frames = features.iloc[train.numpy()], features.iloc[held.numpy()]
+    frames = features.iloc[train.numpy()], features.iloc[test_part.numpy()]
     encoding = FrameEncoding.of(frames[0])
     notes += encoding.notes(*frames)
     if any(part.kind == "date" for part in encoding.parts) and isinstance(test, float):
@@ -106,7 +108,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
         )
     if not isinstance(frame.index, pandas.RangeIndex):
         notes.append("the index of the frame is no feature; frame.reset_index() makes it a column")
-    parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, held), strict=True)]
+    parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, test_part), strict=True)]
     columns = {name: Column(str(name)) for name in names}
     options = {
         **options,
@@ -157,11 +159,11 @@ def of_folder(
     """Of a folder of images; see `Data.from_folder`."""
     folder, classes = Path(folder).expanduser(), options["classes"]
     ordered = list(classes) if classes is not None and not isinstance(classes, int | Mapping) else None
-    train, held, note = find_files(folder, masks, None if masks is not None else ordered)
+    train, test_part, note = find_files(folder, masks, None if masks is not None else ordered)
     size = (size, size) if isinstance(size, int) else size
     grey = all(is_grey(file) for file in train.images[:20])
-    train, held = replace(train, size=size, grey=grey), held and replace(held, size=size, grey=grey)
-    left_out = train.left_out + (held.left_out if held is not None else 0)
+    train, test_part = replace(train, size=size, grey=grey), test_part and replace(test_part, size=size, grey=grey)
+    left_out = train.left_out + (test_part.left_out if test_part is not None else 0)
     notes = [note, *([f"{left_out} files that are no images are left out"] if left_out else [])]
     if train.classes is not None:
         labels = torch.tensor(train.targets)
@@ -170,7 +172,7 @@ def of_folder(
         options = {**options, "task": _mask_task(train)}
     channels = ("grey level",) if grey else ("red", "green", "blue")
     options["features"] = options["features"] or tuple(Column(name, "0 to 1") for name in channels)
-    parts = of_dataset(train, test if held is None else held, split, workers, options)
+    parts = of_dataset(train, test if test_part is None else test_part, split, workers, options)
     if lazy is None:
         row = sum(t.numel() * t.element_size() for t in tensors(parts["train"][0]))
         lazy = row * (len(parts["train"]) + len(parts["test"])) > SMALL
@@ -197,10 +199,10 @@ def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[
         raise ValueError(f"test: a share of the rows must lie above 0 and below 1; found {test!r}")
     if isinstance(test, float | np.floating):
         try:
-            train, held = map(torch.from_numpy, partition(n, float(test), split, whole.labels))
+            train, test_part = map(torch.from_numpy, partition(n, float(test), split, whole.labels))
         except ValueError as error:
             raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
-        notes = [f"test rows: {len(held):,}, drawn at random"]
+        notes = [f"test rows: {len(test_part):,}, drawn at random"]
     else:
         index = row_index(test)
         if index.dtype == torch.bool and index.shape != (n,):
@@ -212,11 +214,11 @@ def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[
             raise ValueError(f"test: row numbers go from 0 to {n - 1}; found {int(index.min())} to {int(index.max())}")
         chosen = torch.zeros(n, dtype=torch.bool)
         chosen[index] = True
-        train, held = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
-        notes = [f"test rows: {len(held):,}, as given"]
-    if not len(train) or not len(held):
-        raise ValueError(f"test: {len(held)} of {n} rows leave {len(train)} to train on; both need at least one")
-    return ((train, held) if with_numbers else (whole.take(train), whole.take(held))), notes
+        train, test_part = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+        notes = [f"test rows: {len(test_part):,}, as given"]
+    if not len(train) or not len(test_part):
+        raise ValueError(f"test: {len(test_part)} of {n} rows leave {len(train)} to train on; both need at least one")
+    return ((train, test_part) if with_numbers else (whole.take(train), whole.take(test_part))), notes
 
 
 def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Split, Any, Any]:
@@ -290,12 +292,12 @@ def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers:
     """Of a dataset whose rows are dicts; see `Data.from_huggingface`."""
     whole = dataset
     if isinstance(dataset, Mapping):
-        held = next((name for name in ("test", "validation") if name in dataset), None)
-        if "train" not in dataset or held is None:
+        test_part = next((name for name in ("test", "validation") if name in dataset), None)
+        if "train" not in dataset or test_part is None:
             raise ValueError(
                 f"dataset: it has the parts {', '.join(dataset)}; give one of them, or one with train and test"
             )
-        whole, test = dataset["train"], dataset[held]
+        whole, test = dataset["train"], dataset[test_part]
     names = list(getattr(whole, "column_names", ()))
     if not names:
         raise TypeError(
@@ -312,13 +314,13 @@ def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers:
                 f"{setting}: found {columns!r}; give one of the columns {', '.join(map(str, names))}, or several in a list"
             )
     kinds = getattr(whole, "features", None) or {}
-    told = getattr(kinds.get(y), "names", None) if isinstance(y, str) else None
-    options = {**options, "classes": options["classes"] or (tuple(told) if told else None)}
+    label_names = getattr(kinds.get(y), "names", None) if isinstance(y, str) else None
+    options = {**options, "classes": options["classes"] or (tuple(label_names) if label_names else None)}
     whole, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (whole, test))
     made = of_dataset(whole, test, split, workers, options)
     if isinstance(dataset, Mapping):
-        note = f"training rows are those of train, test rows those of {held}"
-        others = [name for name in dataset if name not in ("train", held)]
+        note = f"training rows are those of train, test rows those of {test_part}"
+        others = [name for name in dataset if name not in ("train", test_part)]
         note += f"; {', '.join(others)} is left out" if others else ""
         made["card"] = _card(made["card"], [note, *made["card"].notes[1:]])
     return made

@@ -62,18 +62,18 @@ def targets(y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> 
     def of(setting: Any, name: Any) -> Any:
         return setting.get(name) if isinstance(setting, Mapping) else setting
 
-    found = {
+    checked = {
         str(name): as_target(
             value, of(task, name), (classes or {}).get(name), of(void, name), lengths, name=f"y[{name!r}]"
         )
         for name, value in y.items()
     }
-    sizes = {len(target) for target, _, _ in found.values()}
+    sizes = {len(target) for target, _, _ in checked.values()}
     if len(sizes) > 1:
         raise ValueError(
-            f"the targets of y differ in their number of rows; found {kind({n: t for n, (t, _, _) in found.items()})}"
+            f"the targets of y differ in their number of rows; found {kind({n: t for n, (t, _, _) in checked.items()})}"
         )
-    tensors, tasks, names = ({name: value[i] for name, value in found.items()} for i in range(3))
+    tensors, tasks, names = ({name: value[i] for name, value in checked.items()} for i in range(3))
     return tensors, tasks, names
 
 

@@ -73,16 +73,16 @@ def find_files(
         raise FileNotFoundError(f"there is no folder {folder}")
     images = _named(folder, IMAGES)
     parts: dict[Any, tuple[Any, Any]] = {}
-    found_masks = Path(folder, masks) if masks is not None else _named(folder, MASKS)
+    mask_root = Path(folder, masks) if masks is not None else _named(folder, MASKS)
     for names in (TRAIN, TEST):
-        if images is not None and found_masks is not None and _named(images, names) is not None:
-            parts[names] = (_named(images, names), _named(found_masks, names))
+        if images is not None and mask_root is not None and _named(images, names) is not None:
+            parts[names] = (_named(images, names), _named(mask_root, names))
         elif (part := _named(folder, names)) is not None:
             parts[names] = (part, None)
     if TRAIN not in parts or TEST not in parts:
         files = _files_of(folder, masks, classes)
         return files, None, f"{len(files):,} images of {folder.name}"
-    train, test = (_files_of(part, beside or masks, classes) for part, beside in (parts[TRAIN], parts[TEST]))
+    train, test = (_files_of(part, mask_part or masks, classes) for part, mask_part in (parts[TRAIN], parts[TEST]))
     if classes is None and train.classes != test.classes:
         raise ValueError(
             f"{folder}: the training part has the folders {train.classes}, and the test part {test.classes}"
@@ -104,10 +104,10 @@ def _files_of(folder: Path, masks: Any, classes: Sequence[str] | None) -> ImageF
         raise FileNotFoundError(f"there is no folder {mask_folder} of masks")
     if mask_folder is not None and (images is not None or masks):
         here, others = _images_in(images or folder)
-        beside = {file.stem: file for file in _images_in(mask_folder)[0]}
-        pairs = {file: _mask_of(file, beside) for file in here}
+        by_stem = {file.stem: file for file in _images_in(mask_folder)[0]}
+        pairs = {file: _mask_of(file, by_stem) for file in here}
         used = {mask for mask in pairs.values() if mask is not None}
-        if lonely := [str(mask) for mask in beside.values() if mask not in used]:
+        if lonely := [str(mask) for mask in by_stem.values() if mask not in used]:
             raise ValueError(f"{len(lonely)} masks belong to no image, such as {lonely[0]}: names must be alike")
     else:
         here, others = _images_in(folder)

@@ -40,7 +40,8 @@ def cifar10(name: str, split: int, n_train: int | None = None, n_test: int | Non
         _drawn(name, option, n, images, labels, seed)
         for option, n, (images, labels) in (("n_train", n_train, train), ("n_test", n_test, test))
     ]
-    return _classification(name, split, *(Split(x, labels) for x, labels, _ in drawn))
+    train_rows, test_rows = (Split(x, labels) for x, labels, _ in drawn)
+    return _classification(name, split, train_rows, test_rows)
 
 
 def cifar10n(
@@ -60,12 +61,12 @@ def cifar10n(
         raise ValueError(f"{name}: the labels are in another order than the images")
     x, clean, rows = _drawn(name, "n_train", n_train, *train, seed)
     given = torch.from_numpy(human[HUMAN_LABELS[labels]].astype(np.int64)[rows])
-    held, true, _ = _drawn(name, "n_test", n_test, *test, seed)
+    test_images, true_classes, _ = _drawn(name, "n_test", n_test, *test, seed)
     return _classification(
         name,
         split,
         Split(x, given, regions={"wrong": given != clean, "right": given == clean}),
-        Split(held, true),
+        Split(test_images, true_classes),
     )
 
 
@@ -82,7 +83,7 @@ def cifar10h(name: str, split: int, n_train: int | None = None, n_test: int | No
         kept = rows[subset(name, option, n, len(rows), torch.from_numpy(labels[rows]), 10, seed)]
         regions = {"unanimous": unanimous[kept], "disputed": ~unanimous[kept]}
         parts.append(Split(_pixels(pixels, kept), shares[kept], regions=regions))
-    data = _classification(name, split, *parts, task="probabilities")
+    data = _classification(name, split, parts[0], parts[1], task="probabilities")
     return replace(data, target=Column("share of people", "0 to 1"))
 
 
@@ -97,8 +98,8 @@ def camvid(name: str, split: int, n_train: int | None = None, n_test: int | None
     parts = []
     for option, n, contents in (("n_train", n_train, train), ("n_test", n_test, test)):
         parts.append(scenes(contents, subset(name, option, n, len(contents["labels"]), None, 1, seed)))
-    held = scenes(validation, np.arange(len(validation["labels"])))
-    return replace(_classification(name, split, *parts), parts={"validation": held})
+    validation_scenes = scenes(validation, np.arange(len(validation["labels"])))
+    return replace(_classification(name, split, parts[0], parts[1]), parts={"validation": validation_scenes})
 
 
 class _Jpegs(Sequence[np.ndarray]):
@@ -147,7 +148,7 @@ def _pixels(images: Any, rows: np.ndarray) -> Tensor:
     return torch.stack([to_tensor(images[row]) for row in rows])
 
 
-def _classification(name: str, split: int, train: Split, test: Split, task: str = "classification") -> Data:
+def _classification(name: str, split: int, train: Split, test: Split, *, task: str = "classification") -> Data:
     entry = entries()[name]
     features, target = tuple(Column(*column) for column in entry["features"]), Column(*entry["target"])
     return Data(name, task, train, test, features, target, card(name), tuple(entry["classes"]), split)
