@@ -42,6 +42,11 @@ CONTRACTIONS = frozenset(
         "einsum",
         "tensordot",
         "inner",
+        "dot",
+        "vdot",
+        "vecdot",
+        "multi_dot",
+        "chain_matmul",
         "lstm",
         "gru",
         "rnn_tanh",
@@ -83,6 +88,12 @@ METADATA = frozenset(  # they read facts about a tensor, not its values
 
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
+
+
+@functools.cache
+def _operation(name: str) -> str:
+    """The operation that a function of this name computes: that of `linalg_matmul`, `addmm_` and `mm.default` is also a plain name's."""
+    return name if name in CONTRACTIONS else name.removeprefix("linalg_").split(".")[0].removesuffix("_")
 
 
 def tensors_among(values: Sequence[Any]) -> list[Tensor]:
@@ -186,7 +197,10 @@ class Sites(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if name in METADATA:
-            return function(*args, **kwargs)
+            out = function(*args, **kwargs)
+            if isinstance(out, Tensor) and args:  # a transposed weight is read as an attribute
+                self._mark_view(args[0], out)
+            return out
         if name == "multi_head_attention_forward":
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
@@ -204,13 +218,17 @@ class Sites(TorchFunctionMode):
             if raw:
                 self._mark(out)
             return out
-        if not self._contractions or name in CONTRACTIONS:
+        if not self._contractions or _operation(name) in CONTRACTIONS:
             self._refuse_checkpoint()
             leaves, rebuild = _flat(args, kwargs)
+            written = tensors_among((kwargs.get("out"), *(args[:1] if name.endswith("_") and name[0] != "_" else ())))
             data = [
                 i
                 for i, leaf in enumerate(leaves)
-                if is_float(leaf) and self._names.get(leaf) is None and not self._state.get(leaf)
+                if is_float(leaf)
+                and self._names.get(leaf) is None
+                and not self._state.get(leaf)
+                and not any(leaf is tensor for tensor in written)
             ]
             names = frozenset().union(*known)
             live = [i for i in data if not self._raw.get(leaves[i])]
@@ -224,6 +242,12 @@ class Sites(TorchFunctionMode):
                 self._raw.set(leaf, True)
             else:
                 self._names.set(leaf, names)
+
+    def _mark_view(self, tensor: Any, view: Tensor) -> None:
+        if (names := self._names.get(tensor)) is not None:
+            self._mark(view, names=names)
+        elif self._traces and (self._raw.get(tensor) or self._state.get(tensor)):
+            self._mark(view)
 
     def _refuse_checkpoint(self) -> None:
         """Reentrant checkpointing runs the model without gradients here and again, without this mode, in the backward pass."""

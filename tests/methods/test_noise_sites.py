@@ -1,0 +1,81 @@
+"""Sample's noise enters wherever data meet a weight, however the weight is read and the product is spelled."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench import sample
+
+Head = Callable[[nn.Linear, Tensor], Tensor]
+
+
+def out_of_place(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = h.new_empty(len(h), 6)
+    torch.mm(h, fc.weight.T, out=result)
+    return result
+
+
+def in_place(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = h.new_zeros(len(h), 6)
+    result.addmm_(h, fc.weight.T)
+    return result
+
+
+HEADS: dict[str, Head] = {
+    "T": lambda fc, h: h @ fc.weight.T,
+    "mT": lambda fc, h: torch.matmul(h, fc.weight.mT),
+    "H": lambda fc, h: h @ fc.weight.H,
+    "data": lambda fc, h: F.linear(h, fc.weight.data),
+    "real": lambda fc, h: F.linear(h, torch.complex(fc.weight, fc.weight).real),
+    "t": lambda fc, h: h @ fc.weight.t(),
+    "linalg": lambda fc, h: torch.linalg.matmul(h, fc.weight.T),
+    "multi_dot": lambda fc, h: torch.linalg.multi_dot([h, fc.weight.T, torch.eye(6)]),
+    "vecdot": lambda fc, h: torch.linalg.vecdot(h[:, None], fc.weight),
+    "dot": lambda fc, h: torch.stack([torch.stack([torch.dot(row, w) for w in fc.weight]) for row in h]),
+    "aten": lambda fc, h: torch.ops.aten.mm.default(h, fc.weight.T),
+    "out": out_of_place,
+    "in_place": in_place,
+}
+
+
+class Two(nn.Module):
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.body, self.fc, self.head = nn.Linear(4, 6), nn.Linear(6, 6, bias=False), head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return self.head(self.fc, h), self.fc(h)
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_a_weight_meets_noise_however_it_is_read(head: Head) -> None:
+    """Noise of Bernoulli(p) on h has a known spread, so that the risk of many samples tells whether all of it entered."""
+    torch.manual_seed(0)
+    model, p = Two(head), 0.2
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        y, risk = sample.Wrapper(100, sample.Bernoulli(p))(model).eval()(x, return_risk=True)
+        h = model.body(x)
+        std = (h.square() @ model.fc.weight.square().mT * p / (1 - p)).sqrt()
+        for mean, spread, alone in zip(y, risk, model(x), strict=True):
+            torch.testing.assert_close(spread, std, rtol=0.4, atol=0.03)
+            torch.testing.assert_close(mean, alone, rtol=0, atol=0.2)
+
+
+def test_an_input_that_is_transposed_is_still_the_input() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.first(x.mT)
+            return h, self.second(h)
+
+    _, (first, second) = sample.Wrapper()(Transposed()).eval()(torch.randn(4, 3), return_risk=True)
+    assert not first.any()
+    assert second.all()
