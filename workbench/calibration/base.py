@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
-from workbench.core.predict import warn_unsaid
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
+from workbench.core.slips import warn_unsaid
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles

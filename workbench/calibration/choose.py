@@ -127,7 +127,13 @@ def calibrate(
     check_model(wrapped)
     if method is not None:
         return METHODS[method](wrapped, **options).fit(data, batch_size=batch_size, seed=seed)
-    answers = collect(wrapped, data, risk=output_of(wrapped) == "values", batch_size=batch_size, seed=seed)
+    form = output_of(wrapped)
+    answers = collect(wrapped, data, risk=form == "values", batch_size=batch_size, seed=seed)
+    if form != "values" and not answers.labels:
+        raise ValueError(
+            f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: to calibrate it wants class "
+            "numbers [rows], such as y.argmax(-1) of soft labels"
+        )
     calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
     with torch.no_grad():
         calibrated._fit(answers, seed)

@@ -17,7 +17,8 @@ from .crossfit import Committee, committee_of
 from .method import Call
 from .outputs import Values, form_of
 from .ownership import extra, table_of
-from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run, warn_unsaid
+from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
+from .slips import warn_unsaid
 from .standardize import Scaling
 
 

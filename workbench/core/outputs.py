@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+LEFT_OUT = -100  # the class number of what is not scored, as torch's cross entropy has it
 Short = Literal["values", "logits", "probs", "binary", "mean"]
 
 
@@ -82,6 +83,10 @@ class Classes(Meaning):
 
     def problem(self, scores: Tensor) -> str:
         """What is wrong with the numbers, or ""; this looks at them, and makes a program wait for its device."""
+        return ""
+
+    def doubt(self, scores: Tensor) -> str:
+        """What the numbers look like if they are not what they are said to be, or ""; as `problem`."""
         return ""
 
 
@@ -170,8 +175,8 @@ class Logits(_AlongDimension):
         return self._back(_log(probs)).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
-        rows = self.log_scores(scores)
-        sum_to_one = bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= 1e-4).all())
+        rows, slack = self.log_scores(scores), max(1e-4, torch.finfo(scores.dtype).eps)
+        sum_to_one = bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= slack).all())
         if sum_to_one and not bool(((rows == 0) | (rows == 1)).all()):
             return 'the model gives probabilities (rows that sum to 1), of which softmax would be taken again: use output="probs"'
         return ""
@@ -266,6 +271,15 @@ class Binary(Classes):
         outside = "" if self.logits else _outside(scores)
         return f'output=Binary(logits=False), but the model gives {outside}; use output="binary"' if outside else ""
 
+    def doubt(self, scores: Tensor) -> str:
+        if not self.logits or _outside(scores) or scores.min() == scores.max():
+            return ""
+        return (
+            f'output="binary" takes the sigmoid of what the model gives, and all {scores.numel()} numbers lie in [0, 1], from '
+            f"{scores.min().item():.3g} to {scores.max().item():.3g}. If these are probabilities already, write output=Binary(logits=False), "
+            "from workbench.outputs import Binary"
+        )
+
 
 @dataclass(frozen=True)
 class Detections(Meaning):
@@ -331,7 +345,12 @@ def read(output: Any, inside: bool = False) -> Any:
         )
     if isinstance(output, Meaning):
         return next((short for short, meaning in SHORT.items() if meaning == output), output)
-    if isinstance(output, Mapping) and output and not inside and all(isinstance(key, str | int) for key in output):
+    if (
+        isinstance(output, Mapping)
+        and output
+        and not inside
+        and all(isinstance(key, str | int | tuple) for key in output)
+    ):
         return {str(key): read(value, inside=True) for key, value in output.items()}
     raise ValueError(
         f'output must be "values", "logits", "probs" or "binary", a meaning of workbench.outputs such as Logits(dim=1), or a dict from the '

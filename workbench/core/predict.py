@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from ..engine.combine import Ragged
 from ..engine.effects.random import values_unavailable
@@ -37,6 +36,7 @@ from .outputs import (
 from .ownership import engine_of, extra, table_of
 from .resolution import check_numbers, resolve, targets_of
 from .row_weights import weighed
+from .slips import tell_doubts, tell_whole_numbers, warn_unsaid
 from .standardize import Scaling
 
 
@@ -154,9 +154,12 @@ def reduced(
             leaves.append(_majority(record, branched.axes, leaf))
         elif isinstance(meaning, Classes):
             check_numbers(meaning, leaf, record.told)
+            tell_doubts(wrapped, meaning, leaf, len(branched.axes))
             y, measured = _classes(record, committee, branched.axes, leaf, meaning, return_risk)
             leaves.append(y)
         else:
+            if meaning is not MEAN:
+                tell_whole_numbers(wrapped, leaf, len(branched.axes))
             y, measured = _values(record, committee, branched.axes, leaf, return_risk and meaning is not MEAN)
             if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
@@ -306,38 +309,6 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
 
 
 # ---- training
-def warn_unsaid(wrapped: Any, criterion: Any, y: Any, leaves: Sequence[Any], depth: int = 0) -> None:
-    """Warn once where scores are trained or judged as those of classes, and nobody said that they are: their risk is then a spread.
-
-    Args:
-        wrapped: the object.
-        criterion: what it is trained with, if it is.
-        y: targets.
-        leaves: of the output; tensors have so many dimensions of branches in front.
-        depth: that number.
-    """
-    record = wrapped._workbench
-    if record.output is not None or not isinstance(y, Tensor) or all(method.own_pass for method in record.methods):
-        return
-    scores = [leaf for leaf in leaves if is_float(leaf) and leaf.dim() > depth]
-    binary = criterion in _BINARY or isinstance(criterion, nn.BCEWithLogitsLoss | nn.BCELoss)
-    classes = len(scores) == 1 and not y.is_floating_point() and scores[0].dim() - depth == y.dim() + 1
-    classes = classes and scores[0].dim() > depth + 1 and scores[0].shape[depth + 1] > 1
-    if not binary and not classes:
-        return
-    what, line = ("yes or no", "binary") if binary else ("class numbers", "logits")
-    tell(
-        wrapped,
-        "unsaid",
-        f"the targets are {what}, and the wrapper was not told so: prediction and risk are the mean of the scores and their spread, no "
-        f'probabilities and entropies. Wrap with output="{line}" (workbench.outputs has maps, probabilities and several outputs), or say '
-        'output="values" if this is meant',
-    )
-
-
-_BINARY = (F.binary_cross_entropy_with_logits, F.binary_cross_entropy)
-
-
 def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwargs: dict[str, Any], y: Any) -> Tensor:
     """See `Wrapped.loss`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")

@@ -96,6 +96,13 @@ def _by_name(
         key = _key_of(names[i], output)
         if key is not None:
             unused.pop(key, None)
+            if leaves[i].dim() == depth and isinstance(meaning_of(output[key]), Classes) and len(floats) > 1:
+                shapes = ", ".join(f"{_key(names[j])}: {list(leaves[j].shape[depth:])}" for j in floats)
+                raise ValueError(
+                    f"output={{{_key(key)}: {_written(meaning_of(output[key]))}}}, but {_key(names[i])} is a number without dimensions, such as "
+                    f"a loss, which some models put first where they are given labels; here the model gives {shapes}. Name the scores for the "
+                    "calls that you make, or let the model return names (return_dict=True), which stay the same"
+                )
             meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
     missing = [
         key

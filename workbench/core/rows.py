@@ -140,7 +140,7 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
     data = _training_rows(data)
     alone = isinstance(data, np.ndarray | Mapping) or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
     if alone or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
-        source = read(data, targets=not (alone or isinstance(data, Dataset)))
+        source = read(data, targets=not (alone or isinstance(data, Dataset)), several=True)
         if not isinstance(source, TensorRows):
             return rows_loader(cast(Dataset, source), batch_size=BATCH)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
@@ -216,15 +216,18 @@ def _has_columns(data: Any) -> bool:
 
 def _is_pair(data: Any) -> bool:
     """Whether a tuple holds x and y rather than two batches."""
-    if (
-        not isinstance(data, tuple)
-        or len(data) != 2
-        or not isinstance(data[1], Tensor | np.ndarray)
-        or not data[1].ndim
-    ):
+    if not isinstance(data, tuple) or len(data) != 2:
         return False
-    inputs = tensors(tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, data[0]))
-    return {len(t) for t in inputs if t.dim()} == {len(data[1])}
+    x, y = data
+    if isinstance(y, Mapping):
+        targets = list(y.values())
+        alike = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
+    else:
+        targets, alike = [y], False
+    if alike or not all(isinstance(target, Tensor | np.ndarray) and target.ndim for target in targets):
+        return False
+    inputs = tensors(tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, x))
+    return {len(t) for t in inputs if t.dim()} == {len(target) for target in targets}
 
 
 def _check_dataset(data: Dataset, name: str, targets: bool, numbered: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,9 @@ from .plan import Plan, concatenate
 from .results import Result, StackedResults
 from .selections import REMEDY
 from .state import BranchedState, Sealed, cut, seal_opened, separate
-from .tree import flatten, names, paths
+from .tree import flatten, is_float, names, paths
+
+_STATE = re.compile("cache|state|memory", re.IGNORECASE)
 
 
 class Ragged:
@@ -120,6 +124,11 @@ def _state(plan: Plan, parts: list[Any]) -> BranchedState | None:
 def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> Tensor:
     if len(items) == 1:
         return items[0].reshape((*sizes, *items[0].shape)) if sizes else items[0]
+    if items[0].is_nested or items[0].layout is not torch.strided:
+        kind, remedy = ("nested", "padded to a common length") if items[0].is_nested else ("sparse", "with to_dense()")
+        raise OutputShapeError(
+            f"{paths(output)[i]} is a {kind} tensor, of which the branches' mean and spread are not known; return it {remedy}"
+        )
     if any(item.shape != items[0].shape for item in items):
         shapes = sorted({tuple(map(int, item.shape)) for item in items})
         raise OutputShapeError(
@@ -152,14 +161,57 @@ def _agree(items: list[Any], output: Any, i: int) -> Any:
             f"{paths(output)[i]} is a {type(first).__name__}, which is read later, when the branch is gone; return a list, list(...)"
         )
     for item in items[1:]:
-        same = item is first
-        if not same:
-            try:
-                same = type(item) is type(first) and bool(item == first)
-            except Exception:  # values that cannot be compared are taken as given by the first branch
-                same = True
-        if not same and isinstance(first, bool | int | float | complex | str):
+        if item is first:
+            continue
+        if isinstance(first, np.ndarray) and isinstance(item, np.ndarray):
+            if not np.array_equal(first, item, equal_nan=first.dtype.kind in "fc"):
+                raise NonTensorOutputError(
+                    f"{paths(output)[i]} is an array of numpy that differs from branch to branch; return it as a tensor, and call .numpy() "
+                    "outside the wrapped model"
+                )
+            continue
+        try:
+            same = type(item) is type(first) and bool(item == first)
+        except Exception:  # values that cannot be compared
+            same = False
+        if not same and isinstance(first, bool | int | float | complex | str | bytes | set | frozenset):
             raise NonTensorOutputError(
                 f"{paths(output)[i]} is {first!r} in one branch and {item!r} in another; return it as a tensor, or leave it out of the output"
             )
+        if not same and _has_numbers_of_its_own(first, item):
+            parameters = " (logits, loc and scale, ...)" if isinstance(first, torch.distributions.Distribution) else ""
+            raise NonTensorOutputError(
+                f"{paths(output)[i]} is an object of type {type(first).__name__} whose tensors differ from branch to branch, and objects have "
+                f"no mean; return its tensors{parameters} in a dict, tuple or dataclass, and make the object outside the wrapped model"
+            )
     return first
+
+
+def _has_numbers_of_its_own(first: Any, other: Any, depth: int = 3) -> bool:
+    """Whether tensors that two objects hold at the same place differ; what is named as a state or a cache is checked when it comes back."""
+    if (
+        _STATE.search(type(first).__name__)
+        or isinstance(first, torch.nn.Module | type)
+        or type(first) is not type(other)
+    ):
+        return False
+    pairs = zip(flatten(_contents(first))[0], flatten(_contents(other))[0], strict=False)
+    for mine, its in pairs:
+        if mine is its:
+            continue
+        if isinstance(mine, Tensor) and isinstance(its, Tensor):
+            if is_float(mine) and not (mine.shape == its.shape and torch.equal(mine, its)):
+                return True
+        elif depth and _contents(mine) and _has_numbers_of_its_own(mine, its, depth - 1):
+            return True
+    return False
+
+
+def _contents(value: Any) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        return {}
+    names_seen = getattr(getattr(value, "__code__", None), "co_freevars", ())
+    cells = dict(
+        zip(names_seen, [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()], strict=False)
+    )
+    return {**cells, **getattr(value, "__dict__", {})}

@@ -60,6 +60,10 @@ CONTRACTIONS = frozenset(
         "linear_cross_entropy",
     ]
 )
+_IN_PLACE = frozenset(f"{name}_" for name in CONTRACTIONS)
+_SPELLINGS = CONTRACTIONS.union(  # torch.linalg.matmul, Tensor.addmm_, torch.ops.aten.mm.default
+    _IN_PLACE, *((f"linalg_{name}", f"{name}.default") for name in CONTRACTIONS)
+)
 METADATA = frozenset(  # they read facts about a tensor, not its values
     [
         "__get__",
@@ -88,12 +92,6 @@ METADATA = frozenset(  # they read facts about a tensor, not its values
 
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
-
-
-@functools.cache
-def _operation(name: str) -> str:
-    """The operation that a function of this name computes: that of `linalg_matmul`, `addmm_` and `mm.default` is also a plain name's."""
-    return name if name in CONTRACTIONS else name.removeprefix("linalg_").split(".")[0].removesuffix("_")
 
 
 def tensors_among(values: Sequence[Any]) -> list[Tensor]:
@@ -218,10 +216,10 @@ class Sites(TorchFunctionMode):
             if raw:
                 self._mark(out)
             return out
-        if not self._contractions or _operation(name) in CONTRACTIONS:
+        if not self._contractions or name in _SPELLINGS:
             self._refuse_checkpoint()
             leaves, rebuild = _flat(args, kwargs)
-            written = tensors_among((kwargs.get("out"), *(args[:1] if name.endswith("_") and name[0] != "_" else ())))
+            written = tensors_among((kwargs.get("out"), *(args[:1] if name in _IN_PLACE else ())))
             data = [
                 i
                 for i, leaf in enumerate(leaves)

@@ -58,7 +58,7 @@ def like(node: Any, values: list[Any]) -> Any:
             new[key] = value  # type: ignore[index]
         return new
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*values)
+        return type(node)._make(values)  # type: ignore[attr-defined]  # past a constructor that checks or computes, as that of a packed sequence does
     if isinstance(node, list | tuple):
         return type(node)(values)
     new = copy.copy(node)

@@ -14,11 +14,11 @@ from ..core.method import Call
 from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs
 from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
-from ..core.resolution import resolve
+from ..core.resolution import resolve, targets_of
 from ..engine.branch import is_batched
 from ..engine.plan import Axis, Bank, Intervention, Plan
 from ..engine.sites import Sites
-from ..engine.tree import flatten, is_float, names, tree_map
+from ..engine.tree import children, flatten, is_float, names, tree_map
 from .curvature import Curvature, Posterior
 
 if TYPE_CHECKING:
@@ -97,13 +97,24 @@ class Probe(AtLayer):
         if is_batched(out):  # a vmap of the model's own, whose rows cannot be told apart here
             return out
         self.calls += 1
-        weights = weight if weight.shape == (out.shape[-1], features.shape[-1]) else weight.mT
+        weights = weight.mT if _is_transposed(features, weight, bias, out) else weight
         self.taps = {
             "features": augmented(features, bias is not None),
             "weights": weights if bias is None else torch.cat([weights, bias[:, None]], 1),
             "outputs": out,
         }
         return out + self.step
+
+
+def _is_transposed(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+    """Whether a product took the weight as [inputs, outputs], which a square one does not show."""
+    if weight.shape != (out.shape[-1], features.shape[-1]):
+        return True
+    if weight.shape[0] != weight.shape[1]:
+        return False
+    rest = out if bias is None else out - bias
+    straight, turned = ((features @ w - rest).square().sum() for w in (weight.mT, weight))
+    return bool(turned < straight)
 
 
 def heads_of(table: Table) -> list[Axis]:
@@ -127,7 +138,7 @@ class Look:
         self, wrapped: Any, place: dict[str, int], path: str, names: frozenset[str], noise: float | None
     ) -> None:
         self.wrapped, self.place, self.noise = wrapped, place, noise
-        self.name = path or "the model itself"
+        self.path, self.name = path, path or "the model itself"
         self.record, self.table, self.scaling = wrapped._workbench, table_of(wrapped), extra(wrapped, "scaling")
         self.meaning: Meaning | None = None  # of the output that is the layer's, known after the first batch
         self.curvature = Curvature()
@@ -166,6 +177,10 @@ class Look:
             self.meaning = meanings[self.at]
             self.weights = taps["weights"]
         leaf = leaves[self.at]
+        if children(target) is not None:  # targets by the names of the outputs
+            target = targets_of(target, names(output), resolve(self.record.output, lambda: names(output), leaves, 0))[
+                self.at
+            ]
         if isinstance(self.meaning, Binary):
             self.curvature.add_labels(
                 phi, rows_of(self.meaning.probabilities(leaf)[..., 1].reshape(z.shape)), self.slope
@@ -197,6 +212,12 @@ class Look:
             raise ValueError(
                 f"laplace wants a last layer that runs once in a call, and {self.name!r} ran {self.probe.calls} times as a linear layer. "
                 f"{REMEDY}"
+            )
+        layer: Any = self.table.module(self.path)
+        if result.taps["weights"].shape[1] != layer.weight.shape[1] + (layer.bias is not None):
+            raise ValueError(
+                f"laplace: the bias of {self.name!r} is not added by the product that uses its weight; call the layer as a whole, "
+                f"F.linear(h, layer.weight, layer.bias), or use vote or sample"
             )
         return result.output, result.taps
 

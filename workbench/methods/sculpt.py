@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, apart
-from ..core.outputs import Classes, Meaning
+from ..core.outputs import LEFT_OUT, Binary, Classes, Meaning
 from ..core.ownership import extra, extras
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -24,6 +24,7 @@ from ..distributions import (
     StudentT,
 )
 from ..distributions.base import Distribution
+from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Shared, Split
 from ..engine.tree import is_float, tree_map
 from .initialization import Draws
@@ -140,7 +141,14 @@ class Sculpt(Method):
         if not isinstance(meaning, Classes):
             return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
         labels, scores = meaning.labels(target), meaning.log_scores(prediction)
-        return self._of_classes().loss_function(labels, scores, meaning.noise(self._risk(beside)))
+        noise = meaning.noise(self._risk(beside))
+        if isinstance(meaning, Binary) or labels.is_floating_point():
+            return self._of_classes().loss_function(labels, scores, noise)
+        kept = labels != LEFT_OUT
+        losses = self._of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
+        if labels.device.type == "cpu" and not values_unavailable() and bool(kept.all()):
+            return losses.mean()
+        return losses.where(kept, 0.0).sum() / kept.sum()
 
     def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
         return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self._risk(beside)))

@@ -86,6 +86,8 @@ def try_batch(
             silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
             if prediction.shape != y.shape and (keeps_meaning(criterion) or silent):
                 hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
+                if output in ("logits", "probs"):
+                    hint = f', or, for output="{output}", be class numbers, y.long()'
                 raise ValueError(
                     f"y: targets are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; "
                     f"they must have one shape{hint}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.core.outputs import Binary, Classes, Logits, Meaning, Probs, Values, form_of
+from workbench.core.outputs import LEFT_OUT, Binary, Classes, Logits, Meaning, Probs, Values, form_of
 from workbench.core.resolution import resolve, targets_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import flatten, names
@@ -69,11 +69,11 @@ class LossByMeaning:
         for meaning, scores, labels, what in self._matched(prediction, target):
             if not isinstance(meaning, Logits | Probs) or labels.is_floating_point():
                 continue
-            classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != -100]
+            classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != LEFT_OUT]
             if len(kept) and (kept.min() < 0 or kept.max() >= classes):
                 raise ValueError(
                     f"{what}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
-                    f"{classes - 1}; those to leave out are -100"
+                    f"{classes - 1}; those to leave out are {LEFT_OUT}"
                 )
 
     def _matched(self, prediction: Any, target: Any) -> Iterator[tuple[Meaning, Tensor, Tensor, str]]:
@@ -119,7 +119,8 @@ def _of_shape(target: Tensor, prediction: Tensor, what: str) -> Tensor:
     """Yes or no in the shape of its scores; [n] and [n, 1] are the same."""
     if target.shape != prediction.shape and target.squeeze(-1).shape != prediction.squeeze(-1).shape:
         raise ValueError(
-            f"{what}: yes or no of shape {list(target.shape)}, but the model gives {list(prediction.shape)}"
+            f"{what}: yes or no of shape {list(target.shape)}, but the model gives {list(prediction.shape)}; give targets of that shape"
+            + (", such as y[:, None]" if target.shape == prediction.select(1, 0).shape else "")
         )
     if bool(((target < 0) | (target > 1)).any()):
         raise ValueError(

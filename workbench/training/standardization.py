@@ -17,6 +17,7 @@ from workbench.training.checks import keeps_meaning
 from workbench.training.criteria import Criterion
 from workbench.training.unshadowed import unshadowed
 
+FAR = 10.0  # from mean 0 and standard deviation 1
 BYTES = {
     torch.uint8: 255.0,
     torch.bool: 1.0,
@@ -63,10 +64,27 @@ def choose_standardization(
     if not seen:
         return values
     y = train.y  # type: ignore[union-attr]
+    if standardize is None and criterion is None and not isinstance(y, Tensor):
+        _tell_of_units(wrapped, y)
     of_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     if of_values and (standardize or keeps_meaning(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values
+
+
+def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
+    """Say once which of several targets are far from mean 0 and standard deviation 1, for which nothing is done."""
+    for key, target in items_of(targets):
+        if not (isinstance(target, Tensor) and target.is_floating_point()):
+            continue
+        scale, mean = torch.std_mean(target.double(), correction=0)
+        if mean.abs() > FAR or not (scale == 0 or 1 / FAR < scale < FAR):
+            tell(
+                wrapped,
+                "units",
+                f"fit: of several targets none is standardised, and y[{key!r}] has mean {mean:.3g} and standard deviation {scale:.3g}, which "
+                f"takes a model long to learn: train on (y[{key!r}] - mean) / scale, or wrap a function that returns this output alone",
+            )
 
 
 def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
