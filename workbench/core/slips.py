@@ -45,7 +45,9 @@ def tell_doubts(wrapped: Any, meaning: Classes, scores: Tensor, depth: int) -> N
 
 def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     """Whole numbers that the branches compute are decisions (classes, thresholds, rounding), whose mean and spread say little."""
-    if not depth or leaf.is_complex() or not _can_look(wrapped, "looked at values", leaf, depth):
+    if not depth or leaf.is_complex() or leaf.requires_grad:  # a decision has no gradient
+        return
+    if not _can_look(wrapped, "looked at values", leaf, depth):
         return
     leaf = leaf.detach()
     first = leaf[(0,) * depth]
