@@ -25,13 +25,18 @@ class Persistent(nn.Module):
     _blank: staticmethod[..., Any]  # an object of a class that wraps, which a pickle fills
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        precise = _statistics(self)
+
         def each(tensor: Tensor) -> Tensor:
             try:
-                return fn(tensor)
+                moved = fn(tensor)
             except RuntimeError:
                 if tensor.dim() < 5:
                     raise
                 return torch.stack([fn(voter) for voter in tensor])  # a memory format is one of single weights
+            if id(tensor) in precise and moved.is_floating_point() and moved.dtype.itemsize < 4:
+                return tensor.to(moved.device, torch.float32)
+            return moved
 
         result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
@@ -134,3 +139,10 @@ def load_state(model: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _same(wrapped: Any) -> Any:
     return wrapped
+
+
+def _statistics(wrapped: Any) -> set[int]:
+    """The ids of buffers that half precision could not hold."""
+    methods = wrapped.__dict__["_workbench"].methods if "_workbench" in wrapped.__dict__ else ()
+    marks = {mark for method in methods for mark in method.statistics}
+    return {id(b) for name, b in wrapped.named_buffers() if name.rpartition(MARK)[2] in marks} if marks else set()

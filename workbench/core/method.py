@@ -53,6 +53,8 @@ class Method:
     # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
     own_pass = False
     collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
+    # the marks of buffers that stay in float32 at least where the model is cast to half precision
+    statistics: tuple[str, ...] = ()
     detections: str = ""  # why boxes cannot be matched over its branches, "" if they can
     members = False  # whether its branches are whole models, which `voters()` gives one by one
     # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-LEFT_OUT = -100  # the class number of what is not scored, as torch's cross entropy has it
 Short = Literal["values", "logits", "probs", "binary", "mean"]
 
 
@@ -66,9 +66,9 @@ class Classes(Meaning):
         """The standard deviations of `log_scores` [..., classes], of those that stand beside the scores."""
         return risk
 
-    def labels(self, target: Tensor) -> Tensor:
-        """Class numbers [...] of targets."""
-        return target
+    def labels(self, target: Tensor, scores: Tensor) -> Tensor:
+        """Class numbers [...] of targets, or of soft ones their probabilities [..., classes], for scores as the model gives them."""
+        raise NotImplementedError
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
         """Probabilities [..., classes] in the form, the places and the dtype in which the model gives scores."""
@@ -111,6 +111,22 @@ class _AlongDimension(Classes):
 
     def noise(self, risk: Tensor) -> Tensor:
         return self._last(risk)
+
+    def labels(self, target: Tensor, scores: Tensor) -> Tensor:
+        shape = self._last(scores).shape
+        if not target.is_floating_point():
+            if target.shape != shape[:-1]:
+                raise ValueError(
+                    f"class numbers have shape {list(target.shape)}, but scores {list(scores.shape)} of output={self!r} want {list(shape[:-1])}"
+                )
+            return target
+        shares = self._last(target) if target.shape == scores.shape else None
+        if shares is None or not _are_shares(shares):
+            raise ValueError(
+                f'the output is class scores (output="{self.short}") {list(scores.shape)}, and the targets are floats '
+                f'{list(target.shape)}: give class numbers, or probabilities of the same shape that sum to one; for values say output="values"'
+            )
+        return shares
 
     def _last(self, scores: Tensor) -> Tensor:
         dim = -1 if self.dim is None else self.dim
@@ -260,8 +276,13 @@ class Binary(Classes):
     def noise(self, risk: Tensor) -> Tensor:
         return torch.stack([torch.zeros_like(risk), risk], -1)
 
-    def labels(self, target: Tensor) -> Tensor:
-        return target.long()
+    def labels(self, target: Tensor, scores: Tensor) -> Tensor:
+        if target.shape != scores.shape and target.squeeze(-1).shape != scores.squeeze(-1).shape:
+            raise ValueError(f"yes or no of shape {list(target.shape)}, but the model gives {list(scores.shape)}")
+        if bool(((target < 0) | (target > 1)).any()):
+            raise ValueError(f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}")
+        yes = target.reshape(scores.shape).to(at_least_float32(scores).dtype)
+        return torch.stack([1 - yes, yes], -1)
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
         no, yes = probs.unbind(-1)
@@ -322,6 +343,7 @@ class Detections(Meaning):
 
 
 VALUES, MEAN = Values(), Mean()
+IGNORED = -100  # the class number of rows, pixels or tokens to leave out, as in torch's losses
 SHORT: dict[str, Meaning] = {m.short: m for m in (VALUES, Logits(), Probs(), Binary(), MEAN)}
 Output = Short | Meaning | Mapping[str | int, Any] | None
 
@@ -417,6 +439,21 @@ def from_json(text: Any) -> Any:
 
 
 # ---- numbers
+def cross_entropy(logs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Mean or "sum" of -log p, for log-probabilities [..., classes] and what `Classes.labels` gives; those that are `IGNORED` are left out."""
+    if labels.is_floating_point():
+        losses = -(labels * logs).sum(-1)
+        return losses.mean() if reduction == "mean" else losses.sum()
+    return F.cross_entropy(logs.flatten(0, -2), labels.flatten(), reduction=reduction)
+
+
+def _are_shares(target: Tensor) -> bool:
+    sums = target.sum(-1)
+    return not bool((target < 0).any()) and torch.allclose(
+        sums, sums.new_ones(()), atol=max(1e-3, 4 * torch.finfo(sums.dtype).eps)
+    )
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """In float32 if its dtype is less precise than that."""
     return (

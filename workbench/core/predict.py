@@ -71,9 +71,11 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
         from .outside_graph import refuse_means_outside
 
         refuse_means_outside(wrapped, args, kwargs)
-    answers = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
+    branched, results = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
+    for intervention in plan.interventions:
+        branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
-    return answers
+    return branched, results
 
 
 # ---- prediction
@@ -156,11 +158,12 @@ def reduced(
             check_numbers(meaning, leaf, record.told)
             tell_doubts(wrapped, meaning, leaf, len(branched.axes))
             y, measured = _classes(record, committee, branched.axes, leaf, meaning, return_risk)
-            leaves.append(y)
+            leaves.append(y.to(branched.plain_dtype(i)))
         else:
             if meaning is not MEAN:
                 tell_whole_numbers(wrapped, leaf, len(branched.axes))
             y, measured = _values(record, committee, branched.axes, leaf, return_risk and meaning is not MEAN)
+            y = y.to(branched.plain_dtype(i))
             if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
             leaves.append(y)

@@ -16,7 +16,8 @@ from workbench.distributions.base import Distribution, _aleatoric, _holds, on_cl
 class LogitNormal(Distribution):
     """Class labels under normal noise on the logits; risk is the standard deviation of each logit (Kendall & Gal 2017).
 
-    Labels y are integers [...], logits and risk [..., classes]. The loss is the cross entropy of the expected
+    Labels y are integers [...], or soft: probabilities [..., classes], whose loss is the mean over them; logits and risk are
+    [..., classes]. The loss is the cross entropy of the expected
     probabilities, by default in the mean-field form softmax(loc / sqrt(1 + pi / 8 * risk^2)) (MacKay 1992; Lu, Ie & Sha
     2020), or by Monte Carlo, log of the mean over n_samples of softmax(loc + risk * noise). `sample` draws logits.
 
@@ -77,6 +78,10 @@ class LogitNormal(Distribution):
         return super()._checked(where, loc, risk, *y, zero_risk=True)  # logits without noise are a plain softmax
 
     def _target(self, where: str, y: Tensor, loc: Tensor) -> Tensor:
+        if y.is_floating_point() and y.shape == loc.shape:
+            if not _holds((y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < max(1e-3, 4 * torch.finfo(y.dtype).eps))):
+                raise ValueError(f"y{where}: soft labels are probabilities that sum to one over the last dimension")
+            return y.to(loc.dtype)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise TypeError(f"LogitNormal needs integer class labels, found y{where} of {y.dtype}")
         if y.shape != loc.shape[:-1]:
@@ -89,7 +94,8 @@ class LogitNormal(Distribution):
         return y.long()
 
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        return self._log_probs(loc, risk).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        logs = self._log_probs(loc, risk)
+        return (y * logs).sum(-1) if y.is_floating_point() else logs.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def _draw(self, loc: Tensor, risk: Tensor, generator: torch.Generator | None) -> Tensor:
         return loc + risk * torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)

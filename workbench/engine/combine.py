@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,11 @@ class Branched:
 
     def __init__(self, axes: tuple[str, ...], leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> None:
         self.axes, self.leaves, self.rebuild = axes, leaves, rebuild
+        self.plain_dtypes: Mapping[int, torch.dtype] = {}  # see `Intervention.plain_dtypes`
+
+    def plain_dtype(self, i: int) -> torch.dtype:
+        """The dtype in which the model itself gives a leaf."""
+        return self.plain_dtypes.get(i, self.leaves[i].dtype)
 
     def sizes(self) -> tuple[int, ...]:
         """How many branches there are along each axis."""

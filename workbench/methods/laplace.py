@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, evaluating, sqrt
-from ..core.outputs import Classes, form_of, has_classes
+from ..core.outputs import Classes, at_least_float32, cross_entropy, form_of, has_classes
 from ..core.ownership import engine_of, extra, table_of
 from ..core.resolution import resolve
 from ..core.settings import setting
@@ -19,6 +19,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
 from ..engine.tree import tree_map
 from ..errors import NotFittedError
+from .densities.moments import full_precision
 from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
 from .weight_sets import method_of
 
@@ -80,6 +81,7 @@ class Laplace(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
+    statistics = tuple(f"laplace_{part}" for part in (*PARTS, "prior", "points", "none"))
     detections = (
         "the posterior of a last layer is known for values and class scores, not for boxes that are chosen by their scores; use vote.Wrapper or "
         "sample.Wrapper"
@@ -172,7 +174,8 @@ class Laplace(Method):
         layer: Any = table.module(self._path)
         present = layer._buffers.get(name.rpartition(".")[2])
         if present is None or present.shape != value.shape:
-            table.register(name, value.to(layer.weight.device, layer.weight.dtype, copy=True), buffer=True)
+            dtype = torch.promote_types(torch.float32, layer.weight.dtype)
+            table.register(name, value.to(layer.weight.device, dtype, copy=True), buffer=True)
         return name
 
     # ---- branches
@@ -270,8 +273,9 @@ def _draws(n: int, outputs: int) -> Tensor:
 
 def _variances(phi: Tensor, basis: Tensor, variance: Tensor) -> Tensor:
     """h of `Posterior`: [..., outputs] for features [..., inputs]."""
-    squares = torch.einsum("...d,kde->...ke", phi, basis).square()
-    return squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
+    with full_precision(phi):
+        squares = torch.einsum("...d,kde->...ke", phi, basis).square()
+        return squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
 
 
 class _Shift(AtLayer):
@@ -296,7 +300,11 @@ class _Shift(AtLayer):
             self.trail = (*self.trail, "layer")
             phi = augmented(features, bias is not None).to(basis.dtype)
             moved = sqrt(_variances(phi, basis, variance)) * point
-            return out + (moved @ mixing.mT if self.mixed else moved).to(out.dtype)
+            if self.mixed:
+                with full_precision(phi):
+                    moved = moved @ mixing.mT
+            # half precision could not hold the sum: a deviation that is small beside the output would be lost
+            return at_least_float32(out) + moved.to(torch.promote_types(out.dtype, torch.float32))
 
         return self.at_layer(parameters, state, inputs, shifted)
 
@@ -311,12 +319,11 @@ def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) ->
             f"laplace.tune takes one tensor of scores and class numbers, not {type(y).__name__} and {type(target).__name__}"
         )
     meaning: Any = resolve(wrapped._workbench.output, lambda: [""], [y], 0)[0]
-    logs, labels = meaning.log_scores(y).log_softmax(-1), meaning.labels(target)
-    if labels.shape != logs.shape[:-1]:
-        raise ValueError(
-            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(y.shape)}; it got {list(target.shape)}"
-        )
-    return -float(logs.gather(-1, labels[..., None]).sum())
+    try:
+        labels = meaning.labels(target, y)
+    except ValueError as error:
+        raise ValueError(f"laplace.tune takes pairs (input, class number): {error}") from None
+    return float(cross_entropy(meaning.log_scores(y).log_softmax(-1), labels, "sum"))
 
 
 def tune(wrapped: Any, held: Any) -> Any:
@@ -389,8 +396,9 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
         with evaluating(wrapped):
             taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
         basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
-        v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
-        scores = taps["outputs"] / (1 + math.pi * v / 8).sqrt()
+        with full_precision(basis):
+            v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
+        scores = at_least_float32(taps["outputs"]) / (1 + math.pi * v / 8).sqrt()
         probs.append(scores.sigmoid() if form_of(wrapped._workbench.output) == "binary" else scores.softmax(-1))
     return torch.stack(probs).mean(0)
 

@@ -16,8 +16,8 @@ from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
 from ..core.resolution import resolve, targets_of
 from ..engine.branch import is_batched
-from ..engine.plan import Axis, Bank, Intervention, Plan
-from ..engine.sites import Sites
+from ..engine.plan import Axis, Bank, Index, Intervention, Plan
+from ..engine.sites import Sites, TensorFacts, tensors_among
 from ..engine.tree import children, flatten, is_float, names, tree_map
 from .curvature import Curvature, Posterior
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Handle = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 ASKED = Call(training=False, return_risk=True)
+CASTS = ("float", "double", "to", "type", "type_as")
 REMEDY = "Name the layer whose output is the model's, layer=..., move what follows it out of the model, or use vote or sample"
 
 
@@ -51,6 +52,7 @@ class _LayerSites(Sites):
         super().__init__(parameters, state, inputs, self._met)
         self.names, self.handle = names, handle
         self.pending: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self.plain_dtypes, self.widened = TensorFacts(), False  # of what handle made more precise, and all that follows
 
     def _met(self, names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
         data = [*live, *raw]
@@ -62,7 +64,33 @@ class _LayerSites(Sites):
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = super().__torch_function__(function, kinds, args, kwargs)
         pending, self.pending = self.pending, None
-        return out if pending is None else self.handle(*pending, out)
+        if pending is None:
+            if self.widened and isinstance(out, Tensor):
+                self._follow(function, tensors_among((*args, *(kwargs or {}).values())), out)
+            return out
+        handled = self.handle(*pending, out)
+        if handled.dtype != out.dtype:
+            self.plain_dtypes.set(handled, out.dtype)
+            self.widened = True
+        return handled
+
+    def _follow(self, function: Any, arguments: list[Tensor], out: Tensor) -> None:
+        """Note the dtype that a result would have, had the outputs kept theirs; what the model itself makes precise stays so."""
+        plain = [self.plain_dtypes.get(tensor) for tensor in arguments]
+        if not any(plain) or out.dtype is not torch.float32:
+            return
+        if getattr(function, "__name__", "") in CASTS:  # which may give the very same tensor
+            self.plain_dtypes.set(out, out.dtype)
+            return
+        if self.plain_dtypes.get(out) is not None:
+            return
+        sized = [
+            dtype or tensor.dtype
+            for dtype, tensor in zip(plain, arguments, strict=True)
+            if is_float(tensor) and tensor.dim()
+        ]
+        if sized and (dtype := functools.reduce(torch.promote_types, sized)) != out.dtype:
+            self.plain_dtypes.set(out, dtype)
 
 
 class AtLayer(Intervention):
@@ -72,6 +100,8 @@ class AtLayer(Intervention):
         names: of its parameters.
     """
 
+    sites: Any = None
+
     def __init__(self, names: frozenset[str]) -> None:
         self.names, self.taps = names, {}
 
@@ -79,7 +109,17 @@ class AtLayer(Intervention):
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor], handle: Handle
     ) -> AbstractContextManager[Any]:
         """The context for a branch that lets `handle` see features, weight, bias and outputs, and takes what it gives for the outputs."""
-        return _LayerSites(parameters, state, inputs, self.names, handle)
+        self.sites = _LayerSites(parameters, state, inputs, self.names, handle)
+        return self.sites
+
+    def output(self, output: Any, index: Index) -> Any:
+        sites, self.sites = self.sites, None  # nothing of a branch may outlive it
+        self.plain_dtypes = {}
+        for i, leaf in enumerate(flatten(output)[0]) if sites.widened else ():
+            dtype = sites.plain_dtypes.get(leaf)
+            if dtype is not None:
+                self.plain_dtypes[i] = dtype
+        return output
 
 
 class Probe(AtLayer):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..core.method import Call, Method, apart
-from ..core.outputs import LEFT_OUT, Binary, Classes, Meaning
+from ..core.outputs import IGNORED, Classes, Meaning
 from ..core.ownership import extra, extras
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -140,11 +140,11 @@ class Sculpt(Method):
     def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
         if not isinstance(meaning, Classes):
             return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
-        labels, scores = meaning.labels(target), meaning.log_scores(prediction)
-        noise = meaning.noise(self._risk(beside))
-        if isinstance(meaning, Binary) or labels.is_floating_point():
+        labels = meaning.labels(target, prediction)
+        scores, noise = meaning.log_scores(prediction), meaning.noise(self._risk(beside))
+        if labels.is_floating_point():
             return self._of_classes().loss_function(labels, scores, noise)
-        kept = labels != LEFT_OUT
+        kept = labels != IGNORED
         losses = self._of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
         if labels.device.type == "cpu" and not values_unavailable() and bool(kept.all()):
             return losses.mean()

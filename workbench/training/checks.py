@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
+from workbench.core.outputs import IGNORED
 from workbench.core.ownership import extras
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of
@@ -160,11 +161,11 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
         )
     classes = prediction.shape[1]
     for labels in [rows.y for rows in in_memory] or [y]:
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= classes:
+        kept = labels[labels != IGNORED]
+        if len(kept) and (kept.min() < 0 or kept.max() >= classes):
             raise ValueError(
-                f"y: class numbers go from {least} to {most}, but the model gives {classes} scores, "
-                f"for classes 0 to {classes - 1}"
+                f"y: class numbers go from {int(kept.min())} to {int(kept.max())}, but the model gives {classes} scores, "
+                f"for classes 0 to {classes - 1}; those to leave out are {IGNORED}"
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.core.outputs import LEFT_OUT, Binary, Classes, Logits, Meaning, Probs, Values, form_of
+from workbench.core.outputs import IGNORED, Classes, Logits, Meaning, Probs, Values, cross_entropy, form_of
 from workbench.core.resolution import resolve, targets_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import flatten, names
@@ -69,11 +69,11 @@ class LossByMeaning:
         for meaning, scores, labels, what in self._matched(prediction, target):
             if not isinstance(meaning, Logits | Probs) or labels.is_floating_point():
                 continue
-            classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != LEFT_OUT]
+            classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != IGNORED]
             if len(kept) and (kept.min() < 0 or kept.max() >= classes):
                 raise ValueError(
                     f"{what}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
-                    f"{classes - 1}; those to leave out are {LEFT_OUT}"
+                    f"{classes - 1}; those to leave out are {IGNORED}"
                 )
 
     def _matched(self, prediction: Any, target: Any) -> Iterator[tuple[Meaning, Tensor, Tensor, str]]:
@@ -91,42 +91,11 @@ def _loss(meaning: Meaning, prediction: Tensor, target: Tensor, what: str) -> Te
             raise ValueError(f"{what}: targets are {list(target.shape)}, but the model gives {list(prediction.shape)}")
         return F.mse_loss(prediction, target.to(prediction.dtype))
     assert isinstance(meaning, Classes)
-    scores = meaning.log_scores(prediction).log_softmax(-1)
-    if isinstance(meaning, Binary):
-        yes = _of_shape(target, prediction, what).to(scores.dtype)
-        return -(yes * scores[..., 1] + (1 - yes) * scores[..., 0]).mean()
-    if target.is_floating_point():
-        weights = meaning.noise(target) if target.shape == prediction.shape else None
-        if (
-            weights is None
-            or bool((weights < 0).any())
-            or not torch.allclose(weights.sum(-1), weights.new_ones(()), atol=1e-3)
-        ):
-            raise ValueError(
-                f'{what}: the output is class scores (output="{meaning.short}") {list(prediction.shape)}, and the targets are floats '
-                f'{list(target.shape)}: give class numbers, or probabilities of the same shape that sum to one; for values say output="values"'
-            )
-        return -(weights * scores).sum(-1).mean()
-    if target.shape != scores.shape[:-1]:
-        raise ValueError(
-            f"{what}: class numbers have shape {list(target.shape)}, but scores {list(prediction.shape)} of output={meaning!r} want "
-            f"{list(scores.shape[:-1])}"
-        )
-    return F.cross_entropy(scores.flatten(0, -2), target.flatten())
-
-
-def _of_shape(target: Tensor, prediction: Tensor, what: str) -> Tensor:
-    """Yes or no in the shape of its scores; [n] and [n, 1] are the same."""
-    if target.shape != prediction.shape and target.squeeze(-1).shape != prediction.squeeze(-1).shape:
-        raise ValueError(
-            f"{what}: yes or no of shape {list(target.shape)}, but the model gives {list(prediction.shape)}; give targets of that shape"
-            + (", such as y[:, None]" if target.shape == prediction.select(1, 0).shape else "")
-        )
-    if bool(((target < 0) | (target > 1)).any()):
-        raise ValueError(
-            f"{what}: yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}"
-        )
-    return target.reshape(prediction.shape)
+    try:
+        labels = meaning.labels(target, prediction)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+    return cross_entropy(meaning.log_scores(prediction).log_softmax(-1), labels)
 
 
 __all__ = ["LossByMeaning", "cross_entropy_of_probs", "default_criterion"]

@@ -223,7 +223,7 @@ class CrossFit:
             raise TypeError(
                 f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
             )
-        noise = risk.aleatoric if self._labels() is None else None
+        noise = None if self._has_classes() else risk.aleatoric
         return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
 
     # ---- deciding
@@ -272,18 +272,16 @@ class CrossFit:
         """What the out-of-fold predictions of a part decide."""
         loc, risk = self.out_of_fold(part)
         judged = self.judged(part)
-        if (labels := self._labels()) is not None:
-            return decide_classes(self._log_probs(loc), labels[judged])
-        return decide(
-            loc, risk, self.rows.y[judged], members.family(self.wrapped), self.layout.folds * self.layout.repeats
-        )
-
-    def _labels(self) -> Tensor | None:
-        """Class numbers [n, ...], None for values."""
-        output, y = self.wrapped._workbench.output, self.rows.y
+        output, y = self.wrapped._workbench.output, self.rows.y[judged]
         if has_classes(output):
-            return meaning_of(output).labels(y)
-        return None if y.is_floating_point() else y
+            like = loc[0, 0, 0].reshape(y.shape) if isinstance(meaning_of(output), Binary) else loc[0, 0, 0]
+            return decide_classes(self._log_probs(loc), meaning_of(output).labels(y, like))
+        if not y.is_floating_point():
+            return decide_classes(self._log_probs(loc), y)
+        return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
+
+    def _has_classes(self) -> bool:
+        return has_classes(self.wrapped._workbench.output) or not self.rows.y.is_floating_point()
 
     def _log_probs(self, scores: Tensor) -> Tensor:
         """Of scores [times, settings, repeats, n, ...] as the model gives them, with the classes behind n."""
@@ -342,7 +340,7 @@ class CrossFit:
             return torch.stack([values[t, s] for s, t in enumerate(times)])
 
         y = chosen(loc, decisions.mean_at)
-        classes = self._labels() is not None
+        classes = self._has_classes()
         if classes:
             y = self._log_probs(y[None])[0].exp()
         mean = (y * at).sum(0).mean(0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.core.outputs import IGNORED
 from workbench.distributions import Normal, StudentT
 from workbench.distributions.base import Distribution
 
@@ -88,10 +89,14 @@ def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
 
     Args:
         log_probs: [times, settings, members of one fold, n, classes, ...].
-        y: int64 [n, ...], class numbers.
+        y: int64 [n, ...], class numbers, of which those to leave out are -100; or probabilities [n, ..., classes].
     """
-    index = y[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
-    terms = _mixed(log_probs.double().gather(4, index).squeeze(4), 2)
+    if y.is_floating_point():
+        terms = (_mixed(log_probs.double(), 2) * y.movedim(-1, 1)).sum(3)
+    else:
+        kept = y != IGNORED
+        index = y.where(kept, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
+        terms = _mixed(log_probs.double().gather(4, index).squeeze(4), 2) * kept
     terms = terms.reshape(*terms.shape[:3], -1)  # [times, settings, n, elements]
     at = [int(i) for i in terms.mean((2, 3)).argmax(0)]
     weights, pooled = pool(torch.stack([terms[t, s] for s, t in enumerate(at)]))
