@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from helpers.conformance_reference import Reference
-from helpers.conformance_table import NOISE, WRAPPERS, Wrapping, pairs
+from helpers.conformance_table import EXHAUSTIVE, NOISE, WRAPPERS, Wrapping
+from helpers.laplace_reference import laplace_answers
 from helpers.meaning_models import MEANT, Meant, expected
 from helpers.zoo import leaves
 from torch import Tensor
 from torch.nn import functional as F
 
 from workbench import fit, load, save, vote
-from workbench.testing.models import build, call, inputs
+from workbench.engine.tree import is_float, tree_map
+from workbench.testing.models import build, call, inputs, seeded, total
 from workbench.testing.trial import ask
 
-# quantiles and evidence are those of values; laplace has tests of its own
-COLUMNS = [name for name in WRAPPERS if name not in ("sculpt_evidential", "vote_sculpt_quantiles", "laplace")]
+_SCORES = [name for name, model in MEANT.items() if model.leaves != {"": "values"}]
+_CLASSES = "class outputs need sculpt.Wrapper(LogitNormal)"
+_CONVOLUTION = "laplace knows the posterior of an nn.Linear"
+REFUSED: dict[tuple[str, str], str] = {  # by model and wrapper: words of the message
+    **{(name, wrapper): _CLASSES for name in _SCORES for wrapper in ("sculpt_evidential", "vote_sculpt_quantiles")},
+    **{(name, "laplace"): _CONVOLUTION for name in ("maps", "map_probs", "volumes", "nested")},
+    ("heads", "laplace"): "the outputs of 'box' are values, and other outputs are class scores",
+    ("named", "laplace"): "the outputs of 'amount' are values, and other outputs are class scores",
+}
+PRECISIONS = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def noise_of(wrapping: Wrapping) -> float:
     return NOISE if wrapping.where in ("weights", "inputs", "transforms") else 0.0
 
 
-def wrapped_as(model: Meant, wrapping: Wrapping, training: bool = False) -> Any:
-    plain = build(model.case, training=training)
-    args, kwargs = inputs(model.case)
-    wrapper = wrapping.make("auto", noise_of(wrapping)).with_options(output=model.output)
-    if not kwargs:  # which shows the last layers of each output
-        wrapper = wrapper.with_options(example=args)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(1)
-        return wrapper(plain).train(training)
+def wrapped_as(
+    model: Meant,
+    wrapping: Wrapping,
+    training: bool = False,
+    dtype: torch.dtype = torch.float64,
+    strategy: str = "auto",
+) -> Any:
+    """The wrapped model, cast to less than float32 after wrapping; in evaluation mode it is fitted where it has to be."""
+    exact = torch.float32 if dtype.itemsize < 4 else dtype
+    plain = build(model.case, exact, training=training)
+    args, _ = inputs(model.case, exact)
+    wrapper = wrapping.make(strategy, noise_of(wrapping)).with_options(output=model.output)
+    wrapper = wrapper.with_options(example=args)  # which shows the last layers of each output
+    with seeded(1):
+        wrapped = wrapper(plain).to(dtype).train(training)
+    return wrapped if training else wrapping.trial(model.case).fitted(wrapped, dtype)
 
 
 def assert_same(found: Any, wanted: dict[str, Tensor], what: str, tolerance: float = 1e-9) -> None:
@@ -48,113 +69,188 @@ def assert_same(found: Any, wanted: dict[str, Tensor], what: str, tolerance: flo
         torch.testing.assert_close(leaf, wanted[path], rtol=tolerance, atol=tolerance, msg=where.__add__)
 
 
-def assert_as_reference(model: Meant, wrapping: Wrapping, wrapped: Any, training: bool = False) -> None:
-    reference = Reference(model.case, wrapping, wrapped)
-    y, risks = ask(wrapped, inputs(model.case))
-    # torch.cross_entropy and others under vmap round otherwise than one by one
-    prediction, wanted = expected(model.leaves, reference.answers(training, noise_of(wrapping)))
-    assert_same(y, prediction, "prediction")
-    names = {name for risk in wanted.values() for name in risk} if risks else set()
-    for name in names - ({"epistemic"} if wrapping.kinds == ("aleatoric",) else set()):
-        assert_same(risks[name], {path: risk[name] for path, risk in wanted.items() if name in risk}, name, 1e-7)
+class Expectation:
+    """What plain models give for a wrapped one.
+
+    Args:
+        model, wrapping: of the tables.
+        wrapped: its tensors are read now.
+        dtype: of the call.
+        training: the mode.
+    """
+
+    def __init__(
+        self,
+        model: Meant,
+        wrapping: Wrapping,
+        wrapped: Any,
+        dtype: torch.dtype = torch.float64,
+        training: bool = False,
+    ) -> None:
+        self.reference = Reference(model.case, wrapping, wrapped, dtype)
+        if wrapping.name == "laplace":
+            self.branches = laplace_answers(model, wrapped.state_dict(), dtype)
+        else:
+            self.branches = self.reference.answers(training, noise_of(wrapping))
+        if dtype.itemsize < 8:
+            for branch in self.branches:
+                branch.output = tree_map(lambda t: t.double() if is_float(t) else t, branch.output)
+        self.prediction, risks = expected(model.leaves, self.branches)
+        names = {name for risk in risks.values() for name in risk}
+        if wrapping.kinds == ("aleatoric",):
+            names -= {"epistemic"}
+        measured = {name for name in names if wrapping.kinds != ("vacuitic",)}
+        if wrapping.single and set(model.leaves.values()) == {"values"}:
+            measured = {wrapping.single} & names
+        self.risks = {
+            name: {path: risk[name] for path, risk in risks.items() if name in risk} for name in sorted(measured)
+        }
+        # without risk the heads and the noise of a training are not asked
+        self.plain = expected(model.leaves, [b for b in self.branches if not b.place["sculpt"]])[0]
 
 
-@pytest.mark.parametrize(("name", "wrapper"), pairs(MEANT, COLUMNS, 4))
-def test_branches_are_reduced_by_what_an_output_means(name: str, wrapper: str) -> None:
-    model, wrapping = MEANT[name], WRAPPERS[wrapper]
+# ---- the checks of a cell
+def check_eval(model: Meant, wrapping: Wrapping) -> None:
+    """Predictions with and without risks, and the risks."""
     wrapped = wrapped_as(model, wrapping)
+    _assert_answers(Expectation(model, wrapping, wrapped), wrapped, wrapped, model)
+
+
+def _assert_answers(expectation: Expectation, wrapped: Any, callee: Any, model: Meant) -> None:
+    """What is called may be a compiled form of the wrapped model."""
+    args, kwargs = inputs(model.case)
     with torch.no_grad():
-        if "vacuitic" in wrapping.kinds:
-            y = call(wrapped, inputs(model.case))
-            assert_same(y, expected(model.leaves, _answers(model, wrapping, wrapped, predicting=True))[0], "prediction")
-            return
-        assert_as_reference(model, wrapping, wrapped)
-        y, _ = ask(wrapped, inputs(model.case))
-        assert_same(
-            call(wrapped, inputs(model.case)),
-            dict(_tensors(_plain_prediction(model, wrapping, wrapped, y))),
-            "without risk",
-            1e-6,
-        )
+        with seeded():
+            y, risk = callee(*args, **kwargs, return_risk=True)
+        risks = _by_name(wrapped, risk)
+        assert_same(y, expectation.prediction, "prediction")
+        assert {name for name in risks if name != "vacuitic"} == set(expectation.risks)
+        for name, wanted in expectation.risks.items():
+            assert_same(risks[name], wanted, name, 1e-7)
+        if "vacuitic" in risks:
+            assert risks["vacuitic"].shape == (len(args[0]),)
+            assert risks["vacuitic"].isfinite().all()
+        assert_same(call(callee, inputs(model.case)), expectation.plain, "without risk")
 
 
-def _answers(model: Meant, wrapping: Wrapping, wrapped: Any, predicting: bool) -> Any:
-    """The branches of a call without risk: risk heads are not asked."""
-    branches = Reference(model.case, wrapping, wrapped).answers(noise=noise_of(wrapping))
-    return [branch for branch in branches if not (predicting and branch.place["sculpt"])]
+def _by_name(wrapped: Any, risk: Any) -> dict[str, Any]:
+    if type(risk).__name__ == "Risk":
+        return {name: risk[name] for name in risk.names()}
+    return {wrapped._workbench.methods[0].kind: risk}
 
 
-def _plain_prediction(model: Meant, wrapping: Wrapping, wrapped: Any, y: Any) -> Any:
-    if noise_of(wrapping) and wrapping.where != "transforms":  # other draws at another call
-        torch.default_generator.manual_seed(0)
-        return call(wrapped, inputs(model.case))
-    prediction, _ = expected(model.leaves, _answers(model, wrapping, wrapped, predicting=True))
-    return prediction
+def check_train(model: Meant, wrapping: Wrapping) -> None:
+    """One step with risks: the gradients of plain models."""
+    if wrapping.kept or wrapping.name in ("laplace", "neo"):
+        return  # what they measure is gathered beside the training
+    wrapped = wrapped_as(model, wrapping, training=True, strategy="loop")
+    expectation = Expectation(model, wrapping, wrapped, training=True)
+    y, risks = ask(wrapped, inputs(model.case))
+    assert_same(y, expectation.prediction, "prediction")
+    for name, wanted in expectation.risks.items():
+        assert_same(risks[name], wanted, name, 1e-7)
+    total(y, *(risks[name] for name in expectation.risks)).backward()
+    objective = total(expectation.prediction, *expectation.risks.values())
+    gradients = expectation.reference.gradients(expectation.branches, objective)
+    for name, parameter in wrapped.named_parameters():
+        if name in gradients:
+            found, wanted = (torch.zeros_like(parameter) if g is None else g for g in (parameter.grad, gradients[name]))
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8, msg=f"gradient of {name} ".__add__)
 
 
-def _tensors(tree: Any) -> list[tuple[str, Any]]:
-    return (
-        list(tree.items())
-        if isinstance(tree, dict) and all(isinstance(v, Tensor) for v in tree.values())
-        else leaves(tree)
-    )
+def check_copies(model: Meant, wrapping: Wrapping) -> None:
+    """Copies, pickles, states and files of it."""
+    wrapped = wrapped_as(model, wrapping)
+    expectation = Expectation(model, wrapping, wrapped)
+    fresh = wrapped_as(model, wrapping)
+    fresh.load_state_dict(wrapped.state_dict())
+    twins = [copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), fresh]
+    if not wrapping.kept and wrapping.where != "transforms":  # the table's are of classes that no file knows
+        with TemporaryDirectory() as folder:
+            save(wrapped, Path(folder) / "model")
+            twins.append(load(Path(folder) / "model", build(model.case)).eval())
+    for twin in twins:
+        assert repr(twin._workbench.output) == repr(wrapped._workbench.output)
+        _assert_answers(expectation, twin, twin, model)
 
 
-@pytest.mark.parametrize(("name", "wrapper"), pairs(MEANT, ["vote", "sculpt", "vote_sculpt"], 3))
-def test_in_training_mode_as_well(name: str, wrapper: str) -> None:
-    assert_as_reference(MEANT[name], WRAPPERS[wrapper], wrapped_as(MEANT[name], WRAPPERS[wrapper], True), True)
+def check_compile(model: Meant, wrapping: Wrapping) -> None:
+    torch.compiler.reset()
+    wrapped = wrapped_as(model, wrapping)
+    expectation = Expectation(model, wrapping, wrapped)
+    _assert_answers(expectation, wrapped, torch.compile(wrapped, backend="eager"), model)
 
 
-@pytest.mark.parametrize(("name", "wrapper"), pairs(MEANT, ["vote", "vote_sculpt", "swag", "sample_weights"], 4))
-def test_copies_and_files_keep_the_meaning(name: str, wrapper: str, tmp_path: Path) -> None:
-    model = MEANT[name]
-    wrapped = wrapped_as(model, WRAPPERS[wrapper])
-    twins = [copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))]
-    if wrapper in ("vote", "vote_sculpt"):
-        save(wrapped, tmp_path / "model")
-        twins.append(load(tmp_path / "model", build(model.case)).eval())
-        assert repr(twins[-1]._workbench.output) == repr(wrapped._workbench.output)
-    with torch.no_grad():
-        y, risks = ask(wrapped, inputs(model.case))
-        for twin in twins:
-            z, others = ask(twin, inputs(model.case))
-            assert_same(z, dict(leaves(y)), "prediction")
-            assert_same(others["total"], dict(leaves(risks["total"])), "total")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MEANT)
-def test_compiled_it_answers_as_eager(name: str) -> None:
-    model = MEANT[name]
-    wrapped = wrapped_as(model, WRAPPERS["vote"])
+def check_export(model: Meant, wrapping: Wrapping) -> None:
+    wrapped = wrapped_as(model, wrapping)
+    expectation = Expectation(model, wrapping, wrapped)
     args, _ = inputs(model.case)
     with torch.no_grad():
-        y, risk = wrapped(*args, return_risk=True)
-        z, other = torch.compile(wrapped, backend="eager")(*args, return_risk=True)
-    assert_same(z, dict(leaves(y)), "prediction")
-    assert_same(other.total, dict(leaves(risk.total)), "total")
+        exported = torch.export.export(wrapped, args, {"return_risk": True}).module()
+        with seeded():
+            y, risk = exported(*args, return_risk=True)
+    assert_same(y, expectation.prediction, "prediction")
+    risks = _by_name(wrapped, risk)
+    for name, wanted in expectation.risks.items():
+        assert_same(risks[name], wanted, name, 1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in MEANT if "probs" not in name])
-@pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
-def test_risks_in_half_precision_are_computed_in_float32(name: str, precision: str) -> None:
-    model, wrapping = MEANT[name], WRAPPERS["vote"]
-    wrapped = wrapped_as(model, wrapping).float()
-    args, _ = inputs(model.case, torch.float32)
-    if precision == "bfloat16":
-        wrapped, args = wrapped.bfloat16(), tuple(x.bfloat16() for x in args)
+def check_precision(model: Meant, wrapping: Wrapping, precision: str) -> None:
+    """Risks in half precision are those of the rounded outputs of plain models, in float64."""
+    dtype = PRECISIONS[precision]
+    wrapped = wrapped_as(model, wrapping, dtype=dtype, strategy="loop")
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        _, risk = wrapped(*args, return_risk=True)
-        answers = [dict(leaves(voter(*args))) for voter in wrapped.voters()]
-    for path, leaf in leaves(risk.epistemic):
-        kind = model.leaves[path]
-        if isinstance(kind, str):
-            continue
-        probs = torch.stack([answer[path].float().movedim(kind[1], -1).softmax(-1) for answer in answers])
-        entropy = torch.special.entr(probs).sum(-1)
-        wanted = torch.special.entr(probs.mean(0)).sum(-1) - entropy.mean(0)
-        assert leaf.dtype == torch.float32
-        torch.testing.assert_close(leaf, wanted.clamp_min(0), rtol=1e-3, atol=1e-6)
+        expectation = Expectation(model, wrapping, wrapped, dtype)
+        y, risks = ask(wrapped, inputs(model.case, dtype))
+        own = call(build(model.case, torch.float32).to(dtype), inputs(model.case, dtype))
+    for (path, leaf), (_, like) in zip(leaves(y), leaves(own), strict=True):
+        assert leaf.dtype == like.dtype, f"prediction {path}: {leaf.dtype}, not {like.dtype}"
+        wanted = expectation.prediction[path].to(leaf.dtype)
+        eps = torch.finfo(leaf.dtype).eps
+        torch.testing.assert_close(leaf, wanted, rtol=2 * eps, atol=2 * eps, msg=f"prediction {path} ".__add__)
+    for name, wanted in expectation.risks.items():
+        for path, leaf in leaves(risks[name]):
+            if path in wanted:
+                assert leaf.dtype is torch.float32, f"{name} {path}: {leaf.dtype}"
+                torch.testing.assert_close(
+                    leaf.double(), wanted[path], rtol=1e-4, atol=2e-6, msg=f"{name} {path} ".__add__
+                )
+    if "vacuitic" in risks:
+        assert risks["vacuitic"].dtype is torch.float32
+        assert risks["vacuitic"].isfinite().all()
+
+
+CHECKS: dict[str, Callable[[Meant, Wrapping], None]] = {
+    "eval": check_eval,
+    "train": check_train,
+    "copies": check_copies,
+    **{precision: partial(check_precision, precision=precision) for precision in PRECISIONS},
+    "compile": check_compile,
+    "export": check_export,
+}
+SLOW = ("compile", "export")
+
+
+def cells() -> list[Any]:
+    """Every model under every wrapper in every check, each in its turn: all of them in an exhaustive run."""
+    rows = []
+    for i, name in enumerate(MEANT):
+        for j, wrapper in enumerate(WRAPPERS):
+            for k, check in enumerate(CHECKS):
+                turn = i + j + 5 * k
+                if EXHAUSTIVE or turn % (12 if check in SLOW else 3) == 0:
+                    marks = [pytest.mark.slow] * (turn % 15 > 0 or check in SLOW)
+                    rows.append(pytest.param(name, wrapper, check, id=f"{name}-{wrapper}-{check}", marks=marks))
+    return rows
+
+
+@pytest.mark.parametrize(("name", "wrapper", "check"), cells())
+def test_a_meaning_under_a_wrapper(name: str, wrapper: str, check: str) -> None:
+    if (name, wrapper) not in REFUSED:
+        CHECKS[check](MEANT[name], WRAPPERS[wrapper])
+        return
+    with pytest.raises(ValueError, match=re.escape(REFUSED[name, wrapper])):
+        ask(wrapped_as(MEANT[name], WRAPPERS[wrapper]), inputs(MEANT[name].case))
 
 
 @pytest.mark.parametrize("name", MEANT)
@@ -209,7 +305,7 @@ def test_without_a_word_it_is_values_or_refused_never_softmax_of_the_wrong_dimen
     kinds = [kind for kind in model.leaves.values() if kind != "mean"]
     wrapped = vote.Wrapper(2, output="logits")(build(model.case)).eval()
     args, _ = inputs(model.case)
-    if name in ("by_name", "labels", "label_probs"):  # six scores could be those of six classes
+    if name in ("values", "rows", "by_name", "labels", "label_probs"):  # six scores could be those of six classes
         wrapped(*args)
         return
     assert kinds

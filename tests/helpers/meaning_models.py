@@ -1,20 +1,19 @@
 """Models whose outputs mean something else than one number or one row of class scores, and what their branches stand for together.
 
-The reference takes what plain models answer, one by one, and computes entropies with `torch.distributions` and means with plain sums.
+The reference takes what plain models answer, one by one, and computes entropies and means with plain sums.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical
 from torch.nn import functional as F
 
-from helpers.conformance_reference import spoken
+from helpers.conformance_reference import root, spoken
 from helpers.zoo import Case, leaves
 from workbench.outputs import Binary, Logits, Mean, Probs, Values
 from workbench.testing.reference import Branch
@@ -106,6 +105,39 @@ class Series(Tokens):
         return super().forward(x).transpose(1, 2)
 
 
+@meant("values", "values", {"": "values"}, (5,), lambda rows: torch.ones(rows, 3, dtype=torch.float64))
+class Numbers(_Body):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+
+@meant("rows", "logits", {"": ("logits", 1)}, (5,), _classes(3))
+class Rows(Numbers):
+    pass
+
+
+@meant("row_probs", "probs", {"": ("probs", 1)}, (5,), _classes(3))
+class RowProbs(Numbers):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+
+@meant("token_probs", Probs(dim=2), {"": ("probs", 2)}, (7, 3), _classes(4, 7))
+class TokenProbs(Tokens):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+
+@meant("volumes", Logits(dim=-4), {"": ("logits", 1)}, (2, 3, 4, 5), _classes(3, 3, 4, 5))
+class Volumes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
 @meant("one_logit", "binary", {"": "binary"}, (5,), _yes(1))
 class OneLogit(_Body):
     def __init__(self) -> None:
@@ -118,6 +150,12 @@ class Squeezed(OneLogit):
         return super().forward(x).squeeze(-1)
 
 
+@meant("one_prob", Binary(logits=False), {"": "binary probs"}, (5,), _yes(1))
+class OneProb(OneLogit):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sigmoid()
+
+
 @meant("labels", "binary", {"": "binary"}, (5,), _yes(6))
 class Labels(_Body):
     def __init__(self) -> None:
@@ -128,6 +166,28 @@ class Labels(_Body):
 class LabelProbs(Labels):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).sigmoid()
+
+
+class Named(NamedTuple):
+    label: Tensor
+    amount: Tensor
+
+
+@meant(
+    "named",
+    {"label": "binary", "amount": "values"},
+    {"label": "binary", "amount": "values"},
+    (5,),
+    lambda rows: {"label": _yes(2)(rows), "amount": torch.ones(rows, 1, dtype=torch.float64)},
+)
+class NamedHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.label, self.amount = nn.Linear(5, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Named:
+        h = torch.tanh(self.body(x))
+        return Named(self.label(h), self.amount(h))
 
 
 class Heads(nn.Module):
@@ -218,31 +278,35 @@ def expected(of_leaves: Meanings, branches: list[Branch]) -> tuple[dict[str, Ten
             if raw:
                 noise = sum(spoken([r])["aleatoric"] for r in raw) / len(raw)
                 risks[path] = {"epistemic": variance, "aleatoric": noise, "total": noise + variance}
-            risks[path] = {name: value.sqrt() for name, value in risks[path].items()}
+            risks[path] = {name: root(value) for name, value in risks[path].items()}
         else:
             prediction[path], risks[path] = _classified(kind, scores, raw)
     return prediction, risks
 
 
 def _classified(kind: Any, scores: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    if isinstance(kind, str):
-        of, form = Bernoulli, kind
-        logits = scores if form == "binary" else [torch.logit(p) for p in scores]
-        last = lambda t: t  # noqa: E731
-        squash, written = torch.sigmoid, torch.logit if form == "binary" else lambda p: p
-    else:
-        of, (form, dim) = Categorical, kind
-        last = lambda t: t.movedim(dim, -1)  # noqa: E731
-        logits = [last(s) if form == "logits" else last(s).log() for s in scores]
-        squash, written = lambda s: s.softmax(-1), torch.log if form == "logits" else lambda p: p
+    yes_or_no = isinstance(kind, str)
+    gives_probs = kind == "binary probs" if yes_or_no else kind[0] == "probs"
+    if not yes_or_no:
+        scores, raw = ([t.movedim(kind[1], -1) for t in tensors] for tensors in (scores, raw))
+    squash = torch.sigmoid if yes_or_no else lambda s: s.softmax(-1)
+    probs = scores if gives_probs else [squash(s) for s in scores]
     if raw:  # normal noise on the logits in the mean-field form
-        noise = [last(F.softplus(r) + 1e-9) for r in raw]
-        logits = [s / (1 + torch.pi / 8 * r**2).sqrt() for s, r in zip(logits, noise, strict=True)]
-    probs = [squash(s) for s in logits]
+        logits = [(torch.logit(p) if yes_or_no else p.log()) for p in scores] if gives_probs else scores
+        noise = [F.softplus(r) + 1e-9 for r in raw]
+        probs = [squash(s / (1 + torch.pi / 8 * r**2).sqrt()) for s, r in zip(logits, noise, strict=True)]
     mean = sum(probs) / len(probs)
-    total, each = of(probs=mean).entropy(), sum(of(probs=p).entropy() for p in probs) / len(probs)
-    back = (lambda t: t) if isinstance(kind, str) else lambda t: t.movedim(-1, kind[1])
+    total, each = _entropy(mean, yes_or_no), sum(_entropy(p, yes_or_no) for p in probs) / len(probs)
     risks = {"total": total, "aleatoric": each}
+    back = (lambda t: t) if yes_or_no else (lambda t: t.movedim(-1, kind[1]))
     if len(scores) == 1:
-        return scores[0], risks
-    return back(written(mean)), {**risks, "epistemic": total - each}
+        return back(scores[0]), risks
+    written = mean if gives_probs else torch.logit(mean) if yes_or_no else mean.log()
+    return back(written), {**risks, "epistemic": total - each}
+
+
+def _entropy(probs: Tensor, yes_or_no: bool) -> Tensor:
+    """In nats, of one minus p and p, or over the last dimension."""
+    if yes_or_no:
+        return -(probs * probs.log() + (1 - probs) * (1 - probs).log())
+    return -(probs * probs.log()).sum(-1)

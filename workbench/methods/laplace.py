@@ -322,7 +322,9 @@ def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) ->
     try:
         labels = meaning.labels(target, y)
     except ValueError as error:
-        raise ValueError(f"laplace.tune takes pairs (input, class number): {error}") from None
+        raise ValueError(
+            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(y.shape)}; it got {list(target.shape)}"
+        ) from error
     return float(cross_entropy(meaning.log_scores(y).log_softmax(-1), labels, "sum"))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call
-from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs
+from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs, at_least_float32
 from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
 from ..core.resolution import resolve, targets_of
@@ -143,7 +143,8 @@ class Probe(AtLayer):
             "weights": weights if bias is None else torch.cat([weights, bias[:, None]], 1),
             "outputs": out,
         }
-        return out + self.step
+        # a step in half precision would say the slope of what follows with as few digits
+        return at_least_float32(out) + self.step if isinstance(self.step, Tensor) else out
 
 
 def _is_transposed(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
