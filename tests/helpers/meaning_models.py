@@ -274,10 +274,12 @@ def expected(of_leaves: Meanings, branches: list[Branch]) -> tuple[dict[str, Ten
             mean = sum(scores) / len(scores)
             prediction[path] = mean
             variance = sum((y - mean) ** 2 for y in scores) / len(scores)
-            risks[path] = {"epistemic": variance, "total": variance}
-            if raw:
-                noise = sum(spoken([r])["aleatoric"] for r in raw) / len(raw)
-                risks[path] = {"epistemic": variance, "aleatoric": noise, "total": noise + variance}
+            variances = {"epistemic": variance}
+            heads = sorted({place["sculpt"] for place, _ in outputs} - {0})
+            by_head = [torch.stack([o[path] for place, o in outputs if place["sculpt"] == head]) for head in heads]
+            for cause, noise in spoken(by_head).items():
+                variances[cause] = variances.get(cause, 0) + noise.mean(0)
+            risks[path] = {**variances, "total": sum(variances.values())}
             risks[path] = {name: root(value) for name, value in risks[path].items()}
         else:
             prediction[path], risks[path] = _classified(kind, scores, raw)
