@@ -229,7 +229,7 @@ def distribution_of(model: Any) -> Distribution:
             )
         model = model.wrapped
     families = (method.distribution for method in _record(model).methods)
-    return next((f for f in families if isinstance(f, Distribution) and f.n_heads == 1), Normal())
+    return next((f for f in families if isinstance(f, Distribution) and f.by_risk), Normal())
 
 
 def quantiles_of(model: Any) -> Quantiles | None:

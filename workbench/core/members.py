@@ -11,10 +11,11 @@ from torch import Tensor
 from ..distributions import Normal, StudentT
 from ..distributions.base import Distribution
 from ..distributions.mixture import Mixture
+from ..distributions.parametric import Parametric
 from ..engine.run import Branched
 from ..risk import Risk
 from .crossfit import Committee, committee_of
-from .method import Call
+from .method import Call, apart
 from .outputs import Values, form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
@@ -99,7 +100,7 @@ def family(wrapped: Any) -> Distribution:
     if committee is not None and bool(committee.df.isfinite()):
         return StudentT(float(committee.df))
     families = (method.distribution for method in wrapped._workbench.methods)
-    return next((f for f in families if isinstance(f, Distribution) and f.n_heads == 1), Normal())
+    return next((f for f in families if isinstance(f, Distribution) and f.by_risk), Normal())
 
 
 def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -117,7 +118,9 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         args, kwargs = scaling.inputs(args, kwargs)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
-    if committee is None and (pair is None or pair.distribution.n_heads > 1):
+    if committee is None and (
+        pair is None or (not isinstance(pair.distribution, Parametric) and not pair.distribution.by_risk)
+    ):
         raise ValueError(
             "no member says a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
             "workbench.fit(..., folds=5); for intervals around any prediction there is workbench.calibrate"
@@ -143,13 +146,18 @@ def _mixture(
         raise ValueError(
             "cross-fitting without risk heads finds one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
         )
+    said = None if pair is None else pair.distribution
     if pair is None:
         loc, risk = leaf, torch.ones_like(leaf)
+    elif isinstance(said, Parametric):
+        loc, beside = apart(leaf, axes.index(pair.name))
+        risk = pair.risk_of(beside)
+        loc, risk = (loc, risk) if scaling is None or scaling.y_mean is None else said.rescaled(loc, risk, scaling)
     else:
         parts = pair.reduce({"y": leaf}, axes.index(pair.name))
         risk = parts["aleatoric"].sqrt()
         loc = parts["y"].to(risk.dtype)
-    if scaling is not None:
+    if scaling is not None and not isinstance(said, Parametric):
         loc, risk = scaling.prediction(loc), risk if pair is None else scaling.risk(risk)
     weights = torch.ones((), dtype=risk.dtype, device=risk.device)
     for i, axis in enumerate(models):
@@ -158,5 +166,8 @@ def _mixture(
             counts = committee.weights.to(weights)
             risk = committee.widened(risk, i)
         weights = weights[..., None] * counts
-    loc, risk = (t.reshape(-1, *t.shape[len(models) :]) for t in (loc, risk))
-    return Mixture(family(wrapped), loc, risk, weights.reshape(-1))
+    shape = loc.shape[len(models) :]
+    loc = loc.reshape(-1, *shape)
+    if isinstance(said, Parametric):
+        return Mixture(said, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
+    return Mixture(family(wrapped), loc, risk.reshape(-1, *shape), weights.reshape(-1))

@@ -150,6 +150,10 @@ class Method:
         """For an axis with `own_first`: class probabilities [..., classes], given the model's scores and what the branch beside it gave."""
         raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
 
+    def prediction(self, own: Tensor, beside: Tensor) -> Tensor:
+        """For an axis with `own_first`: the prediction that training judges, of the model's own output and what the branch beside it gave."""
+        return own
+
     def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
         """For an axis with `own_first`: the quantiles [levels, ...] that the branches beside the model's own say, if they do."""
         return None
@@ -202,6 +206,8 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
 def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Of an axis with `own_first`: the model's own answer, and that of the branch beside it; of several, theirs stacked in front."""
     own, *beside = answers.unbind(dim)
+    if not beside:  # a family without a number beside the model's own
+        return own, answers.narrow(dim, 0, 0).movedim(dim, 0)
     return own, beside[0] if len(beside) == 1 else torch.stack(beside)
 
 

@@ -160,9 +160,12 @@ def reduced(
             y, measured = _classes(record, committee, branched.axes, leaf, meaning, return_risk)
             leaves.append(y.to(branched.plain_dtype(i)))
         else:
+            axes = branched.axes
             if meaning is not MEAN:
-                tell_whole_numbers(wrapped, leaf, len(branched.axes))
-            y, measured = _values(record, committee, branched.axes, leaf, return_risk and meaning is not MEAN)
+                tell_whole_numbers(wrapped, leaf, len(axes))
+            elif (pair := pair_of(record, axes)) is not None:  # what a risk head makes of a loss is no loss
+                leaf, axes = leaf.select(axes.index(pair.name), 0), tuple(axis for axis in axes if axis != pair.name)
+            y, measured = _values(record, committee, axes, leaf, return_risk and meaning is not MEAN)
             y = y.to(branched.plain_dtype(i))
             if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
@@ -312,7 +315,9 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
 
 
 # ---- training
-def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwargs: dict[str, Any], y: Any) -> Tensor:
+def loss(
+    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, kwargs: dict[str, Any], y: Any
+) -> Tensor:
     """See `Wrapped.loss`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     if scaling is not None:
@@ -322,6 +327,10 @@ def loss(wrapped: Any, criterion: Callable[[Any, Any], Tensor], args: tuple, kwa
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
+    if pair is None and criterion is None:
+        raise ValueError(
+            "criterion: without sculpt there is no likelihood to train by; give criterion(prediction, target)"
+        )
     if pair is not None and axes[-1] != pair.name:
         raise RuntimeError(
             f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
@@ -376,7 +385,13 @@ def loss_of_model(
             if target is not None
         ]
         likelihood = torch.stack(terms).mean()
-    return likelihood if criterion is None else criterion(prediction, y) + likelihood
+    if criterion is None:
+        return likelihood
+    judged = [
+        pair.prediction(*heads) if isinstance(meaning, Values) else leaf
+        for heads, meaning, leaf in zip(split, meanings, predictions, strict=True)
+    ]
+    return criterion(rebuild(judged), y) + likelihood
 
 
 def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

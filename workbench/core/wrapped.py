@@ -105,11 +105,11 @@ class Wrapped(WrappedParameters, Persistent):
         return guarded(predictive, self, *entered(self, args, kwargs))
 
     # ---- training
-    def loss(self, criterion: Callable[[Any, Any], Tensor], x: Any, y: Any) -> Tensor:
+    def loss(self, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
         """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
 
         Args:
-            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`.
+            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`; None for the likelihood of the risk heads alone.
             x: the input, a tuple of positional inputs, or a dict of keyword inputs.
             y: the target.
 
@@ -165,6 +165,11 @@ class Wrapped(WrappedParameters, Persistent):
             warn_deprecated("scale(None)", "wrapped.unscale()")
             Wrapped.unscale(self)
             return
+        for method in self._workbench.methods if values.get("y_mean") is not None else ():
+            if not getattr(method.distribution, "standardizable", True):
+                raise ValueError(
+                    f"y_mean, y_scale: targets of {method.distribution} cannot be standardised; give x_mean and x_scale alone"
+                )
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         scaling = Scaling(**{"names": positional_names(self), **values})
         extras(self)._modules["scaling"] = scaling.to(like.device if like is not None else None)

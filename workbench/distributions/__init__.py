@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 from workbench.deprecation import deprecated_names
 from workbench.distributions.base import Distribution
 from workbench.distributions.evidential import NormalInverseGamma
+from workbench.distributions.from_torch import FromTorch
+from workbench.distributions.joint import JointNormal
 from workbench.distributions.logits import LogitNormal
 from workbench.distributions.mixture import Mixture
+from workbench.distributions.mixture_density import MixtureDensity
 from workbench.distributions.quantiles import Quantiles
 from workbench.distributions.values import Cauchy, Laplace, LogNormal, Normal, StudentT
 
@@ -30,15 +33,21 @@ _FAMILIES: tuple[type[Distribution], ...] = (
     LogNormal,
     NormalInverseGamma,
     Quantiles,
+    JointNormal,
+    MixtureDensity,
+    FromTorch,
     LogitNormal,
 )
 __all__ = [
     "Cauchy",
     "Distribution",
+    "FromTorch",
+    "JointNormal",
     "Laplace",
     "LogNormal",
     "LogitNormal",
     "Mixture",
+    "MixtureDensity",
     "Normal",
     "NormalInverseGamma",
     "Quantiles",

@@ -61,11 +61,27 @@ class Distribution(ABC):
 
     location_scale: ClassVar[bool] = True
     """Whether y is distributed as location + risk * noise, so that a linear change of units carries over to both."""
+    by_risk: ClassVar[bool] = True
+    """Whether a prediction and one risk for each of its elements say the whole distribution."""
+    standardizable: ClassVar[bool] = True
+    """Whether targets may be in units of their own scale: not counts, nor shares of a whole."""
+    own_prediction: ClassVar[bool] = True
+    """Whether the prediction is what the model itself gives; else it takes the heads as well."""
+    event_dims: ClassVar[int] = 0
+    """How many of the last dimensions of a prediction are one draw, of which there is one log_prob."""
 
     @property
     def n_heads(self) -> int:
         """How many numbers beside a prediction it takes; with more than one their tensor is [n_heads, *prediction]."""
         return 1
+
+    def for_targets(self, n: int | None) -> Distribution:
+        """The same for a model whose last layer gives n numbers, None if that cannot be told; the number of heads may depend on it."""
+        return self
+
+    def structure(self) -> dict[str, Any]:
+        """The options that decide what the heads mean, by name: a saved state only fits equal ones."""
+        return {}
 
     @on_class_or_instance
     def loss_function(self, y: Any, y_pred: Any, y_risk: Any, reduction: str = "mean") -> Any:
@@ -203,6 +219,17 @@ class Distribution(ABC):
         """The variances by cause that a risk stands for, each shaped like the prediction, in its units squared."""
         return self._variances(risk)
 
+    def moments(self, y_pred: Tensor, y_risk: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The prediction, and the variances by cause around it, of what a model and its risk heads gave."""
+        return y_pred, self.variances(y_risk)
+
+    def check_targets(self, y: Tensor) -> None:  # noqa: B027  # by default any number has one
+        """Raise ValueError for targets that have no density, whatever the parameters are.
+
+        Args:
+            y: targets [rows, ...], on the CPU or not; this looks at them.
+        """
+
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         """Location, risk (and target) in one dtype of at least float32; shapes and signs checked."""
         names = ("y_pred", "y_risk", "y")
@@ -251,6 +278,7 @@ class Distribution(ABC):
 class ManyHeads(Distribution):
     """A family that takes several numbers for every element of a prediction, stacked in front: [n_heads, *prediction]."""
 
+    by_risk: ClassVar[bool] = False
     needs: ClassVar[str]
     """What these numbers are, for messages."""
 

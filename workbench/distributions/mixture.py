@@ -16,12 +16,12 @@ class Mixture(torch.distributions.Distribution):
     """A mixture of m distributions of one family for every element of a prediction: p(y) = sum_k w_k p_k(y).
 
     Not the Normal with the mixture's mean and variance, as whose likelihood the members' disagreement would count as noise. The batch shape is
-    that of the prediction, the event shape is empty.
+    that of the prediction, the event shape is empty; of `JointNormal` and Dirichlet a row is one event.
 
     Args:
         family: of the members.
         loc: [m, ...], location of every member.
-        risk: [m, ...], its risk, > 0.
+        risk: [m, ...], its risk, > 0; of a family with heads [n_heads, m, ...].
         weights: [m], >= 0 and summing to one.
 
     Raises:
@@ -41,30 +41,42 @@ class Mixture(torch.distributions.Distribution):
     }
 
     def __init__(self, family: Distribution, loc: Tensor, risk: Tensor, weights: Tensor) -> None:
-        same_shape(loc=loc, risk=risk)
+        same_shape(
+            loc=loc, risk=risk if family.by_risk else risk[(0,) * (risk.dim() - loc.dim())] if risk.numel() else loc
+        )
         total = float(weights.double().sum())
         if weights.shape != loc.shape[:1] or bool((weights < 0).any()) or abs(total - 1) > 1e-4:
             raise ValueError(
                 f"weights must be {len(loc)} numbers >= 0 that sum to one, found {list(weights.shape)} that sum to {total:g}"
             )
         self.family, self.loc, self.risk, self.weights = family, loc, risk, weights
-        super().__init__(loc.shape[1:], validate_args=False)  # more would be asked of the weights than rounding leaves
+        depth = loc.dim() - family.event_dims
+        super().__init__(
+            loc.shape[1:depth], loc.shape[depth:], validate_args=False
+        )  # more would be asked of the weights than rounding leaves
 
     @property
     def support(self) -> constraints.Constraint:
         """The values that have a density: all, or those above zero."""
+        if (support := getattr(self.family, "support", None)) is not None:
+            return support
         return constraints.real if self.family.location_scale else constraints.positive
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
         """The same mixture for a larger batch shape, to which the present one broadcasts."""
-        loc, risk = self._members(torch.Size(batch_shape))
+        loc, risk = self._members(torch.Size(batch_shape) + self._event_shape)
         return Mixture(self.family, loc, risk, self.weights)
 
     def _members(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Location and risk of every member, each [m, *shape]."""
-        m, batch = len(self.loc), self._batch_shape
-        lifted = (m, *[1] * (len(shape) - len(batch)), *batch)
-        return self.loc.reshape(lifted).expand(m, *shape), self.risk.reshape(lifted).expand(m, *shape)
+        """Location and risk of every member, each [m, *shape]; of several heads, these in front."""
+        m, whole = len(self.loc), self.loc.shape[1:]
+        lifted = (m, *[1] * (len(shape) - len(whole)), *whole)
+        heads = self._heads
+        return self.loc.reshape(lifted).expand(m, *shape), self.risk.reshape(*heads, *lifted).expand(*heads, m, *shape)
+
+    @property
+    def _heads(self) -> torch.Size:
+        return self.risk.shape[: self.risk.dim() - self.loc.dim()]
 
     def _weights_of(self, members: Tensor) -> Tensor:
         return self.weights.to(self.loc).reshape(-1, *[1] * (members.dim() - 1))
@@ -72,8 +84,8 @@ class Mixture(torch.distributions.Distribution):
     def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values [m, sample..., batch...] with locations and risks of every member."""
         y = torch.as_tensor(y).to(self.loc)
-        depth = len(self._batch_shape)
-        if y.dim() < depth or y.shape[y.dim() - depth :] != self._batch_shape:
+        whole = self.loc.shape[1:]
+        if y.shape[max(0, y.dim() - len(whole)) :] != whole:
             same_shape(y=y, prediction=self.loc[0])  # nothing is broadcast but the mixture itself
         loc, risk = self._members(y.shape)
         return y.expand_as(loc), loc, risk
@@ -81,7 +93,8 @@ class Mixture(torch.distributions.Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
         value, loc, risk = self._at(value)
-        return torch.logsumexp(self.family.log_prob(value, loc, risk) + self._weights_of(loc).log(), 0)
+        each = self.family.log_prob(value, loc, risk)
+        return torch.logsumexp(each + self._weights_of(each).log(), 0)
 
     def cdf(self, value: Tensor) -> Tensor:
         """Probability of at most the values [sample..., batch...]."""
@@ -101,14 +114,30 @@ class Mixture(torch.distributions.Distribution):
         levels = torch.as_tensor(value).to(self.loc)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"q must lie above 0 and below 1; found {value!r}")
-        loc, risk = self._members(torch.broadcast_shapes(levels.shape, self._batch_shape))
+        loc, risk = self._members(torch.broadcast_shapes(levels.shape, self.loc.shape[1:]))
         ends = self.family.icdf(levels.expand_as(loc), loc, risk)
         low, high = ends.amin(0), ends.amax(0)
         for _ in range(60 if self.loc.dtype == torch.float64 else 30):
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < value
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+        return (0.5 * (low + high)).round() if self.support is constraints.nonnegative_integer else 0.5 * (low + high)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """Covariance of the targets of a row [..., k, k], within the members and among them; of `JointNormal` only.
+
+        Raises:
+            ValueError: if each target has a distribution by itself.
+        """
+        if not hasattr(self.family, "covariance"):
+            raise ValueError(
+                f"{self.family} says no covariance of the targets: wrap with sculpt.Wrapper(Normal(joint=True))"
+            )
+        inside, weights = self.family.covariance(self.loc, self.risk), self._weights_of(self.loc)
+        deviations = self.loc - (weights * self.loc).sum(0)
+        among = deviations.unsqueeze(-1) * deviations.unsqueeze(-2)
+        return (weights.unsqueeze(-1) * (inside + among)).sum(0)
 
     @property
     def mean(self) -> Tensor:
@@ -134,11 +163,13 @@ class Mixture(torch.distributions.Distribution):
             sample_shape = (sample_shape,)
         shape = self._extended_shape(torch.Size(sample_shape))
         with torch.no_grad():
-            member = torch.multinomial(
-                self.weights.to(self.loc), shape.numel(), replacement=True, generator=generator
-            ).reshape(1, *shape)
-            loc, risk = (values.gather(0, member)[0] for values in self._members(shape))
-            return self.family.sample((loc, risk), generator)
+            rows = shape[: len(shape) - len(self._event_shape)]  # all of an event are of one member
+            member = torch.multinomial(self.weights.to(self.loc), rows.numel(), replacement=True, generator=generator)
+            member = member.reshape(1, *rows, *[1] * len(self._event_shape)).expand(1, *shape)
+            loc, risk = self._members(shape)
+            heads = self._heads
+            risk = risk.gather(len(heads), member.expand(*heads, *member.shape)).squeeze(len(heads))
+            return self.family.sample((loc.gather(0, member)[0], risk), generator)
 
     def __repr__(self) -> str:
         return f"Mixture({self.family!r}, {len(self.loc)} members, batch_shape={tuple(self._batch_shape)})"

@@ -57,6 +57,9 @@ class Quantiles(ManyHeads):
     def n_heads(self) -> int:
         return len(self.levels)
 
+    def structure(self) -> dict[str, Any]:
+        return {"levels": list(self.levels)}
+
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Map unconstrained outputs of the heads [levels, ...] to offsets that rise with the level."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.distributions.base import Distribution, _holds, same_shape
+from workbench.distributions.joint import JointNormal
 from workbench.errors import require
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -62,6 +63,8 @@ class Normal(_LocationScale):
 
     Args:
         beta: Exponent of the variance in the loss, from 0 to 1.
+        joint: Whether the targets of a row are one draw, with a full covariance: gives a `JointNormal`.
+        n_targets: Of that, how many there are; by default what the last layer gives.
 
     Example:
         >>> import torch
@@ -73,6 +76,13 @@ class Normal(_LocationScale):
     """
 
     beta: float = field(default=0.0, metadata={"help": "exponent of the variance in the loss, from 0 to 1"})
+
+    def __new__(cls, beta: float = 0.0, joint: bool = False, n_targets: int | None = None) -> Any:
+        if not joint and n_targets is None:
+            return super().__new__(cls)
+        if beta or not joint:
+            raise ValueError("beta weighs the loss of single targets, and n_targets goes with joint=True")
+        return JointNormal(n_targets)
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:

@@ -150,8 +150,8 @@ def _says_a_distribution(wrapped: Any) -> bool:
     from ..distributions.base import Distribution
 
     said = (method.distribution for method in wrapped._workbench.methods)
-    heads = [family.n_heads for family in said if isinstance(family, Distribution)]
-    return 1 in heads or committee_of(wrapped) is not None
+    by_risk = any(family.by_risk for family in said if isinstance(family, Distribution))
+    return by_risk or committee_of(wrapped) is not None
 
 
 def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:

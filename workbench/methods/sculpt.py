@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.distributions import Distribution as TorchDistribution
 
 from ..core.method import Call, Method, apart
 from ..core.outputs import IGNORED, Classes, Meaning
@@ -15,9 +16,12 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
     _FAMILIES,
     Cauchy,
+    FromTorch,
+    JointNormal,
     Laplace,
     LogitNormal,
     LogNormal,
+    MixtureDensity,
     Normal,
     NormalInverseGamma,
     Quantiles,
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
 
 
+NOT_STANDARDIZED = "targets of {} cannot be standardised: a mean and a scale would make other numbers of counts and shares, or change the parameters. Give no y_mean and y_scale (wrapped.unscale() takes them away); workbench.fit standardises the inputs alone"
+
+
 class Wrapper(_Wrapper):
     """Aleatoric risk from a risk head beside the model's own last layers (Nix & Weigend 1994).
 
@@ -43,6 +50,9 @@ class Wrapper(_Wrapper):
     Two distributions have several risk heads, and are trained by `wrapped.loss` or `fit`: NormalInverseGamma (evidential regression, Amini et
     al. 2020) says an epistemic risk as well, and Quantiles (Koenker & Bassett 1978) gives `wrapped.quantiles(x)`.
 
+    A class of `torch.distributions` is taken as `FromTorch`: the model's own raw output is its first parameter, a head gives each other one,
+    and the prediction is its mean. `fit` trains it, `MixtureDensity` and `Normal(joint=True)` by the likelihood alone.
+
     Example:
         >>> import torch
         >>> model = Wrapper(Normal, n_layers=1)(torch.nn.Linear(2, 1))
@@ -50,12 +60,13 @@ class Wrapper(_Wrapper):
         >>> loss = Normal.loss_function(torch.zeros(4, 1), y, risk)
     """
 
-    distribution: type[Distribution] | Distribution = setting(
+    distribution: type[Distribution] | Distribution | type[TorchDistribution] = setting(
         default=Normal,
         classes=_FAMILIES,
         saved=True,
-        help="of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles; LogitNormal "
-        "for class logits.",
+        help="of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, JointNormal, "
+        "MixtureDensity; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; LogitNormal for class "
+        "logits.",
     )
     n_layers: int | None = setting(
         default=None,
@@ -63,6 +74,16 @@ class Wrapper(_Wrapper):
         saved=True,
         help="how many of the last layers each risk head has of its own; by default 3, or all if the model has fewer.",
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.distribution, type) and issubclass(self.distribution, TorchDistribution):
+            object.__setattr__(self, "distribution", FromTorch(self.distribution))
+        elif isinstance(self.distribution, TorchDistribution):
+            name = type(self.distribution).__name__
+            raise TypeError(
+                f"distribution: its parameters are learned, so give the class torch.distributions.{name}, not {name} with parameters"
+            )
+        super().__post_init__()
 
     def make(self) -> list[Method]:
         return [Sculpt(self)]
@@ -78,8 +99,8 @@ class Sculpt(Method):
         self.distribution: Any = self.wrapper.distribution
 
     def settings(self) -> dict[str, Any]:
-        levels = {"levels": list(self.distribution.levels)} if isinstance(self.distribution, Quantiles) else {}
-        return {**super().settings(), "distribution": type(self.distribution).__name__, **levels}
+        name = type(self.distribution).__name__
+        return {**super().settings(), "distribution": name, **self.distribution.structure()}
 
     def arguments(self, wrapped: Any) -> dict[str, Any]:
         return {**super().arguments(wrapped), "distribution": self.distribution}
@@ -89,7 +110,9 @@ class Sculpt(Method):
 
     def axis(self, call: Call) -> Axis | None:
         # all heads must see the same noise, or they would be heads of different trunks
-        return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True) if call.return_risk else None
+        if not call.return_risk and self.distribution.own_prediction:
+            return None
+        return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True)
 
     detections = (
         "boxes are chosen by their scores, so those that a risk head gives are not those of the model; use vote.Wrapper or sample.Wrapper, or "
@@ -101,9 +124,13 @@ class Sculpt(Method):
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("the last layers hold no floating-point parameters for a risk head")
         last = table.last_layers() or {""}
+        self.distribution = self.distribution.for_targets(_n_outputs(table, last))
+        scaling = extra(table.root, "scaling")
+        if scaling is not None and scaling.y_mean is not None and not self.distribution.standardizable:
+            raise ValueError(NOT_STANDARDIZED.format(self.distribution))
         heads = self.distribution.n_heads
         draws = Draws(table, heads, fresh=True)
-        for name in slots:
+        for name in slots if heads else ():
             slot, value = table.record.slots[name], table.value(name).detach()
             drawn = not slot.buffer and slot.owners[0][0] in last
             values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
@@ -125,23 +152,29 @@ class Sculpt(Method):
             self.distribution = replace(self.distribution, **noise)  # of a copy of the model
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        y, heads = apart(parts["y"], dim)
-        return {"y": y, **self.distribution.variances(self._risk(heads))}
+        own, heads = apart(parts["y"], dim)
+        y, variances = self.distribution.moments(own, self.risk_of(heads))
+        return {"y": y, **variances}
+
+    def prediction(self, own: Tensor, beside: Tensor) -> Tensor:
+        return own if self.distribution.own_prediction else self.distribution.moments(own, self.risk_of(beside))[0]
 
     def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
-        return prediction + self._risk(beside) if isinstance(self.distribution, Quantiles) else None
+        return prediction + self.risk_of(beside) if isinstance(self.distribution, Quantiles) else None
 
-    def _risk(self, beside: Any) -> Any:
-        """The standard deviation (evidence, offsets) that the output of the risk heads stands for."""
+    def risk_of(self, beside: Any) -> Any:
+        """The standard deviation (evidence, offsets, raw numbers [n_heads, ...]) that the output of the risk heads stands for."""
         if not is_float(beside):
             return beside
+        if self.distribution.n_heads == 1 and not self.distribution.by_risk:
+            beside = beside.unsqueeze(0)
         return self.distribution.to_risk(beside.real if beside.is_complex() else beside)
 
     def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
         if not isinstance(meaning, Classes):
-            return self.distribution.loss_function(target, prediction, tree_map(self._risk, beside))
+            return self.distribution.loss_function(target, prediction, tree_map(self.risk_of, beside))
         labels = meaning.labels(target, prediction)
-        scores, noise = meaning.log_scores(prediction), meaning.noise(self._risk(beside))
+        scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(beside))
         if labels.is_floating_point():
             return self._of_classes().loss_function(labels, scores, noise)
         kept = labels != IGNORED
@@ -151,7 +184,7 @@ class Sculpt(Method):
         return losses.where(kept, 0.0).sum() / kept.sum()
 
     def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
-        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self._risk(beside)))
+        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(beside)))
 
     def _of_classes(self) -> Any:
         """The distribution of class labels; normal noise is that of the logits."""
@@ -162,6 +195,14 @@ class Sculpt(Method):
         return self.distribution
 
 
+def _n_outputs(table: Table, last: set[str]) -> int | None:
+    """How many numbers the last layer gives for a row, None if that cannot be told."""
+    if len(last) != 1:
+        return None
+    module: Any = table.module(*last)
+    return module.out_features if isinstance(module, nn.Linear) and module.out_features else None
+
+
 def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:
     """The options that are trained with the model: the degrees of freedom of StudentT, if they are a Parameter."""
     return {key: value for key, value in vars(distribution).items() if isinstance(value, nn.Parameter)}
@@ -169,9 +210,12 @@ def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:
 
 __all__ = [
     "Cauchy",
+    "FromTorch",
+    "JointNormal",
     "Laplace",
     "LogNormal",
     "LogitNormal",
+    "MixtureDensity",
     "Normal",
     "NormalInverseGamma",
     "Quantiles",

@@ -18,6 +18,7 @@ from workbench.core.ownership import extras
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
+from workbench.distributions.parametric import Parametric
 from workbench.engine.tree import is_float, tensors
 from workbench.training.criteria import Criterion, LossByMeaning
 
@@ -82,7 +83,8 @@ def try_batch(
             loss.check_labels(prediction, targets)
         loss(prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
-        if y.is_floating_point():
+        family = trained_alone(wrapped)
+        if y.is_floating_point() or family is not None:
             # such pairs give a loss over all pairs of rows without a word
             silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
             if prediction.shape != y.shape and (keeps_meaning(criterion) or silent):
@@ -95,6 +97,9 @@ def try_batch(
                 )
         elif criterion is None:
             _check_labels(prediction, y, in_memory)
+        if family is not None:
+            for targets in [rows.y for rows in in_memory] or [y]:
+                family.check_targets(targets)
     elif criterion is None:
         raise TypeError(
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
@@ -171,6 +176,12 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
 
 def _of_rows(tensor: Tensor) -> str:
     return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
+
+
+def trained_alone(wrapped: Wrapped) -> Parametric | None:
+    """The distribution whose likelihood is all that the model is trained by, if nobody gives a criterion beside it."""
+    families = (method.distribution for method in wrapped._workbench.methods)
+    return next((family for family in families if isinstance(family, Parametric)), None)
 
 
 def keeps_meaning(criterion: Criterion | None) -> bool:

@@ -24,7 +24,7 @@ from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
-from workbench.training.checks import LR, check_numbers, try_batch
+from workbench.training.checks import LR, check_numbers, trained_alone, try_batch
 from workbench.training.criteria import Criterion, cross_entropy_of_probs, default_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, agree, join
@@ -147,6 +147,10 @@ def fit(
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
+    if folds is not None and (family := trained_alone(wrapped)) is not None:
+        raise ValueError(
+            f"folds: cross-fitting widens a standard deviation by a factor, and {family} has no such parameter; leave folds out"
+        )
     if folds is not None:
         _check_that_folds_decide(validation, optimizer, patience)
         validation = 0
@@ -221,7 +225,6 @@ def fit(
         )
         cross_fit.run()
         return cross_fit.finish()
-    assert criterion is not None
     loop = (Loop if strategy is None else ParallelLoop)(
         wrapped=wrapped,
         criterion=criterion,
@@ -249,8 +252,10 @@ def _checked(wrapped: Any) -> Wrapped:
 
 
 def _default_criterion(wrapped: Wrapped, batch: Batch, has_folds: bool) -> Criterion | None:
-    """With folds the likelihood of the risk heads alone (None) where there are any."""
-    if has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None:
+    """The likelihood of the risk heads alone (None) for a family that has nothing else to be trained by, and with folds where there are any."""
+    if trained_alone(wrapped) is not None or (
+        has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
+    ):
         return None
     return default_criterion(wrapped, batch.y)
 

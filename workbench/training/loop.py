@@ -38,7 +38,7 @@ class Loop:
 
     Args:
         wrapped: the model, on the device and in the dtype of the batches.
-        criterion: criterion(prediction, target) -> scalar.
+        criterion: criterion(prediction, target) -> scalar; None for the likelihood of the risk heads alone.
         optimizer: of its parameters.
         scheduler: stepped after each batch; None for a constant learning rate.
         train: batches to train on, in a new order each epoch.
@@ -53,7 +53,7 @@ class Loop:
     """
 
     wrapped: Wrapped
-    criterion: Callable[[Any, Any], Tensor]
+    criterion: Callable[[Any, Any], Tensor] | None
     optimizer: Optimizer
     scheduler: LRScheduler | None
     train: Batches

@@ -67,6 +67,9 @@ def choose_standardization(
     if standardize is None and criterion is None and not isinstance(y, Tensor):
         _tell_of_units(wrapped, y)
     of_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
+    methods = wrapped._workbench.methods
+    if any(not getattr(method.distribution, "standardizable", True) for method in methods):
+        return values  # counts and shares stay what they are
     if of_values and (standardize or keeps_meaning(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values

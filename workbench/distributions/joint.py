@@ -1,0 +1,106 @@
+"""Several targets with a full covariance: a normal distribution of whole rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, MultivariateNormal, constraints, transform_to
+
+from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, refuse_unless, wide_dtype
+
+
+@dataclass(frozen=True)
+class JointNormal(Parametric):
+    """Normal distribution of the k targets of a row at once, y ~ N(mu, L L^T); written `Normal(joint=True)` (Dorta et al. 2018).
+
+    The model's own output [..., k] is the mean; k heads beside it give the rows of a matrix [k, k], of which `transform_to(lower_cholesky)`
+    makes L: what is below the diagonal as it is, the diagonal by exp. The risk is the square root of the diagonal of L L^T; the
+    covariances are in `wrapped.predictive(x).covariance_matrix`. There is one log_prob for a row.
+
+    Args:
+        n_targets: k; None takes what the last layer gives when a model is wrapped.
+
+    Example:
+        >>> import torch
+        >>> mu, heads = torch.zeros(1, 2), torch.zeros(2, 1, 2)
+        >>> JointNormal(2).log_prob(torch.zeros(1, 2), mu, heads)
+        tensor([-1.8379])
+        >>> heads[1, 0, 0] = 2.0  # L = [[1, 0], [2, 1]]
+        >>> JointNormal(2).stddev(mu, heads)
+        tensor([[1.0000, 2.2361]])
+    """
+
+    n_targets: int | None = field(default=None, metadata={"help": "how many targets; None: what the last layer gives"})
+
+    location_scale: ClassVar[bool] = True
+    standardizable: ClassVar[bool] = True
+    event_dims: ClassVar[int] = 1
+    support: constraints.Constraint = constraints.independent(constraints.real, 1)
+    needs: ClassVar[str] = "the raw rows of the Cholesky factor"
+
+    def __post_init__(self) -> None:
+        k = self.n_targets
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise ValueError(f"n_targets must be a whole number of at least 1, found {k!r}")
+
+    @property
+    def n_heads(self) -> int:
+        return self.n_targets or 1
+
+    def for_targets(self, n: int | None) -> JointNormal:
+        if self.n_targets is not None:
+            return self
+        if n is None:
+            raise ValueError(
+                "Normal(joint=True): how many targets there are cannot be told, since the model does not end in one nn.Linear; "
+                "write Normal(joint=True, n_targets=k)"
+            )
+        return replace(self, n_targets=n)
+
+    def structure(self) -> dict[str, Any]:
+        return {"n_targets": self.n_targets}
+
+    def _checked(self, where: str, *values: Any, zero_risk: bool = False) -> list[Tensor]:
+        loc = values[0]
+        if isinstance(loc, Tensor) and loc.shape[-1:] != (self.n_heads,):
+            raise ValueError(
+                f"{self} needs predictions [..., {self.n_heads}], found y_pred{where} of shape {tuple(loc.shape)}; write "
+                f"Normal(joint=True, n_targets={loc.shape[-1] if loc.dim() else 1})"
+            )
+        return super()._checked(where, *values)
+
+    def at(self, y_pred: Tensor, y_risk: Tensor) -> Distribution:
+        rows = y_risk.to(wide_dtype(y_risk)).movedim(0, -2)
+        diagonal = raw_of(rows.diagonal(dim1=-2, dim2=-1))
+        raw = rows.tril(-1) + torch.diag_embed(diagonal)
+        factor = transform_to(constraints.lower_cholesky)(raw)
+        return MultivariateNormal(y_pred.to(factor), scale_tril=factor, validate_args=False)
+
+    def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
+        scale = scaling.y_scale.to(heads).expand(self.n_heads)
+        eye = torch.eye(self.n_heads, dtype=heads.dtype, device=heads.device)
+        row = scale.reshape(-1, *[1] * (heads.dim() - 1))  # of each head all targets, of each row of L one unit
+        diagonal = eye.reshape(self.n_heads, *[1] * (heads.dim() - 2), self.n_heads)
+        return scaling.prediction(loc), torch.where(
+            diagonal > 0, heads.clamp(-LARGEST_RAW, LARGEST_RAW) + row.log(), heads * row
+        )
+
+    def check_targets(self, y: Tensor) -> None:
+        refuse_unless(y.isfinite(), y, f"{self} is of finite values", "leave such rows out")
+
+    def covariance(self, loc: Tensor, risk: Tensor) -> Tensor:
+        """Covariance matrices [..., k, k] of raw outputs."""
+        distribution: Any = self.at(loc, risk)
+        return distribution.covariance_matrix.to(loc.dtype)
+
+    def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        raise self._no_closed_form("cdf")
+
+    def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        raise self._no_closed_form("icdf")
+
+
+__all__ = ["JointNormal"]
