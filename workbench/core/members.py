@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution as TorchDistribution
 
 from ..distributions import Normal, StudentT
 from ..distributions.base import Distribution
@@ -19,6 +20,7 @@ from .method import Call, apart
 from .outputs import Values, form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
+from .said_distributions import mixture, with_moments
 from .slips import warn_unsaid
 from .standardize import Scaling
 
@@ -118,6 +120,14 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         args, kwargs = scaling.inputs(args, kwargs)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
     pair = pair_of(record, branched.axes)
+    output = branched.rebuild(branched.leaves)
+    if isinstance(output, TorchDistribution):
+        with_moments(branched, pair)  # refuses what has none
+        if scaling is not None and scaling.y_mean is not None:
+            raise ValueError(
+                "the model says distributions of standardised targets: train with targets in their own units"
+            )
+        return mixture(output, len(branched.axes))
     if committee is None and (
         pair is None or (not isinstance(pair.distribution, Parametric) and not pair.distribution.by_risk)
     ):

@@ -116,6 +116,7 @@ class Record:
     # by argument: how many layers were taken for the last, by the order of registration
     tails: dict[str, int] | None = None
     ordered: bool = False  # whether a call has shown these to be the last
+    says_distributions: bool = False  # whether a call has shown that the model gives distributions of torch
     token: str = ""  # says which object it is, copies included; none in those pickled by an earlier version
 
     @classmethod

@@ -36,6 +36,7 @@ from .outputs import (
 from .ownership import engine_of, extra, table_of
 from .resolution import check_numbers, resolve, targets_of
 from .row_weights import weighed
+from .said_distributions import distributions_in, with_moments
 from .slips import tell_doubts, tell_whole_numbers, warn_unsaid
 from .standardize import Scaling
 
@@ -144,6 +145,17 @@ def reduced(
         scaling: gives values and their standard deviations in original units.
     """
     record, committee = wrapped._workbench, committee_of(wrapped)
+    if wrapped.training and not return_risk and not branched.axes and not has_detections(record.output):
+        output = branched.rebuild(branched.leaves)
+        if next(distributions_in(output), None) is not None:  # which a training loop asks for log_prob
+            return output, {}
+    branched, variances = with_moments(branched, pair_of(record, branched.axes))
+    if variances:
+        record.says_distributions = True
+        if committee is not None:
+            raise ValueError(
+                "cross-fitting widens the noise of risk heads, and this model says distributions: train without folds"
+            )
     meanings = meanings_of(record, branched)
     alone = sum(isinstance(meaning, Values) for meaning in meanings) == 1
     leaves: list[Any] = []
@@ -165,7 +177,7 @@ def reduced(
                 tell_whole_numbers(wrapped, leaf, len(axes))
             elif (pair := pair_of(record, axes)) is not None:  # what a risk head makes of a loss is no loss
                 leaf, axes = leaf.select(axes.index(pair.name), 0), tuple(axis for axis in axes if axis != pair.name)
-            y, measured = _values(record, committee, axes, leaf, return_risk and meaning is not MEAN)
+            y, measured = _values(record, committee, axes, leaf, return_risk and meaning is not MEAN, variances.get(i))
             y = y.to(branched.plain_dtype(i))
             if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
@@ -214,8 +226,14 @@ def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
 
 
 def _values(
-    record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor, return_risk: bool
+    record: Any,
+    committee: Committee | None,
+    axes: tuple[str, ...],
+    leaf: Tensor,
+    return_risk: bool,
+    variance: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    """The prediction and standard deviations of values; the variance is that around them that the model itself says."""
     by_name = {method.name: method for method in record.methods}
     dtype, leaf = leaf.dtype, at_least_float32(leaf) if axes else leaf
     if not return_risk:
@@ -225,7 +243,7 @@ def _values(
             else:
                 leaf = by_name[axes[dim]].average(leaf, dim)
         return leaf.to(dtype), {}
-    parts = {"y": leaf}
+    parts = {"y": leaf} if variance is None else {"y": leaf, "aleatoric": variance}
     for dim in reversed(range(len(axes))):
         if committee is not None and axes[dim] == committee.axis:
             if "aleatoric" in parts:

@@ -38,13 +38,16 @@ class JointNormal(Parametric):
     location_scale: ClassVar[bool] = True
     standardizable: ClassVar[bool] = True
     event_dims: ClassVar[int] = 1
-    support: constraints.Constraint = constraints.independent(constraints.real, 1)
     needs: ClassVar[str] = "the raw rows of the Cholesky factor"
 
     def __post_init__(self) -> None:
         k = self.n_targets
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
             raise ValueError(f"n_targets must be a whole number of at least 1, found {k!r}")
+
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        return constraints.independent(constraints.real, 1)
 
     @property
     def n_heads(self) -> int:

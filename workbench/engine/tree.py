@@ -1,4 +1,4 @@
-"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass and what derives from them; everything else is a leaf."""
+"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass, torch's distributions and what derives from them; all else is a leaf."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 Rebuild = Callable[[Iterator[Any]], Any]
 _BRACKETS = "[].'\""
@@ -27,6 +28,8 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
         return [(f"[{i}]", value) for i, value in enumerate(node)]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(f".{field.name}", getattr(node, field.name)) for field in dataclasses.fields(node)]
+    if isinstance(node, Distribution):
+        return [(f".{name}", value) for name, value in _parameters(node).items()] or None
     return None
 
 
@@ -61,10 +64,31 @@ def like(node: Any, values: list[Any]) -> Any:
         return type(node)._make(values)  # type: ignore[attr-defined]  # past a constructor that checks or computes, as that of a packed sequence does
     if isinstance(node, list | tuple):
         return type(node)(values)
+    if isinstance(node, Distribution):
+        return type(node)(**dict(zip(_parameters(node), values, strict=True)), validate_args=False)
     new = copy.copy(node)
     for field, value in zip(dataclasses.fields(node), values, strict=True):
         object.__setattr__(new, field.name, value)
     return new
+
+
+def _parameters(node: Distribution) -> dict[str, Any]:
+    """What a distribution of torch is made of, each of its whole batch shape; none of one whose parameters are not known."""
+    if type(node) is Independent:
+        return {"base_distribution": node.base_dist, "reinterpreted_batch_ndims": node.reinterpreted_batch_ndims}
+    if type(node) is MixtureSameFamily:
+        parts = node.component_distribution
+        return {
+            "mixture_distribution": node.mixture_distribution.expand(parts.batch_shape[:-1]),
+            "component_distribution": parts,
+        }
+    if not type(node).__module__.startswith("torch.distributions."):
+        return {}
+    names = list(node.arg_constraints)
+    for one, other in (("probs", "logits"), ("covariance_matrix", "scale_tril"), ("precision_matrix", "scale_tril")):
+        if one in names and other in names:
+            names.remove(one if other in node.__dict__ or one != "probs" else other)
+    return {name: getattr(node, name) for name in names}
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:

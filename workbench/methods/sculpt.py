@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
 
 
-NOT_STANDARDIZED = "targets of {} cannot be standardised: a mean and a scale would make other numbers of counts and shares, or change the parameters. Give no y_mean and y_scale (wrapped.unscale() takes them away); workbench.fit standardises the inputs alone"
+NOT_STANDARDIZED = (
+    "targets of {} cannot be standardised: a mean and a scale would make other numbers of counts and shares, or change the parameters. "
+    "Give no y_mean and y_scale (wrapped.unscale() takes them away); workbench.fit standardises the inputs alone"
+)
 
 
 class Wrapper(_Wrapper):

@@ -18,6 +18,7 @@ from workbench.core.crossfit import seat
 from workbench.core.outputs import has_detections
 from workbench.core.predict import pair_of
 from workbench.core.rows import Batch, Source, TensorRows, place
+from workbench.core.said_distributions import nll
 from workbench.core.savepoint import Savepoint
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
@@ -253,6 +254,8 @@ def _checked(wrapped: Any) -> Wrapped:
 
 def _default_criterion(wrapped: Wrapped, batch: Batch, has_folds: bool) -> Criterion | None:
     """The likelihood of the risk heads alone (None) for a family that has nothing else to be trained by, and with folds where there are any."""
+    if wrapped._workbench.says_distributions:
+        return nll
     if trained_alone(wrapped) is not None or (
         has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
     ):

@@ -68,7 +68,8 @@ def choose_standardization(
         _tell_of_units(wrapped, y)
     of_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     methods = wrapped._workbench.methods
-    if any(not getattr(method.distribution, "standardizable", True) for method in methods):
+    kept = any(not getattr(method.distribution, "standardizable", True) for method in methods)
+    if kept or wrapped._workbench.says_distributions:
         return values  # counts and shares stay what they are
     if of_values and (standardize or keeps_meaning(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
