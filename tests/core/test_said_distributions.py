@@ -50,14 +50,14 @@ def test_mean_and_spread_over_voters(kind: str, strategy: str) -> None:
     y, risk = wrapped(X, return_risk=True)
     torch.testing.assert_close(y, means.mean(0))
     torch.testing.assert_close(wrapped(X), means.mean(0))
-    torch.testing.assert_close(risk.aleatoric, variances.mean(0).sqrt(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(risk.epistemic, means.std(0, correction=0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(risk.aleatoric, variances.mean(0).sqrt(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(risk.epistemic, means.std(0, correction=0), rtol=1e-4, atol=1e-5)
     total = (variances.mean(0) + means.var(0, correction=0)).sqrt()
-    torch.testing.assert_close(risk.total, total, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(risk.total, total, rtol=1e-4, atol=1e-5)
     target = members[0].mean.round() + 1
     density = torch.stack([m.log_prob(target) for m in members]).logsumexp(0) - torch.tensor(3.0).log()
     torch.testing.assert_close(wrapped.predictive(X).log_prob(target), density)
-    torch.testing.assert_close(wrapped.predictive(X).stddev, risk.total, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(wrapped.predictive(X).stddev, risk.total, rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_loop_gets_the_distribution() -> None:

@@ -147,7 +147,7 @@ def reduced(
     record, committee = wrapped._workbench, committee_of(wrapped)
     if wrapped.training and not return_risk and not branched.axes and not has_detections(record.output):
         output = branched.rebuild(branched.leaves)
-        if next(distributions_in(output), None) is not None:  # which a training loop asks for log_prob
+        if distributions_in(output):  # which a training loop asks for log_prob
             return output, {}
     branched, variances = with_moments(branched, pair_of(record, branched.axes))
     if variances:

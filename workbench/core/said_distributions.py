@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,13 +23,11 @@ CLASSES = (
 )
 
 
-def distributions_in(tree: Any) -> Iterator[Distribution]:
+def distributions_in(tree: Any) -> list[Distribution]:
     """The distributions in an output."""
     if isinstance(tree, Distribution):
-        yield tree
-        return
-    for _, value in children(tree) or ():
-        yield from distributions_in(value)
+        return [tree]
+    return [said for _, value in children(tree) or () for said in distributions_in(value)]
 
 
 def with_moments(branched: Branched, method: Any = None) -> tuple[Branched, dict[int, Tensor]]:
@@ -44,7 +41,7 @@ def with_moments(branched: Branched, method: Any = None) -> tuple[Branched, dict
         ValueError: if a distribution has no mean or variance, is one of classes, or has risk heads beside it.
     """
     tree = branched.rebuild(branched.leaves)
-    said = list(distributions_in(tree))
+    said = distributions_in(tree)
     if not said:
         return branched, {}
     for distribution in said:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from workbench.deprecation import deprecated_names
 from workbench.distributions.base import Distribution
+from workbench.distributions.censored import Censored
 from workbench.distributions.evidential import NormalInverseGamma
 from workbench.distributions.from_torch import FromTorch
 from workbench.distributions.joint import JointNormal
@@ -36,10 +37,12 @@ _FAMILIES: tuple[type[Distribution], ...] = (
     JointNormal,
     MixtureDensity,
     FromTorch,
+    Censored,
     LogitNormal,
 )
 __all__ = [
     "Cauchy",
+    "Censored",
     "Distribution",
     "FromTorch",
     "JointNormal",

@@ -44,6 +44,10 @@ class Parametric(ManyHeads):
             y_risk: raw outputs of the heads [n_heads, ...].
         """
 
+    def target_shape(self, prediction: torch.Size) -> torch.Size:
+        """The shape of the targets of predictions of a shape."""
+        return prediction
+
     def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
         """Raw outputs for targets in original units, of those for standardised ones."""
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass, torch's distributions and what derives from them; all else is a leaf."""
+"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass and their like, torch distributions; everything else is a leaf."""
 
 from __future__ import annotations
 

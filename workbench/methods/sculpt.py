@@ -16,6 +16,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
     _FAMILIES,
     Cauchy,
+    Censored,
     FromTorch,
     JointNormal,
     Laplace,
@@ -68,8 +69,8 @@ class Wrapper(_Wrapper):
         classes=_FAMILIES,
         saved=True,
         help="of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, JointNormal, "
-        "MixtureDensity; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; LogitNormal for class "
-        "logits.",
+        "MixtureDensity, Censored; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; LogitNormal "
+        "for class logits.",
     )
     n_layers: int | None = setting(
         default=None,
@@ -213,6 +214,7 @@ def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:
 
 __all__ = [
     "Cauchy",
+    "Censored",
     "FromTorch",
     "JointNormal",
     "Laplace",

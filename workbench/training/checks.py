@@ -84,16 +84,21 @@ def try_batch(
         loss(prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
         family = trained_alone(wrapped)
+        wanted = prediction.shape if family is None else family.target_shape(prediction.shape)
         if y.is_floating_point() or family is not None:
             # such pairs give a loss over all pairs of rows without a word
             silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
-            if prediction.shape != y.shape and (keeps_meaning(criterion) or silent):
+            if wanted != y.shape and (keeps_meaning(criterion) or silent or family is not None):
                 hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
                 if output in ("logits", "probs"):
                     hint = f', or, for output="{output}", be class numbers, y.long()'
                 raise ValueError(
                     f"y: targets are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; "
-                    f"they must have one shape{hint}"
+                    + (
+                        f"they must have one shape{hint}"
+                        if wanted == prediction.shape
+                        else f"{family} wants [n, times, events]"
+                    )
                 )
         elif criterion is None:
             _check_labels(prediction, y, in_memory)
