@@ -101,8 +101,9 @@ def nll(said: Any, target: Any) -> Tensor:
         raise ValueError(
             f"y: targets are {list(target.shape)}, but the distribution is of {list(shape)}; they must have one shape"
         )
-    if not bool(said.support.check(target).all()):  # type: ignore[attr-defined]
-        raise ValueError(f"y: there are targets outside of the support of {type(said).__name__}, {said.support}")
+    support: Any = said.support
+    if not bool(support.check(target).all()):
+        raise ValueError(f"y: there are targets outside of the support of {type(said).__name__}, {support}")
     return -said.log_prob(target).mean()
 
 
