@@ -94,7 +94,6 @@ def test_a_loss_that_agrees_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda h: (torch.distributions.Categorical(logits=h), h), "Categorical"),
         (lambda h: (types.SimpleNamespace(logits=h), h), "SimpleNamespace"),
         (lambda h: {"h": h, "later": lambda z: z + h}, "function"),
         (lambda h: (h.detach().numpy(), h), "array of numpy"),

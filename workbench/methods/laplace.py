@@ -325,7 +325,7 @@ def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) ->
         raise ValueError(
             f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(y.shape)}; it got {list(target.shape)}"
         ) from error
-    return float(cross_entropy(meaning.log_scores(y).log_softmax(-1), labels, "sum"))
+    return cross_entropy(meaning.log_scores(y).log_softmax(-1), labels, "sum").item()
 
 
 def tune(wrapped: Any, held: Any) -> Any:
