@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .method import Method
-from .ownership import extra, extras
+from .ownership import add_extra, extra, extras
 
 NAME = "committee"
 
@@ -78,4 +78,4 @@ def seat(wrapped: Any, committee: Committee | None) -> None:
     else:
         committee.axis = members_axis(wrapped._workbench.methods)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), None)
-        extras(wrapped)._modules[NAME] = committee.to(like.device if like is not None else None)
+        add_extra(wrapped, NAME, committee.to(like.device if like is not None else None))

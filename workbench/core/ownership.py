@@ -50,8 +50,13 @@ def extra(root: nn.Module, name: str) -> Any:
 def extras(root: nn.Module) -> nn.Module:
     """The sub-module that holds what belongs to no single layer; made when it is first asked for."""
     if root._modules.get(EXTRAS) is None:
-        root._modules[EXTRAS] = nn.Module()
+        root._modules[EXTRAS] = nn.Module().train(root.training)
     return root._modules[EXTRAS]  # type: ignore[return-value]
+
+
+def add_extra(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Let wrapping hold a module beside the layers, in the mode that the model is in."""
+    extras(root)._modules[name] = module.train(root.training)
 
 
 def _name(path: str, attribute: str) -> str:

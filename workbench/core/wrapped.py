@@ -22,7 +22,7 @@ from .copying import Persistent
 from .inputs import opened, positional_names
 from .members import predictive
 from .method import Call
-from .ownership import MARK, Record, engine_of, extra, extras, table_of
+from .ownership import MARK, Record, add_extra, engine_of, extra, extras, table_of
 from .parameters import WrappedParameters
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
@@ -172,7 +172,7 @@ class Wrapped(WrappedParameters, Persistent):
                 )
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         scaling = Scaling(**{"names": positional_names(self), **values})
-        extras(self)._modules["scaling"] = scaling.to(like.device if like is not None else None)
+        add_extra(self, "scaling", scaling.to(like.device if like is not None else None))
 
     def unscale(self) -> None:
         """Remove the standardisation: inputs and outputs are in the model's own units again."""
@@ -411,7 +411,7 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     if scaling is None:
         return new
     kept = adopt(new, wrapped._workbench.method)
-    extras(kept)._modules["scaling"] = copy.deepcopy(scaling)
+    add_extra(kept, "scaling", copy.deepcopy(scaling))
     return kept
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..core.method import Method, evaluating
 from ..core.outputs import Classes, Values, form_of, has_classes
-from ..core.ownership import engine_of, extra, extras, table_of
+from ..core.ownership import add_extra, engine_of, extra, table_of
 from ..core.resolution import resolve
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -143,7 +143,7 @@ class Neo(Method):
                 'return logits, with output="logits"'
             )
         like = next((p for p in table.root.parameters()), None)
-        extras(table.root)._modules["density"] = density.to(like.device if like is not None else None)
+        add_extra(table.root, "density", density.to(like.device if like is not None else None))
         if (name := _name_of(density)) in DENSITIES:  # the density itself is a sub-module now
             self.wrapper = replace(self.wrapper, density=name)
 

@@ -10,7 +10,7 @@ from torch.distributions import Distribution as TorchDistribution
 
 from ..core.method import Call, Method, apart
 from ..core.outputs import IGNORED, Classes, Meaning
-from ..core.ownership import extra, extras
+from ..core.ownership import add_extra, extra
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
@@ -148,7 +148,7 @@ class Sculpt(Method):
             rule = table.record.rules.get(name, Shared(name))
             table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in new)))
         if learned := _learned(self.distribution):
-            extras(table.root)._modules["noise"] = nn.ParameterDict(learned)
+            add_extra(table.root, "noise", nn.ParameterDict(learned))
 
     def intervention(self, table: Table, call: Call) -> None:
         noise = extra(table.root, "noise")

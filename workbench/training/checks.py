@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
 from workbench.core.outputs import IGNORED
-from workbench.core.ownership import extras
+from workbench.core.ownership import add_extra, extras
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
@@ -147,7 +147,7 @@ def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, tor
             raise
     finally:
         if present is not None:
-            extras(wrapped)._modules["scaling"] = present
+            add_extra(wrapped, "scaling", present)
 
 
 def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any:

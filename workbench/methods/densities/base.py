@@ -127,7 +127,7 @@ class Density(Growing, ABC):
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             if tensor is not None and tensor.dim():
                 tensor.data = tensor.data.new_empty(0)
-        self.reductions = nn.ModuleList()
+        self.reductions = nn.ModuleList().train(self.training)
         for value, start in ((self.centre, 0), (self.scale, 1), (self.weight, 0)):
             value.fill_(start)
 
@@ -262,7 +262,7 @@ class Density(Growing, ABC):
         start = f"{prefix}reductions."
         count = len({key[len(start) :].split(".")[0] for key in state_dict if key.startswith(start)})
         if not self.fitted:  # children are loaded after their parent, so they only have to exist by then
-            self.reductions = nn.ModuleList(Reduce().to(self.centre) for _ in range(count))
+            self.reductions = nn.ModuleList(Reduce().to(self.centre) for _ in range(count)).train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -84,7 +84,7 @@ class Classwise(Density):
                 f"Classwise needs a class with at least 2 rows, got {len(groups.unique())} classes in {len(x)} rows: use more data"
             )
         constant = torch.stack(constants) - 0.5 * x.shape[1] * math.log(2 * math.pi)
-        self.reductions = nn.ModuleList([reduce])
+        self.reductions = nn.ModuleList([reduce]).train(self.training)
         self.locations, self.whitenings, self.constants = (
             t.to(device, dtype).contiguous() for t in (torch.stack(locations), torch.stack(whitenings), constant)
         )

@@ -145,7 +145,7 @@ class Likelihood(Density):
                         "another number of features: build a new one"
                     )
             self._grow(start, device)
-        self.reductions = reductions
+        self.reductions = reductions.train(self.training)
         self.location = location.to(device, dtype)
         # contiguous as a loaded one is, for the same numbers to the last bit
         self.whitening = whitening.to(device, dtype).contiguous()

@@ -83,7 +83,7 @@ class Signature(Gaussian):
 
     def forget(self) -> None:
         super().forget()
-        self.relative = Relative().to(self.centre)
+        self.relative = Relative().to(self.centre).train(self.training)
 
 
 __all__ = ["Signature"]
