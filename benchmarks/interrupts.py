@@ -1,16 +1,17 @@
-"""Interrupts at any moment: a KeyboardInterrupt in the middle of calls, trainings, loads and saves must leave all as it was.
+"""Ctrl-C at random moments of calls, trainings, loads and saves, which must leave all as it was: modes, numbers, hooks, random draws and
+what torch keeps for a thread.
 
-    python benchmarks/interrupts.py --interrupts 5000 --seed 0
-
-Three kinds: at the k-th line of workbench's own code, at the k-th moment at which CPython looks for signals (both the same again with the same
-seed), and by a real signal after a random time. After each, all that an interrupt could leave behind is compared with what was there before, or
-with what a whole call leaves. `tests/test_interrupts.py` runs some hundred of them.
+`python benchmarks/interrupts.py --interrupts 500 --seed 7` makes others than `workbench bench interrupts`. Three kinds: at the k-th line of
+workbench's own code, at the k-th moment at which CPython looks for signals (both the same again with the same seed), and by a real signal after
+a random time. After each, all that an interrupt could leave behind is compared with what was there before, or with what a whole call leaves.
+`tests/test_interrupts.py` runs some hundred of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import random
 import signal
 import sys
@@ -19,19 +20,28 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import workbench
 from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, swag, vote
+from workbench.experiments.bench import table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 X = torch.linspace(-2, 2, 48).reshape(16, 3)
 Y = X.sum(1, keepdim=True).sin()
 KINDS = ("line", "call", "signal")
+SEEDS, TRIED, EACH = (
+    4,
+    108,
+    4,
+)  # of the benchmark, interrupts of each cell, and those of a case before the next one's turn
 
 
 class Net(nn.Module):
@@ -56,6 +66,14 @@ class Counting(Net):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x)
+
+
+class Quiet(Net):
+    """The same without dropout, so that the branches can share a trunk in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Identity()  # type: ignore[assignment]
 
 
 def net(cls: type[Net] = Net) -> Net:
@@ -359,7 +377,17 @@ class Case:
         return True, wrong
 
 
-ACTIONS = ("train", "eval", "loss", "fit", "closed", "wrap", "load", "reload", "save")
+ACTIONS = {
+    "train": "`wrapped(x)` in training mode",
+    "eval": "`wrapped(x, return_risk=True)`",
+    "loss": "`wrapped.loss`",
+    "fit": "`workbench.fit`",
+    "closed": "`wrapped.fit`",
+    "wrap": "wrapping",
+    "load": "`load` into a wrapped model",
+    "reload": "`load` with a plain model",
+    "save": "`save`",
+}
 
 
 def cases() -> list[tuple[str, str, str, type[Net]]]:
@@ -381,54 +409,125 @@ def cases() -> list[tuple[str, str, str, type[Net]]]:
                     and action != "eval"
                 ):
                     continue
-                every.append((name, strategy, action, Counting if strategy == "loop" else Net))
+                every.append((name, strategy, action, {"loop": Counting, "replay": Quiet}.get(strategy, Net)))
     return every
+
+
+@functools.cache
+def made(row: tuple[str, str, str, type[Net]]) -> Case | None:
+    """The case of a row, None if the rung does not run this wrapper."""
+    try:
+        return Case(*row)
+    except (ValueError, RuntimeError) as error:
+        if "is not possible for" not in str(error):
+            raise
+        return None
+
+
+@functools.cache
+def events(row: tuple[str, str, str, type[Net]], kind: str) -> int:
+    case = made(row)
+    assert case is not None
+    return case.count(kind)
+
+
+Attack = tuple[tuple[str, str, str, type[Net]], str, bool, str, list[str]]
+
+
+def attacks(
+    interrupts: int, seed: int, kinds: tuple[str, ...] = KINDS, chosen: Callable[..., bool] | None = None
+) -> Iterator[Attack]:
+    """Interrupts at random moments, of one case after another.
+
+    Args:
+        interrupts: how many to try.
+        seed: of the order of the cases, and of moments.
+        kinds: of interrupts.
+        chosen: which cases; all by default.
+
+    Yields:
+        The row of the case, the kind, whether the interrupt came before the end, where, and what was wrong afterwards.
+    """
+    draw = random.Random(seed)
+    wanted = [row for row in cases() if chosen is None or chosen(*row)]
+    while True:
+        for row in draw.sample(wanted, len(wanted)):
+            case, kind = made(row), draw.choice(kinds)
+            for _ in range(EACH if case is not None else 0):
+                count = events(row, "call" if kind == "signal" else kind)
+                if kind == "signal":
+                    interruption: Any = Signal(count * 4e-7 * draw.random() ** 2 * 4)
+                else:
+                    interruption = Interruption(kind, draw.randint(1, count))
+                interruption.k_odd = draw.random() < 0.5
+                hit, faults = case.attack(interruption)  # type: ignore[union-attr]
+                yield row, kind, hit, interruption.where, faults
+                interrupts -= 1
+                if not interrupts:
+                    return
 
 
 def soak(
     interrupts: int, seed: int, kinds: tuple[str, ...] = KINDS, chosen: Callable[..., bool] | None = None
 ) -> tuple[int, list[str]]:
-    """How many interrupts hit, and what was wrong after which.
-
-    Args:
-        interrupts: how many to try.
-        seed: of cases and moments.
-        kinds: of interrupts.
-        chosen: which cases; all by default.
-    """
-    draw = random.Random(seed)
-    wanted = [case for case in cases() if chosen is None or chosen(*case)]
+    """How many interrupts hit, and what was wrong after which; the arguments are those of `attacks`."""
     hits, wrong = 0, []
-    made: dict[Any, Case] = {}
-    counts: dict[Any, int] = {}
-    while interrupts > 0:
-        row = draw.choice(wanted)
-        kind = draw.choice(kinds)
-        step = "call" if kind == "signal" else kind
-        try:
-            if row not in made:
-                made[row] = Case(*row)
-            case = made[row]
-            if (row, step) not in counts:
-                counts[row, step] = case.count(step)
-        except ValueError as error:
-            if "is not possible for" not in str(error):
-                raise
-            wanted.remove(row)  # a rung that does not run this wrapper
-            continue
-        for _ in range(min(interrupts, 8)):
-            if kind == "signal":
-                interruption: Any = Signal(counts[row, step] * 4e-7 * draw.random() ** 2 * 4)
-            else:
-                interruption = Interruption(kind, draw.randint(1, counts[row, step]))
-            interruption.k_odd = draw.random() < 0.5
-            hit, faults = case.attack(interruption)
-            interrupts -= 1
-            hits += hit
-            if faults:
-                wrong.append(f"{case.label} [{kind}] at {interruption.where}: {', '.join(faults)}")
-                print(wrong[-1], flush=True)
+    for row, kind, hit, where, faults in attacks(interrupts, seed, kinds, chosen):
+        hits += hit
+        if faults:
+            wrong.append(f"{'/'.join(row[:3])} [{kind}] at {where}: {', '.join(faults)}")
+            print(wrong[-1], flush=True)
     return hits, wrong
+
+
+# ---- the benchmark
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """Every wrapper, with several seeds."""
+    if smoke:
+        return [{"wrapper": "vote", "seed": 0, "interrupts": 8}]
+    return [{"wrapper": name, "seed": seed, "interrupts": TRIED} for seed in range(SEEDS) for name in WRAPPERS]
+
+
+def run(wrapper: str, seed: int, interrupts: int) -> list[dict[str, Any]]:
+    """One row for each rung and action: the interrupts of each kind that came before the end, and what they left behind."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker ignores it
+    try:
+        for (_, strategy, action, _), kind, hit, where, faults in attacks(
+            interrupts, seed, chosen=lambda name, *_: name == wrapper
+        ):
+            start = {"strategy": strategy, "action": action, **dict.fromkeys(KINDS, 0), "left_behind": 0, "faults": ""}
+            row = rows.setdefault((strategy, action), start)
+            row[kind] += hit
+            if faults:
+                row["left_behind"] += 1
+                row["faults"] += f"[{kind}] at {where}: {', '.join(faults)}; "
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return list(rows.values())
+
+
+def summary(frame: pd.DataFrame, images: Path) -> str:
+    """A table of actions, and how many interrupts left something behind."""
+    import pandas as pd
+
+    frame = frame.assign(hits=frame[list(KINDS)].sum(axis=1))
+    actions = frame.groupby("action")[[*KINDS, "hits", "left_behind"]].sum().loc[list(ACTIONS)]
+    shown = pd.DataFrame(
+        {
+            "interrupted": [ACTIONS[action] for action in actions.index],
+            "at a line": [f"{n:,}" for n in actions["line"]],
+            "at a call": [f"{n:,}" for n in actions["call"]],
+            "by a signal": [f"{n:,}" for n in actions["signal"]],
+            "left something behind": [f"{n:,}" for n in actions["left_behind"]],
+        }
+    )
+    pairs = len(frame[frame["hits"] > 0].drop_duplicates(["wrapper", "strategy", "action"]))
+    said = (
+        f"{int(frame['left_behind'].sum())} of {int(frame['hits'].sum()):,} interrupts left something behind, in {pairs} "
+        f"combinations of {frame['wrapper'].nunique()} wrappers, rungs of the engine and actions."
+    )
+    return f"{said}\n\n{table(shown)}"
 
 
 def main() -> None:
