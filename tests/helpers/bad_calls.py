@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from helpers import plain_answers
 from workbench import calibrate, data, distributions, metrics, neo, plots, sample, sculpt, vote
 from workbench.calibration import selective, top_uncertain
 from workbench.calibration.abstention import upper_bound
@@ -95,16 +96,18 @@ DTYPES = st.sampled_from(
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.int8]
 )
 
+KINDS = ("normal", "positive", "probs", "labels", "special")
+
 
 @st.composite
-def tensors(draw: Any, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+def tensors(draw: Any, shape: tuple[int, ...] | None = None, kinds: tuple[str, ...] = KINDS) -> torch.Tensor:
     dtype, seed = draw(DTYPES), draw(st.integers(0, 99))
     if shape is None:
         shape = draw(SHAPES)
     elif draw(st.integers(0, 3)):  # mostly what the function wants
         dtype = torch.float32
     generator = torch.Generator().manual_seed(seed)
-    kind = draw(st.sampled_from(["normal", "positive", "probs", "labels", "special"]))
+    kind = draw(st.sampled_from(kinds))
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "positive":
         values = values.abs() + 0.1
@@ -242,10 +245,43 @@ def _options_of(function: Any) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(function).parameters if name in OPTIONS)
 
 
+MEANT = {
+    **dict.fromkeys(("sharpness", "upper_bound"), ("positive",)),
+    **{
+        "distribution": ("normal", "normal", "positive"),
+        "mpiw": ("normal", "positive"),
+        "conformal_quantile": ("normal",),
+        "fit_temperature": ("normal", "labels"),
+    },
+    **dict.fromkeys(("rmse", "mae", "auroc", "aupr", "fpr95", "crps_samples"), ("normal", "normal")),
+    **dict.fromkeys(("aurc", "augrc", "ause", "risk_coverage_curve", "sparsification_curve"), ("normal", "positive")),
+    **dict.fromkeys(("accuracy", "categorical_nll", "brier", "reliability_curve"), ("probs", "labels")),
+    **dict.fromkeys(("ece", "adaptive_ece", "max_ece", "classwise_ece"), ("probs", "labels")),
+}
+
+
+@st.composite
+def meant(draw: Any, name: str) -> tuple[Any, ...]:
+    """Arguments of the kinds that a function is for, now and then with a number that is none of them."""
+    kinds = MEANT.get(name, ("normal", "positive", "normal"))
+    shape = draw(
+        st.sampled_from(
+            [(5, 3), (4, 5), (60, 3), (2, 3, 4)] if "labels" in kinds or "samples" in name else [(5,), (5, 1), (60, 1)]
+        )
+    )
+    arguments = []
+    for i, kind in enumerate(kinds):
+        size = shape[:-1] if kind == "labels" else shape[1:] if i and "samples" in name else shape
+        arguments.append(draw(tensors(size, (kind,) if draw(st.integers(0, 5)) else KINDS)))
+    return tuple(arguments)
+
+
 @st.composite
 def metric_calls(draw: Any) -> Call:
     name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - {"metric"})))
     function = getattr(metrics, name)
+    if draw(st.booleans()):
+        return name, function, draw(meant(name)), draw(options(_options_of(function)))
     arguments = draw(several(N_TENSORS.get(name, 3)))
     if function.__module__.endswith(".boxes") and draw(st.integers(0, 4)):
         arguments = tuple(draw(st.one_of(st.sampled_from(BOXES), ANY)) for _ in arguments)
@@ -270,7 +306,7 @@ CALIBRATORS: dict[str, tuple[Callable[..., Any], int]] = {
 def calibration_calls(draw: Any) -> Call:
     name = draw(st.sampled_from(sorted(CALIBRATORS)))
     function, n = CALIBRATORS[name]
-    arguments = draw(several(n))
+    arguments = draw(meant(name)) if name in MEANT and draw(st.booleans()) else draw(several(n))
     if name == "fit_temperature" and isinstance(arguments[0], torch.Tensor):
         arguments = (arguments[0], draw(tensors(tuple(arguments[0].shape[:-1]))))
     chosen = draw(options(_options_of(function)))
@@ -287,7 +323,7 @@ def distribution_calls(draw: Any) -> Call:
     )
     function = getattr(family, name)
     n = {"mean": 2, "stddev": 2, "sample": 2, "to_risk": 1}.get(name, 3)
-    arguments = draw(several(n))
+    arguments = draw(meant("distribution"))[-n:] if n > 1 and draw(st.booleans()) else draw(several(n))
     if name == "sample":
         arguments = (draw(st.one_of(st.just(arguments), junk())),)
     return f"{getattr(family, '__name__', repr(family))}.{name}", function, arguments, {}
@@ -400,15 +436,22 @@ def is_raw(error: BaseException) -> bool:
     )
 
 
+def _facts(arguments: tuple[Any, ...]) -> list[Any]:
+    """What no call may change: its arguments, random draws and the default dtype."""
+    tensors_given = [a for a in arguments if isinstance(a, torch.Tensor) and not a.is_meta and not a.is_sparse]
+    return [[str(tensor) for tensor in tensors_given], torch.get_rng_state().sum().item(), torch.get_default_dtype()]
+
+
 def outcome(call: Call) -> tuple[str, str]:
-    """How a call ended, "ok", "refused" or "raw", and the error as one line."""
+    """How a call ended, "ok", "wrong", "refused" or "raw", and what was wrong or the error as one line."""
     import warnings
 
     name, function, arguments, chosen = call
+    before = _facts(arguments)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            function(*arguments, **chosen)
+            answer = function(*arguments, **chosen)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "/workbench/" in frame.filename]
@@ -419,9 +462,14 @@ def outcome(call: Call) -> tuple[str, str]:
     finally:
         if (pyplot := __import__("sys").modules.get("matplotlib.pyplot")) is not None:
             pyplot.close("all")
-    return "ok", name
+    differs = plain_answers.difference(name, arguments, chosen, answer)
+    if _facts(arguments) != before and not name.endswith((".sample", "Wrapper")):  # these draw
+        differs = "changed its arguments or torch's state"
+    return ("wrong", f"{name}{tuple(arguments)} {chosen}: {differs}"[:400]) if differs else ("ok", name)
 
 
 def counted(outcomes: list[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
-    """How many calls ended how, and how often each raw error came."""
-    return Counter(status for status, _ in outcomes), Counter(text for status, text in outcomes if status == "raw")
+    """How many calls ended how, and how often each raw error and wrong answer came."""
+    return Counter(status for status, _ in outcomes), Counter(
+        text for status, text in outcomes if status in ("raw", "wrong")
+    )

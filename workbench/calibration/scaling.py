@@ -95,6 +95,7 @@ def fit_variance_scale(
         float64, [outputs] or [].
 
     Raises:
+        TypeError: what should be True or False is neither.
         ValueError: shapes differ, a risk is not positive, or every prediction is exact (s would be 0).
 
     Example:
@@ -103,6 +104,8 @@ def fit_variance_scale(
     """
     values = predicted(prediction, risk, target, positive=True)
     family_of(distribution)
+    if not isinstance(per_output, bool):
+        raise TypeError(f"per_output must be True or False, found {per_output!r:.100}")
     if per_output and values[0].ndim < 2:
         raise ValueError(f"per_output=True needs predictions [rows, outputs], found {tuple(values[0].shape)}")
     if not per_output:

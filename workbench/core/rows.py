@@ -289,4 +289,8 @@ def _tensor(value: Any, label: str, name: str) -> Tensor:
         ) from error
     if not tensor.dim():
         raise ValueError(f"{name}: {label} is a single number; its first dimension must be the rows")
+    if tensor.layout not in (torch.strided, torch.jagged):  # rows of others can't be taken by number
+        raise TypeError(
+            f"{name}: {label} is a tensor {list(tensor.shape)} of {tensor.layout}; give {label}.to_dense(), or batches in a DataLoader"
+        )
     return tensor
