@@ -261,6 +261,8 @@ class Case:
         if action in ("eval", "load", "save"):
             self.wrapped.eval()
             self._fit()
+        if action == "closed":
+            self._collect()
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "model"
         if action in ("load", "reload"):
@@ -273,11 +275,13 @@ class Case:
             workbench.save(self.wrapped, self.path)
         answers(copy.deepcopy(self.wrapped))  # a rung that does not run this wrapper says so here
 
+    def _collect(self) -> None:
+        for name, module in (("swag", swag), ("snapshot", snapshot)):
+            if name in self.wrapped.methods:
+                module.collect(self.wrapped), module.collect(self.wrapped)
+
     def _fit(self) -> None:
-        if "swag" in self.wrapped.methods:
-            swag.collect(self.wrapped), swag.collect(self.wrapped)
-        if "snapshot" in self.wrapped.methods:
-            snapshot.collect(self.wrapped), snapshot.collect(self.wrapped)
+        self._collect()
         if self.wrapped.needs_fit:
             self.wrapped.fit([(X, Y)])
 
@@ -292,7 +296,7 @@ class Case:
         if action == "fit":
             return workbench.fit(wrapped, (X, Y), epochs=2, batch_size=8, progress=False, validation=0)
         if action == "closed":
-            return self._fit()
+            return self.wrapped.fit([(X, Y)]) if self.wrapped.needs_fit else snapshot.collect(self.wrapped)
         if action == "wrap":
             return self.make()(self.given)
         if action == "load":
@@ -382,7 +386,7 @@ ACTIONS = {
     "eval": "`wrapped(x, return_risk=True)`",
     "loss": "`wrapped.loss`",
     "fit": "`workbench.fit`",
-    "closed": "`wrapped.fit`",
+    "closed": "`wrapped.fit`, `snapshot.collect`",
     "wrap": "wrapping",
     "load": "`load` into a wrapped model",
     "reload": "`load` with a plain model",

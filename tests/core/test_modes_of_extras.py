@@ -64,3 +64,19 @@ def test_predictions_of_a_loaded_signature_teach_it_nothing(density: str, tmp_pa
     first = loaded(X[:3], return_risk=True)[1]
     loaded(X * 50, return_risk=True)
     assert torch.equal(loaded(X[:3], return_risk=True)[1], first)
+
+
+def test_an_interrupt_before_the_training_leaves_one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first batch was tried, in evaluation mode."""
+    from workbench.training import fitting
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    wrapped = sculpt.Wrapper(n_layers=1)(model()).train()
+    before = [name for name, _ in wrapped.named_modules()]
+    monkeypatch.setattr(fitting, "choose_standardization", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workbench.fit(wrapped, (X, Y), epochs=1, progress=False)
+    assert modes(wrapped) == {True}
+    assert [name for name, _ in wrapped.named_modules()] == before

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .method import Method
-from .ownership import add_extra, extra, extras
+from .ownership import add_extra, extra, remove_extra
 
 NAME = "committee"
 
@@ -74,7 +74,7 @@ def members_axis(methods: Iterable[Method]) -> str:
 def seat(wrapped: Any, committee: Committee | None) -> None:
     """Give a wrapped object a committee, or take it away."""
     if committee is None:
-        extras(wrapped)._modules.pop(NAME, None)
+        remove_extra(wrapped, NAME)
     else:
         committee.axis = members_axis(wrapped._workbench.methods)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), None)

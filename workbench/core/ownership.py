@@ -47,16 +47,18 @@ def extra(root: nn.Module, name: str) -> Any:
     return None if container is None else container._modules.get(name)
 
 
-def extras(root: nn.Module) -> nn.Module:
-    """The sub-module that holds what belongs to no single layer; made when it is first asked for."""
-    if root._modules.get(EXTRAS) is None:
-        root._modules[EXTRAS] = nn.Module().train(root.training)
-    return root._modules[EXTRAS]  # type: ignore[return-value]
-
-
 def add_extra(root: nn.Module, name: str, module: nn.Module) -> None:
     """Let wrapping hold a module beside the layers, in the mode that the model is in."""
-    extras(root)._modules[name] = module.train(root.training)
+    if root._modules.get(EXTRAS) is None:
+        root._modules[EXTRAS] = nn.Module().train(root.training)
+    container: Any = root._modules[EXTRAS]
+    container._modules[name] = module.train(root.training)
+
+
+def remove_extra(root: nn.Module, name: str) -> Any:
+    """Take away what wrapping holds beside the layers under a name, and return it; None if there is none."""
+    container: Any = root._modules.get(EXTRAS)
+    return None if container is None else container._modules.pop(name, None)
 
 
 def _name(path: str, attribute: str) -> str:

@@ -19,7 +19,7 @@ from ..engine.plan import Bank
 from .crossfit import NAME as COMMITTEE
 from .crossfit import Committee, members_axis, seat
 from .inputs import positional_names
-from .ownership import EXTRAS, MARK, Slot, Table, add_extra, extra, extras, table_of
+from .ownership import EXTRAS, MARK, Slot, Table, add_extra, extra, remove_extra, table_of
 from .standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
@@ -326,8 +326,8 @@ class Loading:
             device = next((p.device for p in nn.Module.parameters(self.wrapped)), None)
             new_scaling = Scaling.of_state(scaling, positional_names(self.wrapped))
             add_extra(self.wrapped, "scaling", new_scaling.to(device))
-        elif not partial and extra(self.wrapped, "scaling") is not None:
-            extras(self.wrapped)._modules.pop("scaling")
+        elif not partial:
+            remove_extra(self.wrapped, "scaling")
         committee = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
         if len(committee) == len(Committee.NAMES):
             seat(self.wrapped, Committee(**committee))

@@ -22,7 +22,7 @@ from .copying import Persistent
 from .inputs import opened, positional_names
 from .members import predictive
 from .method import Call
-from .ownership import MARK, Record, add_extra, engine_of, extra, extras, table_of
+from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
 from .parameters import WrappedParameters
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
@@ -176,7 +176,7 @@ class Wrapped(WrappedParameters, Persistent):
 
     def unscale(self) -> None:
         """Remove the standardisation: inputs and outputs are in the model's own units again."""
-        extras(self)._modules.pop("scaling", None)
+        remove_extra(self, "scaling")
 
     @property
     def location_scale(self) -> bool:

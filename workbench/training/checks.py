@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
 from workbench.core.outputs import IGNORED
-from workbench.core.ownership import add_extra, extras
+from workbench.core.ownership import add_extra, remove_extra
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
@@ -120,7 +120,7 @@ def try_batch(
 
 def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, torch.dtype]]:
     """The prediction, and the inputs that had to be made floating-point numbers for it: bytes, truth values, or both."""
-    present = extras(wrapped)._modules.pop("scaling", None) if not scaled else None
+    present = remove_extra(wrapped, "scaling") if not scaled else None
 
     def ask(inputs: Any) -> Any:
         args, kwargs = opened(wrapped, inputs)
