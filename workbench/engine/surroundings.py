@@ -6,8 +6,10 @@ larger looks at the surroundings before, and puts them back whatever is raised; 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ import torch
 _functorch: Any = torch._C._functorch
 _autograd: Any = torch._C._autograd
 _LOCAL = threading.local()
+_ENTER = contextlib._GeneratorContextManager.__enter__.__code__
 T = TypeVar("T")
 
 
@@ -84,6 +87,9 @@ class Surroundings:
         Raises:
             BaseException: the interrupt, where the error is only what came of it.
         """
+        interrupt = interruption(error, self._handled)
+        if interrupt is not None:
+            _leave_entered(interrupt)
         if _functorch.get_dynamic_layer_stack_depth() > self._depth:
             _functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._depth)
         if _function_modes() != self._function_modes:  # torch takes one away while it handles a call
@@ -102,7 +108,6 @@ class Surroundings:
             torch.set_default_dtype(self._dtype)
         for block in reversed(_open_blocks()[self._blocks :]):
             block.__exit__()
-        interrupt = interruption(error, self._handled)
         if interrupt is None:
             return
         _functorch._set_vmap_fallback_warning_enabled(True)  # as it is but in a pass under vmap
@@ -114,6 +119,14 @@ class Surroundings:
 
 def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def _leave_entered(interrupt: BaseException) -> None:
+    """End the block of contextlib's that was just being entered; else it ends where Python drops it, after all is put back, and puts back its own."""
+    for frame, _ in traceback.walk_tb(interrupt.__traceback__):
+        if frame.f_code is _ENTER:
+            with contextlib.suppress(Exception):
+                frame.f_locals["self"].gen.close()
 
 
 def interruption(error: BaseException | None, handled: BaseException | None) -> BaseException | None:

@@ -1,0 +1,77 @@
+"""What torch keeps for a thread, after interrupts in places where a `with` block can't end itself."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from workbench.engine.surroundings import guarded
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """As torch takes a mode away while it handles a call."""
+    mode = torch._C._pop_torch_function_stack()
+    try:
+        yield
+    finally:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def one_level() -> Iterator[None]:
+    torch._C._functorch._vmap_increment_nesting(2, "error")
+    try:
+        yield
+    finally:
+        torch._C._functorch._vmap_decrement_nesting()
+
+
+def interrupted_in_enter(block: Any) -> None:
+    """Enter a block, with a Ctrl-C as soon as it is open, before the `with` statement knows of it."""
+
+    def profile(frame: Any, event: str, function: Any) -> None:
+        if event == "c_return" and function is next and frame.f_code.co_name == "__enter__":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        with block:
+            raise AssertionError("the interrupt comes before")
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("make", [without_modes, one_level])
+def test_a_block_that_was_being_entered_ends_before_the_surroundings_are_put_back(make: Any) -> None:
+    def call() -> None:
+        with Mode():
+            interrupted_in_enter(make())
+
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            guarded(call)
+        assert torch._C._len_torch_function_stack() == 0
+        assert depth() == 0
+        with one_level():  # another call's
+            del caught
+            gc.collect()
+            assert torch._C._len_torch_function_stack() == 0
+            assert depth() == 1
+    finally:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
