@@ -122,7 +122,7 @@ def _function_modes() -> list[Any]:
 
 
 def _leave_entered(interrupt: BaseException) -> None:
-    """End the block of contextlib's that was just being entered; else it ends where Python drops it, after all is put back, and puts back its own."""
+    """End the block of contextlib that was being entered; else it ends where Python drops it, and changes what has been put back."""
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
         if frame.f_code is _ENTER:
             with contextlib.suppress(Exception):
