@@ -18,7 +18,8 @@ import torch
 _functorch: Any = torch._C._functorch
 _autograd: Any = torch._C._autograd
 _LOCAL = threading.local()
-_ENTER = contextlib._GeneratorContextManager.__enter__.__code__
+_BLOCK = contextlib._GeneratorContextManager
+_EDGES = (_BLOCK.__enter__.__code__, _BLOCK.__exit__.__code__)
 T = TypeVar("T")
 
 
@@ -89,7 +90,7 @@ class Surroundings:
         """
         interrupt = interruption(error, self._handled)
         if interrupt is not None:
-            _leave_entered(interrupt)
+            _end_blocks(interrupt)
         if _functorch.get_dynamic_layer_stack_depth() > self._depth:
             _functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._depth)
         if _function_modes() != self._function_modes:  # torch takes one away while it handles a call
@@ -121,10 +122,10 @@ def _function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
-def _leave_entered(interrupt: BaseException) -> None:
-    """End the block of contextlib that was being entered; else it ends where Python drops it, and changes what has been put back."""
+def _end_blocks(interrupt: BaseException) -> None:
+    """End the block of contextlib that was being entered or left; else it ends where Python drops it, and changes what has been put back."""
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
-        if frame.f_code is _ENTER:
+        if frame.f_code in _EDGES:
             with contextlib.suppress(Exception):
                 frame.f_locals["self"].gen.close()
 
