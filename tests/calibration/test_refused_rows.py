@@ -66,3 +66,15 @@ def test_they_are_refused_by_name(function: Callable[..., Any], arguments: tuple
 def test_a_class_that_is_ruled_out_changes_no_temperature() -> None:
     ruled_out = torch.cat([LOGITS, torch.full((4, 1), -INF)], 1)
     assert fit_temperature(ruled_out, LABELS) == fit_temperature(LOGITS, LABELS)
+
+
+def test_rows_without_numbers_and_truth_values_that_are_none_are_refused() -> None:
+    from workbench.core.rows import read
+
+    with pytest.raises(TypeError, match=r"x is a tensor \[2, 2\] of torch.sparse_coo; give x.to_dense\(\)"):
+        read((torch.ones(2, 2).to_sparse(), torch.ones(2, 1)))
+    with pytest.raises(TypeError, match=r"y is a tensor \[2\] on the meta device"):
+        read((torch.ones(2, 2), torch.ones(2, device="meta")))
+    for value in (torch.zeros(2), "mean", 1):
+        with pytest.raises(TypeError, match="per_output must be True or False"):
+            fit_variance_scale(LOC, SCALE, LOC + 1, per_output=value)  # type: ignore[arg-type]

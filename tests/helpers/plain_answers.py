@@ -164,9 +164,9 @@ def difference(name: str, arguments: tuple[Any, ...], options: dict[str, Any], a
     except (KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError, AttributeError):
         return ""  # broadcast, or of a family that has no closed form here
     numbers = rows(answer)
-    # in the precision that the answer is in
-    eps = torch.finfo(answer.dtype).eps if isinstance(answer, torch.Tensor) and answer.is_floating_point() else 1e-12
-    tolerance = max(1e-8, 64 * eps)
+    # in the least precision that there is
+    floats = [t for t in (answer, *arguments) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    tolerance = max([1e-8, *(64 * torch.finfo(t.dtype).eps for t in floats)])
     same = len(numbers) == len(plain) and np.allclose(numbers, plain, rtol=tolerance, atol=tolerance, equal_nan=True)
     return "" if same else f"{numbers[:4]} where plain loops give {plain[:4]}"
 

@@ -293,4 +293,6 @@ def _tensor(value: Any, label: str, name: str) -> Tensor:
         raise TypeError(
             f"{name}: {label} is a tensor {list(tensor.shape)} of {tensor.layout}; give {label}.to_dense(), or batches in a DataLoader"
         )
+    if tensor.is_meta:
+        raise TypeError(f"{name}: {label} is a tensor {list(tensor.shape)} on the meta device, which has no numbers")
     return tensor
