@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .clone import places
 from .effects.attributes import modules
+from .effects.containers import Containers, holds_mutable
 from .plan import Index, Intervention, Plan, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result
@@ -173,10 +174,9 @@ def run_branch(
     clone.install(values)
     versions = {slot: _count_writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
-        if sealed:
-            args, kwargs = unseal((args, kwargs))
+        args, kwargs, containers = _opened(args, kwargs, sealed)
         output = seal(clone.call_model(*args, **kwargs), plan.state)
-        return Result(output, _written_buffers(clone, values, versions))
+        return Result(output, _written_buffers(clone, values, versions), inputs=containers)
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
@@ -193,8 +193,7 @@ def run_branch(
                         stack.enter_context(refuse_recomputing(why))
         if mode is not None:
             stack.enter_context(mode)
-        if sealed:
-            args, kwargs = unseal((args, kwargs))
+        args, kwargs, containers = _opened(args, kwargs, sealed)
         output = seal(clone.call_model(*args, **kwargs), plan.state)
     for intervention in reversed(plan.interventions):
         output = intervention.output(output, index)
@@ -202,7 +201,15 @@ def run_branch(
     if values is not picked and not torch.is_grad_enabled():  # no backward pass will ask for the tensors of this one
         clone.install({slot: value for slot, value in picked.items() if slot not in clone.buffers})
     taps = {name: tensor for intervention in plan.interventions for name, tensor in intervention.taps.items()}
-    return Result(output, new, taps)
+    return Result(output, new, taps, containers)
+
+
+def _opened(
+    args: tuple, kwargs: dict[str, Any], sealed: bool
+) -> tuple[tuple[Any, ...], dict[str, Any], Containers | None]:
+    """The inputs as the model gets them, and the containers among them that it may fill."""
+    opened = unseal((args, kwargs)) if sealed else (args, kwargs)
+    return (*opened, Containers(args, kwargs, opened) if holds_mutable(args, kwargs) else None)
 
 
 def _written_buffers(clone: Clone, values: dict[str, Tensor], versions: dict[str, int]) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from .effects.containers import Containers
+
 
 @dataclass
 class Result:
@@ -18,6 +20,7 @@ class Result:
     output: Any
     buffers: dict[str, Tensor]  # the slots whose value changed
     taps: dict[str, Tensor] = field(default_factory=dict)
+    inputs: Containers | None = None  # the lists and dicts that the model was given, if there were any
 
 
 class StackedResults(Sequence[Result]):
@@ -28,6 +31,7 @@ class StackedResults(Sequence[Result]):
         leaves: the leaves of the output: tensors [*sizes, ...], and whatever is no tensor once for all.
         rebuild: puts as many leaves into the shape of the model's output.
         buffers, taps: [*sizes, ...], see `Result`.
+        inputs: of the one pass, see `Result`.
     """
 
     def __init__(
@@ -37,8 +41,10 @@ class StackedResults(Sequence[Result]):
         rebuild: Callable[[list[Any]], Any],
         buffers: dict[str, Tensor],
         taps: dict[str, Tensor],
+        inputs: Containers | None = None,
     ) -> None:
         self.sizes, self.leaves, self.rebuild, self.buffers, self.taps = sizes, leaves, rebuild, buffers, taps
+        self.inputs = inputs
 
     def __len__(self) -> int:
         return math.prod(self.sizes)
@@ -73,4 +79,5 @@ class StackedResults(Sequence[Result]):
             self.rebuild,
             {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
             {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
+            self.inputs,
         )

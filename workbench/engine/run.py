@@ -18,6 +18,7 @@ from .combine import Branched, combine
 from .dependence import Followed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
+from .effects.containers import Containers
 from .effects.inputs import InputEffects, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
@@ -121,6 +122,7 @@ class Engine:
         if selects is not False:
             self._check_rows(replace(request, trackers=None), results, request.trackers or [], key)
             request = replace(request, trackers=None, track_all=False)
+        request = self._hand_back(request, results)
         if before is not None:
             self._note_first(request, results[0], before, clones.sources(leaves).all())
         self.traced.note(request)
@@ -132,6 +134,24 @@ class Engine:
             clones.save()
             self._check_reach(request, results)
         return branched, results
+
+    def _hand_back(self, request: Request, results: Sequence[Result]) -> Request:
+        """Let the caller's lists and dicts follow those of the branches.
+
+        Returns:
+            The request with containers as they were, for who looks at it later.
+        """
+        passes = [results.inputs] if isinstance(results, StackedResults) else [result.inputs for result in results]
+        filled = [each for each in passes if each is not None]
+        if not filled:
+            return request
+        leaves, rebuild = flatten((request.args, request.kwargs))
+        args, kwargs = rebuild(leaves)
+        if any(each.changed() for each in filled):
+            Containers(request.args, request.kwargs).follow(request.plan, filled)
+            self.effects.fills_containers = True
+        self.effects.fills_containers = bool(self.effects.fills_containers)
+        return replace(request, args=args, kwargs=kwargs)
 
     def _execute(
         self, request: Request, leaves: list[Any], strategy: str, before: Any

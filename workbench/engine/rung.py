@@ -17,7 +17,7 @@ from .plan import Plan
 from .request import Executor, Request
 from .results import Result
 from .state import BranchedState, unseal
-from .tree import flatten, follow, tensors, versions
+from .tree import flatten, tensors, versions
 
 
 def _no_obstacle(root: nn.Module, plan: Plan) -> str:
@@ -85,8 +85,6 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
                 "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
             )
         if first:
-            originals = {id(copied): leaf for copied, leaf in zip(used, leaves, strict=True)}
-            follow((request.args, request.kwargs), (tried.args, tried.kwargs), originals)
             for state, copied in zip(states, (leaf for leaf in used if isinstance(leaf, BranchedState)), strict=True):
                 state.take(copied)  # a cache that the model has changed in place
         return results

@@ -108,31 +108,6 @@ def _take(node: Any, leaves: list[Any]) -> Rebuild:
     return lambda iterator: like(node, [rebuild(iterator) for rebuild in rebuilds])
 
 
-def follow(tree: Any, other: Any, back: dict[int, Any]) -> None:
-    """Let the lists and dicts of a tree hold what those of its copy have come to hold.
-
-    Args:
-        tree: lists and dicts in it are changed in place.
-        other: a tree that was rebuilt from it.
-        back: id of a leaf of the copy -> the leaf of the tree.
-    """
-    old_children, new_children = children(tree), children(other) or []
-    if old_children is None or not isinstance(other, type(tree)):
-        return
-    pairs: list[tuple[Any, Any]] = []
-    if len(old_children) == len(new_children):
-        pairs = [(old, new) for (_, old), (_, new) in zip(old_children, new_children, strict=True)]
-    originals = {id(new): old for old, new in pairs}
-    if isinstance(tree, list):
-        tree[:] = [back.get(id(item), originals.get(id(item), item)) for item in other]
-    elif type(tree) is dict:
-        items = {key: back.get(id(item), originals.get(id(item), item)) for key, item in other.items()}
-        tree.clear()
-        tree.update(items)
-    for old, new in pairs:
-        follow(old, new, back)
-
-
 def paths(tree: Any, root: str = "output") -> list[str]:
     """The place of every leaf, in the order of `flatten`: `output['logits'][0]`."""
     items = children(tree)

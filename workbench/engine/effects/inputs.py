@@ -69,6 +69,7 @@ class InputEffects:
     def __init__(self) -> None:
         self.writes_tensors: bool | None = None  # unknown before the first call
         self.changes_objects: bool | None = None
+        self.fills_containers: bool | None = None
         self._copies: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
 
     def objects_of_branches(

@@ -49,9 +49,7 @@ def run(request: Request) -> list[Result]:
             branch_leaves[i] = Sealed(parts[k])
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
         clone = request.clone(index)
-        # the caller's own lists and dicts as well, where nothing in them was exchanged
-        same = last and all(a is b for a, b in zip(branch_leaves, leaves, strict=True))
-        args, kwargs = (request.args, request.kwargs) if same else rebuild(branch_leaves)
+        args, kwargs = rebuild(branch_leaves)
         with streams.branch(index), request.watching(clone, first=k == 0):
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
         if not last:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import tensors_and_generators
 from ..branch import refuse_recomputing, run_branch
+from ..effects.containers import holds_mutable
 from ..effects.random import RandomSources, were_drawn
 from ..request import Request
 from ..results import Result
@@ -162,7 +163,7 @@ def run(request: Request) -> list[Result]:
     streams = request.streams(sources)
     request.begin()
     states = request.states(leaves)
-    own = _own_tensors(states)
+    own, filled = _own_tensors(states), holds_mutable(args, kwargs)
     tape: Recording | None = None
     results: list[Result] = []
     for k, index in enumerate(plan.indices):
@@ -170,7 +171,7 @@ def run(request: Request) -> list[Result]:
         values = clone.values(plan, index)
         branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | own
         shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
-        if states:
+        if states or filled:
             args, kwargs = rebuild([Sealed(states[i][k]) if i in states else leaf for i, leaf in enumerate(leaves)])
         with streams.branch(index), request.watching(clone, first=k == 0), refuse_recomputing():
             if tape is None:

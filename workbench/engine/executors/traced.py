@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..branch import Clone
+from ..effects.containers import holds_mutable
 from ..plan import Index, Plan
 from ..rank_one import LayerForward
 from ..request import Request
@@ -55,7 +56,10 @@ class TracedExecutor:
         mode, plan = request.training, request.plan
         if mode not in self._draws or request.impure or plan.state or states_in((request.args, request.kwargs)):
             return False
-        if request.effects.writes_tensors or request.effects.changes_objects:
+        effects = request.effects
+        if effects.writes_tensors or effects.changes_objects:
+            return False
+        if effects.fills_containers is not False and holds_mutable(request.args, request.kwargs):
             return False
         if any((mode, type(intervention)) not in self.trails for intervention in plan.interventions):
             return False

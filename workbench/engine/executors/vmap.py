@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..branch import Clone, is_batched, refuse_recomputing, run_branch
 from ..clone import share
+from ..effects.containers import Containers, holds_mutable
 from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
@@ -60,6 +61,8 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
     for start in range(0, outermost.size, step):
         if start and request.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
+        if results is not None and results.inputs is not None and results.inputs.changed():
+            raise RuntimeError("the model fills a list or dict among its inputs, which it would do once for each chunk")
         chunk = _Pass(request, start, min(step, outermost.size - start), rescue, outputs).run()
         results = chunk if results is None else results + chunk
     if outputs is not None:
@@ -169,6 +172,7 @@ class _Pass:
         if count < plan.axes[0].size:
             plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
         self.plan = plan
+        self.inputs: Containers | None = None  # as the model had them
         self.tensors = _branched_tensors(plan, self.clone, start, count)
         self.leaves, self.regroup = flatten((request.args, request.kwargs))
         self.dealt = self._deal(start, count) if plan.dealt else {}
@@ -233,7 +237,7 @@ class _Pass:
                 outputs = [output.unflatten(0, sizes) for output in outputs]
                 buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
         leaves, rebuild = shape.filled(outputs)
-        return StackedResults(sizes, leaves, rebuild, buffers, taps)
+        return StackedResults(sizes, leaves, rebuild, buffers, taps, self.inputs)
 
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
         """What the branches do, in terms of tensors without their branch axes; sets the shape of the output."""
@@ -252,13 +256,16 @@ class _Pass:
             own: dict[int, Any] = {i: next(rest) for i in self.dealt}
             own.update({i: Sealed(filled([next(rest) for _ in state])) for i, (state, filled) in self.states.items()})
             args, kwargs = request.args, request.kwargs
-            if own:
+            if own or holds_mutable(args, kwargs):
                 args, kwargs = self.regroup([own.get(i, leaf) for i, leaf in enumerate(self.leaves)])
             mode = _entered(modes) if modes else None
             result = run_branch(
                 clone, plan, installed, _EveryPosition(plan), args, kwargs, mode, sealed=bool(self.states)
             )
         _refuse_kept_attributes(clone, request.impure)
+        self.inputs = result.inputs
+        if self.inputs is not None and self.inputs.changed() and any(map(_holds_batched, self.inputs.values())):
+            raise RuntimeError("the model fills a list or dict among its inputs with tensors of its branch")
         if self.outputs is not None:
             clone.install(clone.values(plan, plan.fixed))  # what is still in place is not kept by the model
         return shape.take(open_sealed(result.output) if plan.state else result.output), result.buffers, result.taps

@@ -1,0 +1,181 @@
+"""Lists, dicts and dataclasses among the inputs, which forward may fill: every branch has its own, and the caller's follow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...introspect.objects import is_atom
+from ..plan import Plan
+from ..state import BranchedState, Sealed
+from ..tree import children, like, values_of
+from .random import values_unavailable
+
+
+class Containers:
+    """The containers among inputs that can be changed, and what they held when this was made.
+
+    Args:
+        args, kwargs: the inputs; what is sealed in them counts as a leaf.
+        opened: the same inputs as the model gets them, without seals.
+    """
+
+    def __init__(self, args: tuple, kwargs: dict[str, Any], opened: tuple[tuple, dict[str, Any]] | None = None) -> None:
+        self.leaves: list[Any] = []
+        self._nodes: list[Any] = []
+        theirs = (args, kwargs) if opened is None else opened
+        for value, other in zip((*args, *kwargs.values()), (*theirs[0], *theirs[1].values()), strict=True):
+            self._walk(value, other)
+        self._held = [_held(node) for node in self._nodes]
+
+    def _walk(self, node: Any, opened: Any) -> None:
+        values = None if isinstance(node, Sealed) else values_of(node)
+        if values is None:
+            self.leaves.append(opened)
+            return
+        if is_mutable(opened):
+            self._nodes.append(opened)
+        for value, other in zip(values, values_of(opened) or (), strict=True):
+            self._walk(value, other)
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def changed(self) -> bool:
+        """Whether one of them holds anything else by now."""
+        return any(not _same(_held(node), held) for node, held in zip(self._nodes, self._held, strict=True))
+
+    def values(self) -> list[Any]:
+        """What they hold by now, one step down."""
+        return [value for node in self._nodes for _, value in _held(node)]
+
+    def follow(self, plan: Plan, passes: Sequence[Containers]) -> None:
+        """Hold what those of all branches have come to hold; what is not the same for all becomes a state.
+
+        Args:
+            plan: of the branches.
+            passes: the same containers as each branch had them, in the order of `plan.indices`; or one for all.
+
+        Raises:
+            RuntimeError: if they have other lengths or keys in other branches; nothing is changed then.
+        """
+        if not any(each.changed() for each in passes):
+            return
+        merge = _Merge(plan, self, passes)
+        new = [merge.contents(each) for each in zip(*(each._nodes for each in passes), strict=True)]
+        for node, items in zip(self._nodes, new, strict=True):
+            _fill(node, items)
+
+
+class _Merge:
+    """What the caller's containers are to hold, given those of all branches."""
+
+    def __init__(self, plan: Plan, own: Containers, passes: Sequence[Containers]) -> None:
+        self.plan, self.own = plan, own
+        self.leaves = [{id(leaf): i for i, leaf in enumerate(each.leaves) if not is_atom(leaf)} for each in passes]
+        self.nodes = [{id(node): i for i, node in enumerate(each._nodes)} for each in passes]
+
+    def contents(self, nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """The keys and values for one container."""
+        held = [_held(node) for node in nodes]
+        if any([name for name, _ in other] != [name for name, _ in held[0]] for other in held):
+            raise RuntimeError(
+                f"the model fills a {type(nodes[0]).__name__} among its inputs, and not all branches put as much into it: return what it keeps "
+                "from forward, and wrap with state= and its place in the output"
+            )
+        columns = zip(*([value for _, value in other] for other in held), strict=True)
+        return [(name, self.item(column)) for (name, _), column in zip(held[0], columns, strict=True)]
+
+    def item(self, items: Sequence[Any]) -> Any:
+        """One value for those of all branches."""
+        for places, own in ((self.leaves, self.own.leaves), (self.nodes, self.own._nodes)):
+            known = {by_id.get(id(item)) for by_id, item in zip(places, items, strict=True)}
+            if len(known) == 1 and (place := known.pop()) is not None:
+                return own[place]
+        first = items[0]
+        trees = [children(item) for item in items]
+        if trees[0] is not None and all(
+            tree is not None and type(item) is type(first) and [n for n, _ in tree] == [n for n, _ in trees[0]]
+            for tree, item in zip(trees, items, strict=True)
+        ):
+            columns = zip(*([value for _, value in tree] for tree in trees if tree is not None), strict=True)
+            return like(first, list(map(self.item, columns)))
+        if self._is_common(items):
+            return first
+        rows = self.plan.rows if self.plan.dealt else None
+        return BranchedState(self.plan.axes, list(items), rows)
+
+    def _is_common(self, items: Sequence[Any]) -> bool:
+        """Whether all branches have put in the same."""
+        first = items[0]
+        if isinstance(first, Tensor):
+            if self.plan.size == 1 and not any(rule.axes() for rule in self.plan.rules.values()):
+                return True  # a model that has no other branches
+            if len(items) == 1:
+                return self.plan.size > 1  # one pass for all, of which it is no tensor of the branches
+            if all(item is first for item in items):
+                return True
+            return not (self.plan.dealt or values_unavailable()) and all(
+                isinstance(item, Tensor)
+                and not item.requires_grad
+                and item.shape == first.shape
+                and item.dtype == first.dtype
+                and torch.equal(item, first)
+                for item in items
+            )
+        if is_atom(first):
+            return all(type(item) is type(first) and (item == first) is True for item in items)
+        return all(item is first for item in items)
+
+
+def is_mutable(node: Any) -> bool:
+    """Whether a container of the trees can be changed in place."""
+    if isinstance(node, list | MutableMapping):
+        return True
+    if isinstance(node, Mapping | tuple) or not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return False
+    return not type(node).__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def holds_mutable(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether there is a container among the inputs that can be changed in place."""
+    return any(map(_holds_mutable, args)) or any(map(_holds_mutable, kwargs.values()))
+
+
+def _holds_mutable(node: Any) -> bool:
+    if is_mutable(node):
+        return True
+    return any(map(_holds_mutable, values_of(node) or ()))
+
+
+def _held(node: Any) -> list[tuple[Any, Any]]:
+    """The keys and values of a container that can be changed."""
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if isinstance(node, list):
+        return list(enumerate(node))
+    return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+
+
+def _same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
+    return len(now) == len(before) and all(
+        key == other and value is earlier for (key, value), (other, earlier) in zip(now, before, strict=True)
+    )
+
+
+def _fill(node: Any, items: list[tuple[Any, Any]]) -> None:
+    """Let a container hold these keys and values."""
+    if isinstance(node, list):
+        node[:] = [value for _, value in items]
+        return
+    if isinstance(node, MutableMapping) and list(node) != [key for key, _ in items]:
+        node.clear()
+    for key, value in items:
+        if isinstance(node, MutableMapping):
+            node[key] = value
+        else:
+            setattr(node, key, value)
