@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..engine.combine import Ragged
+from ..engine.effects.inputs import may_change, own_inputs
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.run import Branched, NotDealableError
-from ..engine.state import BranchedState, of_one_branch, own_states, states_in
+from ..engine.state import BranchedState, of_one_branch, states_in
 from ..engine.tree import is_float, names, paths, tensors, tree_map
 from ..risk import Risk
 from . import detections
@@ -95,7 +96,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     measuring = [method for method in record.methods if method.own_pass] if return_risk else []
     for method in record.methods if return_risk else ():
         method.check_ready(wrapped)
-    if measuring and len(record.methods) == 1:
+    if measuring and len(record.methods) == 1 and not may_change(engine_of(wrapped).effects, args, kwargs):
         y, risk = measuring[0].measure(wrapped, args, kwargs)
         y = of_one_branch(y, record.state or ())
         _warn_nan(wrapped, raw_args, risk)
@@ -112,7 +113,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if measuring and engine_of(wrapped).effects.writes_tensors is not False:
         probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
     if measuring:
-        probe = own_states(probe)
+        probe = own_inputs(probe)
     plan = plan_of(wrapped, call, rows)
     try:
         branched, _ = run(wrapped, plan, args, kwargs)

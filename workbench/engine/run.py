@@ -19,7 +19,7 @@ from .dependence import Followed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
-from .effects.inputs import InputEffects, refuse_iterators
+from .effects.inputs import InputEffects, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
@@ -95,12 +95,16 @@ class Engine:
     def eager(self, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]:
         """As `run`, on clones."""
         plan, clones = request.plan, self.clones
+        if not plan.keep_state:
+            args, kwargs = own_inputs((request.args, request.kwargs))
+            request = replace(request, args=args, kwargs=kwargs)
         with self.lock:
             clones.refresh()
             leaves = flatten((request.args, request.kwargs))[0]
             if plan.size > 1:
                 refuse_iterators(leaves)
             request.states(leaves)  # refuses those of other branches
+            self.effects.written.refuse(leaves)
             clones.save()
             try:
                 return self._complete(request, leaves, strategy)

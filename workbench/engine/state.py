@@ -350,11 +350,6 @@ def separate(parts: list[Any]) -> list[Any]:
     return parts
 
 
-def own_states(tree: Any) -> Any:
-    """A tree with copies of the states in it."""
-    return tree_map(lambda leaf: leaf.copy() if isinstance(leaf, BranchedState) else leaf, tree)
-
-
 def states_in(tree: Any) -> list[BranchedState]:
     """The states among the leaves of a tree."""
     return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, BranchedState)]

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from ...introspect.objects import ATOMS, is_generator
 from ..state import BranchedState
+from ..tree import flatten, tree_map
 from .attributes import DEEP, mark
 from .branch_values import duplicate, holds_tensors
+from .containers import holds_mutable
+from .written import WrittenTensors
 
 Key = tuple[tuple[str, int], ...]  # where a branch stands along the axes, places 0 left out
 
@@ -46,6 +49,21 @@ def is_object(leaf: Any) -> bool:
     )
 
 
+def own_inputs(tree: Any) -> Any:
+    """A tree of inputs with containers, objects and states of its own, for a pass that is to leave no trace in the caller's."""
+    return tree_map(
+        lambda leaf: leaf.copy() if isinstance(leaf, BranchedState) else duplicate(leaf) if is_object(leaf) else leaf,
+        tree,
+    )
+
+
+def may_change(effects: InputEffects, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether there is a container, an object or a state among the inputs that forward may change."""
+    if effects.fills_containers is not False and holds_mutable(args, kwargs):
+        return True
+    return any(isinstance(leaf, BranchedState) or is_object(leaf) for leaf in flatten((args, kwargs))[0])
+
+
 def refuse_iterators(leaves: Sequence[Any]) -> None:
     """An iterator can be read only once, and the branches are several.
 
@@ -70,6 +88,7 @@ class InputEffects:
         self.writes_tensors: bool | None = None  # unknown before the first call
         self.changes_objects: bool | None = None
         self.fills_containers: bool | None = None
+        self.written = WrittenTensors()
         self._copies: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
 
     def objects_of_branches(

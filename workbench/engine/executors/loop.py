@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import NotDealableError
 from ..branch import Clone, run_branch
 from ..effects.inputs import Key, object_mark
+from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result
@@ -40,9 +42,13 @@ def run(request: Request) -> list[Result]:
         if isinstance(leaf, BranchedState):
             leaf.unshare()
     states = request.states(leaves)
+    passes: list[list[Any]] = []  # for each branch the tensors that it has written into
+    saved = leaves
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
+        if last and effects.writes_tensors is not False and plan.size > 1 and not plan.dealt:
+            saved = _leaves_of_branch(leaves, plan, index, copy=True)
         for i in places:
             branch_leaves[i] = objects[i][keys[k]]  # type: ignore[index]
         for i, parts in states.items():
@@ -54,10 +60,14 @@ def run(request: Request) -> list[Result]:
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
         if not last:
             _refuse_new_buffers(clone, results[-1])
-        if versions(branch_leaves) != written:
+        now = versions(branch_leaves)
+        passes.append([leaf if now[i] != written[i] else None for i, leaf in enumerate(branch_leaves)])
+        if now != written:
             _note_written_tensors(request, last)
         if [object_mark(branch_leaves[i]) for i in places] != marks:
             _note_changed_objects(request, last)
+    if effects.writes_tensors and plan.size > 1:
+        _check_written(request, leaves, saved, passes, results)
     effects.writes_tensors = bool(effects.writes_tensors)
     if places:
         _keep_objects(request, keys, objects)
@@ -85,6 +95,22 @@ def _refuse_new_buffers(clone: Clone, result: Result) -> None:
             f"the model wrote into its buffer {min(written)}, which it did not do in its first call in this mode, so the other branches "
             "would start from another one; write into it always, or in training mode only"
         )
+
+
+def _check_written(
+    request: Request, leaves: list[Any], saved: list[Any], passes: list[list[Any]], results: list[Result]
+) -> None:
+    """Refuse what differs in the tensors that the branches have written into, and give the caller's back as they were."""
+    try:
+        states = check_written(request.plan, leaves, passes, [result.output for result in results])
+    except BaseException:
+        with torch.no_grad():
+            for leaf, copied, written in zip(leaves, saved, passes[-1], strict=True):
+                if written is leaf and copied is not leaf:
+                    leaf.copy_(copied)
+        raise
+    for leaf in states if request.plan.keep_state else ():
+        request.effects.written.add(leaf)
 
 
 def _note_written_tensors(request: Request, last: bool) -> None:

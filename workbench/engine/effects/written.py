@@ -1,0 +1,122 @@
+"""Tensors among the inputs that forward writes into: the same for all branches, handed on as a state, or refused."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import NotDealableError
+from ..plan import Plan
+from ..state import Sealed
+from ..tree import flatten, is_float, tensors, version
+from .random import values_unavailable
+
+_REMEDY = (
+    "return it from forward and wrap with state= and its place in the output, so that each branch keeps its own, or copy it at the start of "
+    "forward (x = x.clone())"
+)
+
+
+class WrittenTensors:
+    """Tensors of the caller that hold what one branch has written there, while the others have written something else into copies."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Note a tensor as it is now."""
+        number = id(tensor)
+        self._known[number] = weakref.ref(tensor, lambda _: self._known.pop(number, None)), version(tensor)
+
+    def refuse(self, leaves: Sequence[Any]) -> None:
+        """Raise where one comes back as the call left it.
+
+        Raises:
+            ValueError: with the remedy.
+        """
+        for leaf in leaves if self._known else ():
+            reference, count = self._known.get(id(leaf), (None, 0))
+            if reference is not None and reference() is leaf and version(leaf) == count:
+                raise ValueError(
+                    f"an input, {_words(leaf)}, was written in place by an earlier call, by each branch in its own way, and holds what one of "
+                    f"them wrote: start with a new tensor and hand on what the call returned; or {_REMEDY}"
+                )
+
+
+def check_written(
+    plan: Plan, leaves: Sequence[Any], passes: Sequence[Sequence[Any]], outputs: Sequence[Any]
+) -> list[Tensor]:
+    """Refuse what branches have written into their inputs, if it is not the same.
+
+    The first tensor is data, which few look at after the call: it is refused where it comes back.
+
+    Args:
+        plan: of the branches.
+        leaves: of the caller's inputs.
+        passes: for each branch its leaves; at the places that nobody has written None.
+        outputs: of the branches.
+
+    Returns:
+        The caller's tensors that must not come back: those that lie in the states of the branches, and the first.
+
+    Raises:
+        RuntimeError: with the remedy.
+        NotDealableError: if rows were dealt, so that the whole has been written by nobody.
+    """
+    first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+    kept = [_memories(output) for output in outputs]
+    states = []
+    for i, leaf in enumerate(leaves):
+        items = [branch[i] for branch in passes]
+        if all(item is None for item in items):
+            continue
+        if all(item is not None and _memory(item) in inside for item, inside in zip(items, kept, strict=True)):
+            states.append(leaf)
+        elif plan.dealt and i == first:
+            continue  # rows that were picked
+        elif not plan.dealt and _are_same(items):
+            continue
+        elif i == first:
+            states.append(leaf)
+        elif plan.dealt:
+            raise NotDealableError("the model writes into its inputs")
+        else:
+            raise RuntimeError(
+                f"the model writes into an input, {_words(leaf)}, in place, and each of {plan.size} branches writes something else, which only "
+                f"one of them would see: {_REMEDY}"
+            )
+    return states
+
+
+def _are_same(items: Sequence[Tensor | None]) -> bool:
+    first, *others = items
+    return (
+        first is not None
+        and not values_unavailable()
+        and all(
+            item is not None
+            and (torch.equal(item, first) or (is_float(item) and torch.allclose(item, first, equal_nan=True)))
+            for item in others
+        )
+    )
+
+
+def _memories(output: Any) -> set[int]:
+    """The memory of the tensors that are state."""
+    sealed = [leaf.value for leaf in flatten(output)[0] if isinstance(leaf, Sealed)]
+    return {_memory(tensor) for tensor in tensors(sealed)}
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no one storage
+        return id(tensor)
+
+
+def _words(tensor: Tensor) -> str:
+    return f"a tensor {list(tensor.shape)}"
