@@ -95,6 +95,11 @@ class Engine:
     def eager(self, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]:
         """As `run`, on clones."""
         plan, clones = request.plan, self.clones
+        if plan.state and torch.compiler.is_exporting():
+            raise ValueError(
+                f"torch.export cannot take {self.root._get_name()} with state=: each branch hands on its own, and an exported graph takes and "
+                "gives tensors only. Export each voter by itself (wrapped.voters()), and hand on the state of each"
+            )
         if not plan.keep_state:
             args, kwargs = own_inputs((request.args, request.kwargs))
             request = replace(request, args=args, kwargs=kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..introspect.objects import is_atom, tensors_and_generators
+from ..introspect.objects import is_atom, parts, tensors_and_generators
 from .plan import Axis, Plan
 from .tree import children, flatten, like, tree_map, values_of
 
@@ -22,6 +23,7 @@ class BranchedState:
     """The state that the branches of a wrapped object handed out, each its own; handed back anywhere among the inputs, each gets its own.
 
     It is opaque: `map` changes what every branch has, and is the only way to look inside. Copies, pickles and `to` work as of a tensor.
+    Methods of an object that each branch has, such as `crop` or `reorder_cache` of a cache, are called for every branch.
 
     Args:
         axes: along which the branches lie.
@@ -54,16 +56,20 @@ class BranchedState:
         Args:
             function: gets what the model itself returned as its state. One that returns nothing has changed it in place.
         """
-        made: dict[tuple[Any, ...], Any] = {}  # branches that share their tensors go on sharing them
-        parts = []
-        for part in self._parts:
-            leaves = flatten(part)[0]
-            key = tuple(map(id, leaves)) if all(isinstance(leaf, Tensor) for leaf in leaves) else (id(part),)
-            if key not in made:
-                new = function(part)
-                made[key] = part if new is None else new
-            parts.append(tree_map(lambda leaf: leaf, made[key]))
+        parts = list(self._parts)
+        for first, *others in self._alike():  # branches that share their tensors go on sharing them
+            new = function(self._parts[first])
+            parts[first] = self._parts[first] if new is None else new
+            for k in others:
+                parts[k] = _duplicate(parts[first], lambda tensor: tensor)
         return BranchedState(self._axes, parts, self._rows)
+
+    def _alike(self) -> list[list[int]]:
+        """The branches in groups that hold the very same tensors."""
+        groups: dict[Any, list[int]] = {}
+        for k, part in enumerate(self._parts):
+            groups.setdefault(_signature(part, set()), []).append(k)
+        return list(groups.values())
 
     def to(self, *args: Any, **kwargs: Any) -> BranchedState:
         """The same on another device or in another dtype, as `torch.Tensor.to` takes them."""
@@ -147,9 +153,31 @@ class BranchedState:
         return f"BranchedState({_named(self._axes)}: {', '.join(kinds)})"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
+        if all(_is_object(part) and hasattr(part, name) for part in self._parts):
+            values = [getattr(part, name) for part in self._parts]
+            if all(map(callable, values)):
+                return functools.partial(self._call, name)
+            if _is_plain(values[0]) and all(value == values[0] for value in values):
+                return values[0]
         raise AttributeError(f"a state has no {name!r}: {_OPAQUE}")
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of every branch's object, such as `reorder_cache` or `crop`, which changes it in place or tells something."""
+        answers = []
+
+        def called(part: Any) -> Any:
+            answer = getattr(part, name)(*args, **kwargs)
+            answers.append(None if answer is part else answer)
+            return part
+
+        self.take(self.map(called))
+        if _is_plain(answers[0]) and all(
+            type(answer) is type(answers[0]) and answer == answers[0] for answer in answers
+        ):
+            return answers[0]
+        raise TypeError(f"{name} of a state gives each branch another {type(answers[0]).__name__}: {_OPAQUE}")
 
 
 _OPAQUE = (
@@ -172,6 +200,27 @@ for _name in (*(side + name for name in _OPERATORS for side in ("", "r", "i")), 
 BranchedState.__torch_function__ = classmethod(  # type: ignore[attr-defined]
     lambda cls, function, kinds, args=(), kwargs=None: _refused(getattr(function, "__name__", "torch"))()
 )
+
+
+def _is_object(part: Any) -> bool:
+    """Whether a part is an object of a class of its own, such as a cache, and no tensor or tree of them."""
+    return not isinstance(part, Tensor) and not is_atom(part) and children(part) is None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value holds nothing but numbers and texts."""
+    return all(is_atom(leaf) for leaf in flatten(value)[0])
+
+
+def _signature(value: Any, seen: set[int]) -> Any:
+    """What is equal for two values of which one could stand for the other: the same tensors in the same places, and equal numbers."""
+    if is_atom(value):
+        return type(value), value
+    if isinstance(value, Tensor) or callable(value) or id(value) in seen:
+        return id(value)
+    seen.add(id(value))
+    inside = tuple((key, _signature(item, seen)) for key, item in parts(value))
+    return (type(value), inside) if tensors_and_generators(value) else id(value)
 
 
 def _named(axes: Sequence[Axis]) -> str:

@@ -18,7 +18,9 @@ from ..core.resolution import resolve, targets_of
 from ..engine.branch import is_batched
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan
 from ..engine.sites import Sites, TensorFacts, tensors_among
+from ..engine.state import Sealed
 from ..engine.tree import children, flatten, is_float, names, tree_map
+from ..introspect.objects import tensors_and_generators
 from .curvature import Curvature, Posterior
 
 if TYPE_CHECKING:
@@ -195,6 +197,7 @@ class Look:
             () if axes else (self.probe,),
             keep_state=False,
             fixed=self.place,
+            state=self.record.state or (),
         )
         engine = engine_of(self.wrapped)
         if engine.effects.writes_tensors is not False:
@@ -276,6 +279,8 @@ class Look:
         found: list[tuple[int, Tensor]] = []
         for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
             meaning = meanings[i]
+            if isinstance(leaf, Sealed):
+                self._refuse_state(leaf, others)
             if not is_float(leaf) or meaning is MEAN or all(torch.equal(leaf, other) for other in others):
                 continue
             if _is_probability_of(meaning, leaf, z, close):
@@ -299,6 +304,15 @@ class Look:
                 f"laplace: the output does not depend on {self.name!r}, taken for the last layer. {REMEDY}"
             )
         return found[0]
+
+    def _refuse_state(self, state: Sealed, others: Sequence[Sealed]) -> None:
+        """The posterior is that of one call: nothing that the layer gives may go on into the next one."""
+        inside, *moved = (tensors_and_generators(part.value) for part in (state, *others))
+        if any(len(leaves) != len(inside) or not all(map(torch.equal, inside, leaves)) for leaves in moved):
+            raise ValueError(
+                f"laplace: the state that the model hands on depends on what {self.name!r} gives, so that its posterior is not that of one "
+                "call: use vote, swag or snapshot, whose voters keep a state each"
+            )
 
     def posterior(self, prior_precision: float | None) -> Posterior:
         """The posterior after all batches; see `Curvature.posterior`."""

@@ -14,8 +14,8 @@ from ..results import Result
 
 _WHY = (
     "workbench runs the branches outside torch.compile: in the first call in each mode, which it needs to know the model (call it once before "
-    "compiling it with fullgraph=True), and always if the model changes its attributes or inputs, breaks the graph, gives detections, or draws "
-    "random numbers that branches share"
+    "compiling it with fullgraph=True), and always if the model hands on state (compile with state= goes without fullgraph=True), changes its "
+    "attributes or inputs, breaks the graph, gives detections, or draws random numbers that branches share"
 )
 # torch takes reasons since 2.8
 _REASON: dict[str, Any] = {"reason": _WHY} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
