@@ -110,10 +110,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    if measuring and engine_of(wrapped).effects.writes_tensors is not False:
-        probe = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe)
-    if measuring:
-        probe = own_inputs(probe)
+    if measuring:  # as they are now: a model may write into them also where it has not done so before
+        probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
     plan = plan_of(wrapped, call, rows)
     try:
         branched, _ = run(wrapped, plan, args, kwargs)

@@ -290,6 +290,13 @@ def unseal(tree: Any) -> Any:
     return tree_map(lambda leaf: leaf.value if isinstance(leaf, Sealed) else leaf, tree)
 
 
+def own_sealed(tree: Any) -> Any:
+    """A tree in which what was sealed shares no memory with anything else."""
+    return tree_map(
+        lambda leaf: Sealed(_duplicate(leaf.value, torch.Tensor.clone)) if isinstance(leaf, Sealed) else leaf, tree
+    )
+
+
 def open_sealed(tree: Any) -> Any:
     """A tree in which what was sealed is a part of it."""
     return tree_map(lambda leaf: Opened(leaf.value) if isinstance(leaf, Sealed) else leaf, tree)

@@ -19,7 +19,7 @@ from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result
-from ..state import BranchedState, Sealed
+from ..state import BranchedState, Sealed, own_sealed
 from ..tree import flatten, versions
 
 Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
@@ -109,6 +109,8 @@ def _check_written(
                 if written is leaf and copied is not leaf:
                     leaf.copy_(copied)
         raise
+    if states:  # the last branch has worked on the caller's own
+        results[-1].output = own_sealed(results[-1].output)
     for leaf in states if request.plan.keep_state else ():
         request.effects.written.add(leaf)
 
