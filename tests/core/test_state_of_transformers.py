@@ -70,7 +70,6 @@ CHANGES = {
     "reorder_cache": lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])),
     "batch_select_indices": lambda cache: cache.batch_select_indices(torch.tensor([1, 2])),
     "batch_repeat_interleave": lambda cache: cache.batch_repeat_interleave(2),
-    "a copy": lambda cache: copy.deepcopy(cache),
 }
 
 
