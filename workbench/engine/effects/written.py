@@ -40,7 +40,7 @@ class WrittenTensors:
         """
         for leaf in leaves if self._known else ():
             reference, count = self._known.get(id(leaf), (None, 0))
-            if reference is not None and reference() is leaf and version(leaf) == count:
+            if leaf is not None and reference is not None and reference() is leaf and version(leaf) == count:
                 raise ValueError(
                     f"an input, {_words(leaf)}, was written in place by an earlier call, by each branch in its own way, and holds what one of "
                     f"them wrote: start with a new tensor and hand on what the call returned; or {_REMEDY}"
