@@ -118,5 +118,5 @@ def _memory(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _words(tensor: Tensor) -> str:
+def _words(tensor: Any) -> str:
     return f"a tensor {list(tensor.shape)}"
