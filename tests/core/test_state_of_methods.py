@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, swag, vote
-from workbench.distributions import Normal
 
 TARGET = torch.linspace(-1, 1, 6)[:, None]
 DATA = [(STEPS[0], TARGET), (STEPS[1], -TARGET)]
@@ -102,7 +101,7 @@ def parts_of(state):
 @pytest.mark.parametrize("strategy", ["auto", "vmap", "loop"])
 def test_each_sample_goes_on_from_its_own(where, strategy):
     torch.manual_seed(0)
-    wrapped = sample.Wrapper(4, Normal(0.2), where=where, strategy=strategy, state=(1, 2))(Sums()).eval()
+    wrapped = sample.Wrapper(4, sample.Normal(0.2), where=where, strategy=strategy, state=(1, 2))(Sums()).eval()
     total, added = None, 0
     with torch.no_grad():
         for x in STEPS:

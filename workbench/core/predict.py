@@ -75,7 +75,8 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
         refuse_means_outside(wrapped, args, kwargs)
     branched, results = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
     for intervention in plan.interventions:
-        branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
+        if intervention.plain_dtypes:
+            branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
     return branched, results
 

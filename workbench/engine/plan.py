@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -224,7 +223,7 @@ class Intervention:
     taps: dict[str, Tensor]  # what `active` collected, returned along with the output
     trail: tuple[Any, ...] = ()  # the call sites that `active` met, in order
     # by place among the leaves of the output: the dtype that the model gives, where `active` made it more precise
-    plain_dtypes: Mapping[int, torch.dtype] = MappingProxyType({})
+    plain_dtypes: Mapping[int, torch.dtype] | None = None
     draws = False  # whether it draws random numbers at call sites
     # if it draws: what to do instead where activation checkpointing would draw again in the backward pass
     checkpoint_remedy: str = "switch checkpointing off"
