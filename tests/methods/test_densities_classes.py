@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.density_rows import correlated, draw, train
+from scipy.linalg import eigh
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 from sklearn.covariance import ledoit_wolf as sklearn_ledoit_wolf
@@ -318,3 +319,27 @@ def test_bad_rows_are_refused() -> None:
     knn = learned("knn")
     with pytest.raises(ValueError, match="last features of size 80, but Neighbours was fitted on size 6"):
         knn(layers[:1])
+
+
+@pytest.mark.parametrize(("n", "d", "classes"), [(59, 60, 3), (30, 500, 4), (20, 100, 20)])
+def test_fewer_rows_than_features_give_the_discriminant_directions_of_all_features(
+    n: int, d: int, classes: int
+) -> None:
+    groups = torch.arange(n) % classes
+    x = draw(n, d, seed=1) * torch.linspace(0, 3, d) + 2 * draw(classes, d, seed=2)[groups]
+    by_rows = Relative()
+    by_rows.fit([x], groups)
+    z, shares = x.double().numpy(), np.bincount(groups) / n
+    unit = np.maximum(z.std(0), 1e-3 * z.std(0).max())
+    unit = np.where(z.std(0) > 0, unit, z.std(0).max())
+    z = (z - z.mean(0)) / unit
+    means = np.stack([z[groups.numpy() == c].mean(0) for c in range(classes)])
+    within = z - means[groups.numpy()]
+    covariance = within.T @ within / n
+    ridge = 1e-4 * np.maximum(covariance.diagonal(), 1e-3) + 1e-6
+    covariance = (1 - 1e-4) * covariance + np.diag(ridge)
+    powers, axes = eigh((means.T * shares) @ means, covariance)
+    powers, axes = powers[1 - classes :], axes[:, 1 - classes :]
+    u, centres = z @ axes, means @ axes
+    expected = ((u[:, None] - centres) ** 2).sum(2).min(1) - (u**2 / (1 + powers)).sum(1)
+    np.testing.assert_allclose(by_rows([x])[0].numpy(), expected, rtol=1e-3, atol=1e-5 * (u**2).sum(1).max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,6 +12,8 @@ from workbench.methods.densities.moments import double, units
 from workbench.methods.densities.reduce import Growing
 
 _RIDGE = 1e-4  # share of its diagonal that is added to the within-class covariance
+_SPREAD = 1e-3  # least variance of a feature within the classes: some never vary there
+_NOISE = 1e-6
 MOST_DIRECTIONS = 64
 
 
@@ -93,17 +97,45 @@ def _discriminant(v: Tensor, groups: Tensor, classes: int) -> tuple[Tensor, Tens
     means = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     means = means / (share * len(z))[:, None]
     within = z - means[groups]
-    covariance = within.T @ within / len(z)
-    spread = covariance.diagonal().clamp_min(1e-3)  # of features that never vary within a class
-    covariance = (1 - _RIDGE) * covariance + _RIDGE * spread.diag() + 1e-6 * torch.eye(len(spread)).to(z)
-    factor = torch.linalg.cholesky(covariance)
-    between = torch.linalg.solve_triangular(factor, (means * share.sqrt()[:, None]).T, upper=False)
-    axes, values, _ = torch.linalg.svd(between, full_matrices=False)
-    k = min(classes - 1, len(spread), MOST_DIRECTIONS)
-    directions = torch.linalg.solve_triangular(factor.T, axes[:, :k], upper=True)
+    k = min(classes - 1, z.shape[1], MOST_DIRECTIONS)
+    solve = _by_rows if len(z) < z.shape[1] else _by_features
+    directions, values = solve(within, (means * share.sqrt()[:, None]).T, k)
     raw = directions / unit[:, None]
-    power = values[:k].square()
+    power = values.square()
     return raw, -(mean @ raw), means @ directions, power / (1 + power)
+
+
+def _by_features(within: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Directions L'^-1 U [d, k] and singular values [k] of L^-1 C = U s V', with the within-class covariance S = L L'.
+
+    Args:
+        within: Rows [n, d] less the mean of their class.
+        centres: C [d, classes], class means times the root of their share.
+        k: How many.
+    """
+    covariance = within.T @ within / len(within)
+    spread = covariance.diagonal().clamp_min(_SPREAD)
+    covariance = (1 - _RIDGE) * covariance + _RIDGE * spread.diag() + _NOISE * torch.eye(len(spread)).to(within)
+    factor = torch.linalg.cholesky(covariance)
+    axes, values, _ = torch.linalg.svd(torch.linalg.solve_triangular(factor, centres, upper=False), full_matrices=False)
+    return torch.linalg.solve_triangular(factor.T, axes[:, :k], upper=True), values[:k]
+
+
+def _by_rows(within: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same at a cost of n^2 d, for fewer rows than features: S^-1 C V / s, where C' S^-1 C = V s^2 V'.
+
+    S is a diagonal and the products of n rows, whose inverse takes one of size n (Woodbury 1950).
+    """
+    ridge = _RIDGE * within.square().mean(0).clamp_min(_SPREAD) + _NOISE
+    rows = within * math.sqrt((1 - _RIDGE) / len(within))
+    scaled = rows / ridge
+    factor = torch.linalg.cholesky(torch.eye(len(rows)).to(rows) + scaled @ rows.T)
+    solved = centres / ridge[:, None] - scaled.T @ torch.cholesky_solve(scaled @ centres, factor)
+    power, vectors = torch.linalg.eigh(centres.T @ solved)
+    values = power.flip(0)[:k].clamp_min(0).sqrt()
+    # in a direction in which the classes do not differ both distances are the same: it is left out
+    inverse = torch.where(values > 1e-6 * values[0], 1 / values, 0)
+    return solved @ vectors.flip(1)[:, :k] * inverse, values
 
 
 __all__ = ["Relative"]
