@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.method import Method, evaluating
 from ..core.outputs import Classes, Values, form_of, has_classes
@@ -19,16 +19,19 @@ from ..core.ownership import add_extra, engine_of, extra, table_of
 from ..core.resolution import resolve
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from ..engine.plan import Bank, Intervention, Plan
-from ..engine.sites import Sites
+from ..engine.plan import Bank, Plan
 from ..engine.tree import flatten, names, tensors, tree_map
 from ..errors import NotFittedError
-from .densities import DENSITIES, Density, DensityName, Energy, MaxLogit, pool
+from .densities import DENSITIES, Density, DensityName, Energy, MaxLogit
 from .densities.padding import kept_steps
+from .densities.positions import Positions
+from .feature_tap import FeatureMap, FeatureTap
+from .position_risk import MOST_IMAGES, Layout, has_positions, judge, layout_of, learn
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
+Take = Callable[[str, FeatureMap], Tensor]
 MOST_SITES = 5
 MOST_ROWS = 20_000
 
@@ -40,6 +43,11 @@ class Wrapper(_Wrapper):
     of a map, over the two halves of a sequence, without the steps that an attention or padding mask, lengths or a padding token of the
     embedding tell to be padding. They are detached and taken in evaluation mode: training the signature changes neither the model nor its
     predictions. The risk is one number a row, standardised to mean 0 and standard deviation 1 on held-out rows of the training data.
+
+    On a map of classes, `output=Logits(dim=1)`, and with per="position" on other maps, tokens and volumes there is a risk for each position:
+    each layer has a density of what enters it at a single position, its scores are computed at the layer's resolution, interpolated to the
+    positions of the output and added. It is fitted on 64 positions, drawn with a fixed seed, of each of at most 512 rows, by `wrapped.fit`
+    only. per="image" gives the mean over the 5 % riskiest positions of each row, standardised likewise.
 
     Learn the signature in closed form, `wrapped.fit(loader)`, or without labels by gradient: `wrapped(x, return_risk=True)[1].mean()` is a
     negative log likelihood, a sound loss whose minimum is the density of the training features. The default, "gaussian" and "flow" can be
@@ -69,6 +77,11 @@ class Wrapper(_Wrapper):
         'Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et al. 2017), "classwise" (one Gaussian a class before the '
         'last layer, Mukhoti et al. 2023), "knn" (distance to the 50th neighbour there, Sun et al. 2022), "energy" (Liu et al. 2020) or '
         '"max_logit" (Hendrycks et al. 2022) of the class scores; or a `Density`.',
+    )
+    per: Literal["row", "position", "image"] | None = setting(
+        default=None,
+        help='"row": one number a row, of pooled features; "position": one at each position of the output, shaped as its other risks; "image": '
+        "one number a row, of its riskiest positions. None: position where output= says which dimension holds classes, else row.",
     )
     classes: bool | None = setting(
         default=None,
@@ -101,6 +114,7 @@ class Neo(Method):
         self.layers: tuple[str, ...] | None = self.wrapper.layers
         self._sites: list[str] | None = None  # chosen at the first batch
         self._met: frozenset[str] = frozenset()  # the parameters that a call with a chosen layer involves
+        self.layout: Layout | None = None  # of positions, as the first batch tells
         self._rows_at = (0, 0)  # which tensor of the input has the rows, in which dimension
         self._time_first: dict[str, bool] = {}  # layers whose input is [t, rows, ...], as far as shapes have told
 
@@ -109,21 +123,31 @@ class Neo(Method):
         return {
             "layers": None if self.layers is None else list(self.layers),
             "density": density if isinstance(density, str) else _name_of(density),
+            "per": self.wrapper.per,
         }
 
     def arguments(self, wrapped: Any) -> dict[str, Any]:
-        return {**super().arguments(wrapped), "density": self.model(wrapped)}
+        density = self.model(wrapped)
+        return {
+            **super().arguments(wrapped),
+            "density": density.template if isinstance(density, Positions) else density,
+        }
 
     def notes(self) -> dict[str, Any]:
-        return {"sites": self._sites}
+        return {"sites": self._sites, "layout": self.layout}
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         """The signature travels with the weights that it was made with."""
+        if any(key.startswith("density.") for key in stored) and self.wrapper.per is None:
+            # files of before neo knew positions have one number a row
+            self._place(wrapped, "density.moments" in stored)
         density = self.model(wrapped)
         sizes = {f"density.{key}": value.shape for key, value in density.state_dict().items()}
         saved_sizes = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
         if saved_sizes:
             self._sites, self._met = notes.get("sites"), frozenset()
+            layout = notes.get("layout")
+            self.layout = None if layout is None else (int(layout[0]), bool(layout[1]))
         if saved_sizes != sizes if saved_sizes else density.fitted and moved():
             density.forget()
 
@@ -144,45 +168,97 @@ class Neo(Method):
             )
         like = next((p for p in table.root.parameters()), None)
         add_extra(table.root, "density", density.to(like.device if like is not None else None))
+        self._place(table.root, self._by_position(table.record.output))
         if (name := _name_of(density)) in DENSITIES:  # the density itself is a sub-module now
             self.wrapper = replace(self.wrapper, density=name)
 
-    def model(self, wrapped: Any) -> Density:
-        """The density, a sub-module of the wrapped object."""
+    def model(self, wrapped: Any) -> Any:
+        """The density, or that of positions, a sub-module of the wrapped object."""
         return extra(wrapped, "density")
+
+    @property
+    def sites(self) -> list[str]:
+        """The parameters of the layers whose inputs are the features."""
+        return self._sites or []
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether rows are in the first dimension of the input."""
+        return self._rows_at[1] == 0
+
+    def _by_position(self, output: Any) -> bool:
+        per = self.wrapper.per
+        return has_positions(output) if per is None else per != "row"
+
+    def _place(self, root: Any, positions: bool) -> None:
+        """Have a density of rows or of positions, as it is now if it is one already."""
+        density = self.model(root)
+        if isinstance(density, Positions) != positions:
+            new = density.template if isinstance(density, Positions) else _of_positions(density)
+            extras(root)._modules["density"] = new
+            self._sites, self._met, self.layout = None, frozenset(), None
 
     def check_ready(self, wrapped: Any) -> None:
         """Raise before anything runs if there is no signature yet."""
+        if isinstance(self.model(wrapped), Positions) and not self.model(wrapped).fitted:
+            raise NotFittedError(
+                "neo has seen no training data yet: call wrapped.fit(loader) with the training inputs. The risk of positions is learned so, and "
+                'not by gradient; per="row" can be'
+            )
         if not wrapped.training and not self.model(wrapped).fitted:
             raise NotFittedError(
                 "neo has seen no training data yet: call wrapped.fit(loader) with the training inputs, or train it in training mode with "
                 "wrapped(x, return_risk=True)[1].mean() as the loss"
             )
 
-    def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
-        """The model's prediction, and the risk of every row."""
+    def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The model's prediction, and the risk of every row or position."""
         density = self.model(wrapped)
-        y, rows, features = self._features(wrapped, args, kwargs)
+        if isinstance(density, Positions):
+            return judge(self, wrapped, args, kwargs, self.wrapper.per == "image")
+        y, rows, features, _ = self.features(wrapped, args, kwargs)
         return y, density(features, self._logits(wrapped, y, rows) if density.wants_logits else None)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the signature of the training inputs in closed form (the flow: by a short training of its own)."""
+        if self._by_position(wrapped._workbench.output):
+            self._place(wrapped, True)
+            inputs, again = itertools.tee(inputs) if isinstance(inputs, Iterator) else (inputs, inputs)
+            with torch.no_grad():
+                batches = ((args, kwargs) for args, kwargs, _ in self._batches(wrapped, inputs, MOST_IMAGES))
+                if learn(self, wrapped, batches):
+                    return
+            if self.wrapper.per is not None:
+                raise ValueError(
+                    f"neo: per={self.wrapper.per!r}, and the output has no positions that the features of the last layer have as well; use "
+                    'per="row", or say which dimension holds the classes, output=Logits(dim=1)'
+                )
+            self._place(wrapped, False)
+            inputs = again
+        self._fit_rows(wrapped, inputs)
+
+    def _batches(self, wrapped: Any, inputs: Any, most: int) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
+        """Inputs as the model takes them, and targets."""
         from tqdm.auto import tqdm
 
+        like = next(wrapped.parameters())
+        for args, kwargs, target in tqdm(_spread(inputs, wrapped, most), desc="signature", delay=2, leave=False):
+            args, kwargs = tree_map(
+                lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+            )
+            if (scaling := extra(wrapped, "scaling")) is not None:
+                args, kwargs = scaling.inputs(args, kwargs)
+            yield args, kwargs, target
+
+    def _fit_rows(self, wrapped: Any, inputs: Any) -> None:
         density, record = self.model(wrapped), wrapped._workbench
         collected: list[list[Tensor]] = []
         logits: list[Tensor | None] = []
         labels: list[Tensor | None] = []
         rows = 0
-        like = next(wrapped.parameters())
         with torch.no_grad():
-            for args, kwargs, target in tqdm(_spread(inputs, wrapped), desc="signature", delay=2, leave=False):
-                args, kwargs = tree_map(
-                    lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-                )
-                if (scaling := extra(wrapped, "scaling")) is not None:
-                    args, kwargs = scaling.inputs(args, kwargs)
-                y, n, features = self._features(wrapped, args, kwargs)
+            for args, kwargs, target in self._batches(wrapped, inputs, MOST_ROWS):
+                y, n, features, _ = self.features(wrapped, args, kwargs)
                 collected.append(features)
                 logits.append(self._logits(wrapped, y, n) if self.wrapper.classes is not False else None)
                 labels.append(_labels(target, logits[-1]))
@@ -218,11 +294,13 @@ class Neo(Method):
         fits = (leaf for leaf in scores if leaf.dim() == 2 and leaf.shape[0] == rows and leaf.shape[1] > 1)
         return next((leaf.detach() for leaf in fits), None)
 
-    def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int, list[Tensor]]:
-        """The model's output, its number of rows, and one vector a row for every layer that was chosen."""
+    def features(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], take: Take | None = None
+    ) -> tuple[Any, int, list[Tensor], FeatureTap]:
+        """The model's output, its number of rows, and of every layer that was chosen one vector a row, or what `take` makes of its map."""
         leaves = tensors((args, kwargs))
         rows = self._expected_rows(leaves)
-        output, tap = self._pass(wrapped, args, kwargs, rows)
+        output, tap = self._pass(wrapped, args, kwargs, rows, take)
         outputs = [t for t in tensors(output) if t.dim()]
         n_rows = outputs[0].shape[0] if outputs else None
         if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in leaves if t.dim()}:
@@ -232,11 +310,17 @@ class Neo(Method):
         if n_rows != rows:  # pooled as it came, so that no map need be kept: once more with the right number of rows
             places = [(i, dim) for i, t in enumerate(leaves) for dim, size in enumerate(t.shape) if size == n_rows]
             self._rows_at = next(iter(places), self._rows_at)
-            output, tap = self._pass(wrapped, args, kwargs, n_rows)
+            output, tap = self._pass(wrapped, args, kwargs, n_rows, take)
         if not self.model(wrapped).needs_features:
-            return output, n_rows, []
+            return output, n_rows, [], tap
+        if take is not None and self._sites is None:
+            self.layout = layout_of(wrapped._workbench.output, output, tap)
+            if self.layout is None:
+                return output, n_rows, [], tap
         if self._sites is None:
-            self._sites = self._choose([name for name in tap.taps if name not in tap.same], tap.same)
+            alike = [name for name in tap.taps if take is None or tap.layouts[name][0] == self.layout[0]]  # type: ignore[index]
+            same = {name: other for name, other in tap.same.items() if name in alike}
+            self._sites = self._choose([name for name in alike if name not in same], same)
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
@@ -244,18 +328,20 @@ class Neo(Method):
             )
         if not self._met:
             self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
-        return output, n_rows, [tap.taps[name] for name in self._sites]
+        return output, n_rows, [tap.taps[name] for name in self._sites], tap
 
     def _expected_rows(self, given: list[Tensor]) -> int | None:
         i, dim = self._rows_at
         return given[i].shape[dim] if i < len(given) and dim < given[i].dim() else None
 
-    def _pass(self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None) -> tuple[Any, _Tap]:
+    def _pass(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None, take: Take | None
+    ) -> tuple[Any, FeatureTap]:
         """One pass of the model in evaluation mode."""
         table = table_of(wrapped)
         method = getattr(type(wrapped)._plain_class, wrapped._workbench.method)
         keep = kept_steps(wrapped, functools.partial(method, wrapped), args, kwargs)
-        tap = _Tap(self, table, rows, keep)
+        tap = FeatureTap(self, table, rows, keep, take)
         taps = (tap,) if self.model(wrapped).needs_features else ()
         plan = Plan((), wrapped._workbench.rules, Bank(table.get), taps, keep_state=False)
         with evaluating(wrapped):
@@ -279,101 +365,19 @@ def _name_of(density: Density) -> str:
     return next((name for name, kind in DENSITIES.items() if kind is type(density)), type(density).__name__.lower())
 
 
-class _Tap(Intervention):
-    """Pools what enters the layers as it comes, before anything else can write into it.
-
-    Args:
-        rows: how many rows the batch is expected to have.
-        keep: which steps of sequences are no padding [rows, t], if that is known.
-    """
-
-    def __init__(self, method: Neo, table: Table, rows: int | None, keep: Tensor | None) -> None:
-        self.method, self.table, self.rows, self.keep, self.taps = method, table, rows, keep, {}
-        self.same: dict[str, str] = {}  # layers whose input is that of another
-        self.calls: list[frozenset[str]] = []  # the parameters of each call
-
-    def active(
-        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
-    ) -> AbstractContextManager[Any] | None:
-        self.trail = ()
-        wanted = self.method._sites
-        met: list[tuple[Tensor, str]] = []
-
-        def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
-            self.trail = (*self.trail, (tuple(sorted(names)), tuple(live)))
-            self.calls.append(names)
-            if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
-                return leaves  # packed sequences: the rows of the data are not those of the batch
-            name = min(names, key=lambda name: (not name.endswith("weight"), name))
-            if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
-                return leaves
-            feature = leaves[live[0]]
-            if wanted is None:
-                if (first := next((other for tensor, other in met if tensor is feature), None)) is not None:
-                    self.same.setdefault(name, first)
-                met.append((feature, name))
-            feature = feature.detach()
-            feature = torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
-            if (vector := self._pooled(feature, self.rows, name)) is not None:
-                self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
-            return leaves
-
-        weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
-        if wanted is not None and self.method._met:
-            parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
-        return Sites(parameters, state, None, at_site, contractions=weights)
-
-    def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
-        """One vector a row, None where the feature has no axis of rows."""
-        if not self._is_time_first(feature, rows, name):
-            slot = self.table.record.slots.get(name)
-            convolution = slot is not None and self.table.value(name).dim() == 3 and feature.dim() == 3
-            if feature.dim() >= 2 and feature.shape[0] == rows:
-                keep = None if convolution else self._keep(feature, rows)
-                return pool(feature, rows, channel_dim=1 if convolution else None, keep=keep)
-            if feature.dim() == 2 and feature.shape[0] and feature.shape[0] % rows == 0:
-                feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens of a row, one after another
-                return pool(feature, rows, keep=self._keep(feature, rows))
-            return None
-        if feature.dim() == 2:
-            feature = feature.reshape(-1, rows, feature.shape[-1])  # rows of a step, one after another
-        return pool(feature, rows, row_dim=1, keep=self._keep(feature.movedim(1, 0), rows))
-
-    def _is_time_first(self, feature: Tensor, rows: int, name: str) -> bool:
-        """Whether the rows are in the second dimension: known from the kind of layer, else from shapes as soon as they can tell."""
-        slot = self.table.record.slots.get(name)
-        path = slot.owners[0][0] if slot is not None else ""
-        if feature.dim() >= 2 and slot is not None:
-            layer = self.table.module(path)
-            if isinstance(layer, nn.RNNBase) and feature.dim() == 3:
-                return feature.shape[1] == rows and not (layer.batch_first and feature.shape[0] == rows)
-            attention = layer if path else None
-            if path.endswith("out_proj"):
-                attention = self.table.module(path.rpartition(".")[0])
-            if isinstance(attention, nn.MultiheadAttention) and rows > 0:
-                # torch computes with [t, rows, d], and in the end with [t * rows, d]
-                flat = feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0
-                return flat or (feature.dim() == 3 and feature.shape[1] == rows)
-        if feature.dim() < 3:
-            return False
-        if feature.shape[0] != feature.shape[1] and rows in feature.shape[:2]:
-            self.method._time_first.setdefault(name, feature.shape[1] == rows)
-        return self.method._time_first.get(name, False) and feature.shape[1] == rows
-
-    def _keep(self, feature: Tensor, rows: int) -> Tensor | None:
-        """The mask of steps, where the feature [rows, t, d] has those of the mask."""
-        keep = self.keep
-        fits = keep is not None and feature.dim() == 3 and keep.shape == feature.shape[:2] and keep.shape[0] == rows
-        return keep.to(feature.device) if fits and keep is not None else None
+def _of_positions(density: Density) -> Positions:
+    template = copy.deepcopy(density)
+    template.forget()
+    return Positions(template).to(density.centre.device)
 
 
-def _spread(inputs: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+def _spread(inputs: Any, wrapped: Any, most: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
     """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
     from ..core.inputs import batches_of
     from ..core.rows import in_batches
 
     if isinstance(inputs, Tensor):
-        step = -(-len(inputs) // MOST_ROWS) if inputs.dim() else 1
+        step = -(-len(inputs) // most) if inputs.dim() else 1
         yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
         return
     step, inputs = 1, in_batches(inputs, wrapped)
@@ -381,7 +385,7 @@ def _spread(inputs: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[s
         if i == 0 and isinstance(inputs, Sized):
             first = next((t for t in tensors(batch) if t.dim()), None)
             rows = len(inputs) * (first.shape[0] if first is not None else 1)
-            step = max(1, rows // MOST_ROWS)
+            step = max(1, rows // most)
         if i % step == 0:
             yield from batches_of([batch], wrapped)
 

