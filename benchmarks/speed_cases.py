@@ -118,6 +118,8 @@ def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strate
 def _wrapped_pass(
     wrapped: Any, wrapper: str, phase: str, x: Tensor, y: Tensor, low: Any, compiled: Callable[[Any], Any]
 ) -> Pass:
+    if phase == "fit":
+        return lambda: wrapped.fit(x)
     if phase == "step":
 
         def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ Cell = Mapping[str, Any]
 DEEP = ("cnn", "resnet18", "transformer")
 LAUNCHES = ("tiny", "mlp", "cnn", "transformer")  # of which a GPU spends its time on being told what to do
 LARGE = ("resnet18", "gpt2")
-PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only"}
+PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only", "fit": "fit"}
 
 ONCE = (
     "what is done once a call, in caches that a large pass has emptied, counts beside the passes of so small a network"

@@ -30,7 +30,7 @@ def _advice(name: str) -> str:
 class Risk:
     """The risks of one prediction, by cause; what no method measured is None.
 
-    Standard deviations in the units of the prediction and of its shape, except for `vacuitic`, one standardised number a row, and for class
+    Standard deviations in the units of the prediction and of its shape, except for `vacuitic`, standardised for each row or position, and for class
     outputs, where all are entropies in nats, one number a row. `total**2 == aleatoric**2 + epistemic**2` (law of total variance); for class
     outputs `total == aleatoric + epistemic`.
 
