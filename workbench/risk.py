@@ -30,9 +30,9 @@ def _advice(name: str) -> str:
 class Risk:
     """The risks of one prediction, by cause; what no method measured is None.
 
-    Standard deviations in the units of the prediction and of its shape, except for `vacuitic`, standardised for each row or position, and for class
-    outputs, where all are entropies in nats, one number a row. `total**2 == aleatoric**2 + epistemic**2` (law of total variance); for class
-    outputs `total == aleatoric + epistemic`.
+    Standard deviations in the units of the prediction and of its shape, except for `vacuitic`, one standardised number a row (or position of
+    a map), and for class outputs, where all are entropies in nats, one number a row. `total**2 == aleatoric**2 + epistemic**2` (law of total
+    variance); for class outputs `total == aleatoric + epistemic`.
 
     Args:
         aleatoric: what the model cannot understand: noise in the data.
