@@ -195,7 +195,7 @@ class Neo(Method):
         density = self.model(root)
         if isinstance(density, Positions) != positions:
             new = density.template if isinstance(density, Positions) else _of_positions(density)
-            extras(root)._modules["density"] = new
+            add_extra(root, "density", new)
             self._sites, self._met, self.layout = None, frozenset(), None
 
     def check_ready(self, wrapped: Any) -> None:
