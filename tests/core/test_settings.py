@@ -136,14 +136,14 @@ def test_the_choices_are_those_that_there_are() -> None:
         ),
         (
             lambda: neo.Wrapper(layers="0", density=neo.DENSITIES["knn"](k=3)),
-            {"neo": {"layers": ["0"], "density": "knn"}},
+            {"neo": {"layers": ["0"], "density": "knn", "per": None}},
         ),
         (lambda: workbench.laplace.Wrapper(), {"laplace": {"layer": "2", "n_samples": 32}}),
         (lambda: workbench.swag.Wrapper(3, start=0.5), {"swag": {"n_samples": 3, "rank": 20}}),
         (lambda: workbench.snapshot.Wrapper(3), {"snapshot": {"n_voters": 3}}),
     ],
 )
-def test_a_state_says_the_settings_that_it_always_did(make: Callable[[], Any], expected: dict[str, Any]) -> None:
+def test_a_state_says_its_settings(make: Callable[[], Any], expected: dict[str, Any]) -> None:
     wrapped = make()(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
     assert state_settings(wrapped) == expected
 
