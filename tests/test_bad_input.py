@@ -116,7 +116,7 @@ def test_settings_out_of_range_are_refused(build: Callable[[], Any], says: str) 
         build()
 
 
-@pytest.mark.parametrize("wrong", ["Normal", 3, int, torch.distributions.Normal])
+@pytest.mark.parametrize("wrong", ["Normal", 3, int])
 def test_an_unknown_distribution_is_refused_with_the_known_ones(wrong: Any) -> None:
     with pytest.raises(TypeError, match="distribution must be Normal, Laplace"):
         sculpt.Wrapper(wrong)

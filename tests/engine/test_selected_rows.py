@@ -189,6 +189,7 @@ def test_selected_rows_are_refused_also_when_counts_agree(x, name, gradients, st
         wrapped(x, return_risk=True)
 
 
+@pytest.mark.filterwarnings("ignore:the model gives whole numbers")
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_selects_inside_is_right(x, name):
     wrapped = different_voters(RIGHT[name])

@@ -244,7 +244,7 @@ def test_directions_are_those_of_the_metrics() -> None:
         metric = getattr(modules, name)
         assert issubclass(metric, Metric)
         known = name.lower() if name.isupper() or name == "FPR95" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        known = {"adaptiveece": "adaptive_ece"}.get(known, known)
+        known = {"adaptiveece": "adaptive_ece", "mean_io_u": "mean_iou"}.get(known, known)
         assert directions()[known] == metric.higher_is_better, name
         assert higher_is_better(f"vote_sculpt_{known}") == metric.higher_is_better
         assert metric_of(f"vote_{known}") == ("vote", known)

@@ -50,7 +50,7 @@ def boxes(
 
     Example:
         >>> import torch
-        >>> ax = boxes(torch.rand(3, 32, 32), [[4, 4, 20, 24]], spread=[[1, 1, 2, 3]], scores=[0.8], labels=[1], classes=["sky", "car"])
+        >>> ax = boxes(torch.ones(3, 32, 32), [[4, 4, 20, 24]], spread=[[1, 1, 2, 3]], scores=[0.8], labels=[1], classes=["sky", "car"])
         >>> [text.get_text() for text in ax.texts]
         ['car 0.80']
     """

@@ -58,7 +58,7 @@ def maps(
     Example:
         >>> import torch
         >>> labels = torch.zeros(2, 8, 8, dtype=torch.long)
-        >>> axes = maps(torch.rand(2, 3, 8, 8), labels, labels, {"epistemic": torch.rand(2, 8, 8)}, classes=["road", "sky"])
+        >>> axes = maps(torch.ones(2, 3, 8, 8), labels, labels, {"epistemic": torch.ones(2, 8, 8)}, classes=["road", "sky"])
         >>> [ax.get_title() for ax in axes[0]]
         ['image', 'truth', 'prediction', 'error', 'epistemic']
     """
@@ -128,7 +128,7 @@ def overlay(
 
     Example:
         >>> import torch
-        >>> overlay(torch.rand(3, 8, 8), torch.rand(8, 8), kind="epistemic", unit="nats").get_title()
+        >>> overlay(torch.ones(3, 8, 8), torch.ones(8, 8), kind="epistemic", unit="nats").get_title()
         'epistemic risk (nats)'
     """
     if not 0 <= strength <= 1:

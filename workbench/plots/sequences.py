@@ -55,7 +55,7 @@ def fan(
 
     Example:
         >>> import torch
-        >>> paths = torch.randn(200, 12).cumsum(1)
+        >>> paths = torch.linspace(-1, 1, 200)[:, None] * torch.arange(12)
         >>> fan(paths, truth=torch.zeros(12)).get_legend_handles_labels()[1]
         ['90 % of paths', '50 % of paths', 'median', 'what came']
     """
@@ -109,7 +109,7 @@ def coverage_by_step(
 
     Example:
         >>> import torch
-        >>> y = torch.randn(300, 6)
+        >>> y = torch.linspace(-2, 2, 300)[:, None].expand(300, 6)
         >>> ax = coverage_by_step(torch.full_like(y, -1.64), torch.full_like(y, 1.64), y)
         >>> ax.get_legend_handles_labels()[1]
         ['nominal', 'chance, n = 300', 'coverage']
