@@ -203,13 +203,11 @@ def test_wrapped_models_can_be_exported(kind: str, rows: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_exported_models_are_wrapped_where_their_layers_can_be_seen() -> None:
     exported: Any = torch.export.export(Net().eval(), (inputs(),)).module()
-    for kind in ("vote", "sculpt", "sample_weights"):
+    for kind in ("vote", "sculpt", "sample_weights", "sample_activations"):
         with seeded(1):
             wrapped: Any = WRAPPERS[kind]("auto", 0.3)(exported)
         _, risks = asked(wrapped, (inputs(),))
         assert all(bool((risk > 0).all()) for risk in risks.values())
-    with pytest.raises(RuntimeError, match='use where="weights"'):
-        asked(WRAPPERS["sample_activations"]("auto", 0.3)(exported), (inputs(),))
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
