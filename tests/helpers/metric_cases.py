@@ -76,10 +76,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[Tensor, 
 }  # fmt: skip
 
 
+VOTERS_FIRST = ("SampleCRPS", "EnergyScore", "PathCoverage", "MixtureNLL", "MixtureCRPS")
+
+
 def fed(name: str, metric: Any, rows: slice) -> None:
-    target = (
-        VotersFirst(metric)
-        if name in ("SampleCRPS", "EnergyScore", "PathCoverage", "MixtureNLL", "MixtureCRPS")
-        else metric
-    )
+    target = VotersFirst(metric) if name in VOTERS_FIRST else metric
     target.update(*(argument[rows] for argument in CASES[name][2]))

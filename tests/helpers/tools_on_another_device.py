@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from helpers.calibration_models import answers_of, known, labelled, regression, scores
 from helpers.device_models import mlp, quiet
-from helpers.metric_cases import CASES, VotersFirst
+from helpers.metric_cases import CASES, VOTERS_FIRST, VotersFirst
 from helpers.other_device import DEVICE, close, rows
 from helpers.widget_cases import beams, pictures
 from workbench import (  # fmt: skip
@@ -103,7 +103,7 @@ def test_metrics(name: str) -> None:
     expected = function(*arguments)
     close(expected, function(*given))
     metric = new().to(DEVICE)
-    target = VotersFirst(metric) if name in ("SampleCRPS", "MixtureNLL", "MixtureCRPS") else metric
+    target = VotersFirst(metric) if name in VOTERS_FIRST else metric
     for part in (slice(0, 15), slice(15, 40)):
         target.update(*(argument[part] for argument in given))
     close(expected, metric.compute())
