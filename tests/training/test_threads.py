@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from workbench import fit, sculpt, vote
+from workbench.training import exclusive
 
 
 def test_a_second_training_of_the_same_parameters_is_refused() -> None:
@@ -43,3 +46,35 @@ def test_a_second_training_of_the_same_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="epochs"):
         fit(wrapped, (x, x), epochs=0, progress=False)
     fit(wrapped, (x, x), epochs=1, progress=False)  # one that was refused leaves nothing behind
+
+
+def test_ctrl_c_at_any_line_lets_the_same_thread_train_again() -> None:
+    wrapped, trained = nn.Linear(1, 1), []
+    train = exclusive.one_at_a_time(trained.append)
+    for k in range(40):
+        lines = 0
+
+        def interrupt(frame: FrameType, event: str, argument: Any, k: int = k) -> Any:
+            nonlocal lines
+            if frame.f_code.co_filename != exclusive.__file__:
+                return None
+            lines += event == "line"
+            if event == "line" and lines == k + 1:
+                raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            train(wrapped)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert exclusive._LOCK.acquire(timeout=1), f"locked for good by Ctrl-C at line {k}"
+        exclusive._LOCK.release()
+        train(wrapped)
+        exclusive._TRAININGS.clear()
+        if lines <= k:
+            return  # it came to its end
+    raise AssertionError("more lines than were tried")

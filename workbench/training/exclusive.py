@@ -12,8 +12,8 @@ from torch import nn
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LOCK = threading.Lock()
-_TRAINED: dict[int, str] = {}  # id of a parameter -> name of the thread that trains it
+_LOCK = threading.RLock()  # its own thread never waits for it, also if Ctrl-C came at the edge of a block
+_TRAININGS: dict[object, tuple[set[int], threading.Thread]] = {}  # ids of the parameters, and who trains them
 
 
 def one_at_a_time(train: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -26,18 +26,19 @@ def one_at_a_time(train: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
     @functools.wraps(train)
     def alone(wrapped: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         parameters = {id(p) for p in wrapped.parameters()} if isinstance(wrapped, nn.Module) else set()
+        training, thread = object(), threading.current_thread()
         with _LOCK:
-            if busy := parameters & _TRAINED.keys():
-                raise RuntimeError(
-                    f"{type(wrapped).__name__} is being trained already, in thread {_TRAINED[busy.pop()]}: wait for its end, or train a "
-                    "copy (copy.deepcopy) of it"
-                )
-            _TRAINED.update(dict.fromkeys(parameters, threading.current_thread().name))
+            for others, other in list(_TRAININGS.values()):
+                # a thread trains one model at a time: what stands there of its own, or of one that has ended, an interrupt has left
+                if other is not thread and other.is_alive() and parameters & others:
+                    raise RuntimeError(
+                        f"{type(wrapped).__name__} is being trained already, in thread {other.name}: wait for its end, or train a copy "
+                        "(copy.deepcopy) of it"
+                    )
+            _TRAININGS[training] = parameters, thread
         try:
             return train(wrapped, *args, **kwargs)
         finally:
-            with _LOCK:
-                for number in parameters:
-                    _TRAINED.pop(number, None)
+            _TRAININGS.pop(training, None)
 
     return alone

@@ -141,7 +141,7 @@ def _private(seed: int) -> Iterator[None]:
         _LOCAL.private = outer
 
 
-_LOCK, _LENDING = threading.Lock(), threading.RLock()
+_LOCK, _LENDING = threading.RLock(), threading.RLock()  # which their own thread never waits for
 _LIBRARIES: list[Any] = []  # what was registered is there as long as they are
 Kernel = Callable[..., Any]
 
