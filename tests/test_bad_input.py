@@ -104,6 +104,7 @@ def test_a_model_without_parameters_is_refused(name: str) -> None:
         (lambda: sample.Bernoulli(float("nan")), r"p must lie in \[0, 1\).*nan"),
         (lambda: sample.Normal(-1.0), "scale.*-1.0"),
         (lambda: sample.Normal(float("nan")), "scale.*nan"),
+        (lambda: vote.Wrapper(2**70), "n_voters must be at most 1,048,576"),
         (lambda: sculpt.Wrapper(n_layers=0), "n_layers.*at least 1.*0"),
         (lambda: sculpt.Wrapper(n_layers=1.5), "n_layers.*1.5"),  # type: ignore[arg-type]
         (lambda: neo.Wrapper(density="gausian"), "density.*gaussian.*'gausian'"),

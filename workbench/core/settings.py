@@ -16,6 +16,8 @@ from typing import Any, Literal, dataclass_transform
 
 _METADATA = "workbench"  # the key of a setting in the metadata of its field
 
+MOST = 2**20  # of a setting that counts something
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -88,6 +90,10 @@ class Setting:
                 return None
         except OverflowError:  # a whole number that no float is large enough for
             return None
+        if self.number is int and value > MOST:
+            raise ValueError(
+                f"{self.name} must be at most {MOST:,}, not {value}: no machine would come to the end of it"
+            )
         inside = (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
