@@ -253,9 +253,10 @@ MEANT = {
         "conformal_quantile": ("normal",),
         "fit_temperature": ("normal", "labels"),
     },
-    **dict.fromkeys(("rmse", "mae", "auroc", "aupr", "fpr95", "crps_samples"), ("normal", "normal")),
-    **dict.fromkeys(("aurc", "augrc", "ause", "risk_coverage_curve", "sparsification_curve"), ("normal", "positive")),
-    **dict.fromkeys(("accuracy", "categorical_nll", "brier", "reliability_curve"), ("probs", "labels")),
+    **dict.fromkeys(("rmse", "mae", "auroc", "aupr", "fpr95", *SAMPLED), ("normal", "normal")),
+    **dict.fromkeys(("aurc", "augrc", "aurg", "ause", "error_auroc"), ("normal", "positive")),
+    **dict.fromkeys(("risk_coverage_curve", "sparsification_curve"), ("normal", "positive")),
+    **dict.fromkeys(("accuracy", "mean_iou", "categorical_nll", "brier", "reliability_curve"), ("probs", "labels")),
     **dict.fromkeys(("ece", "adaptive_ece", "max_ece", "classwise_ece"), ("probs", "labels")),
 }
 
@@ -266,12 +267,12 @@ def meant(draw: Any, name: str) -> tuple[Any, ...]:
     kinds = MEANT.get(name, ("normal", "positive", "normal"))
     shape = draw(
         st.sampled_from(
-            [(5, 3), (4, 5), (60, 3), (2, 3, 4)] if "labels" in kinds or "samples" in name else [(5,), (5, 1), (60, 1)]
+            [(5, 3), (4, 5), (60, 3), (2, 3, 4)] if "labels" in kinds or name in SAMPLED else [(5,), (5, 1), (60, 1)]
         )
     )
     arguments = []
     for i, kind in enumerate(kinds):
-        size = shape[:-1] if kind == "labels" else shape[1:] if i and "samples" in name else shape
+        size = shape[:-1] if kind == "labels" else shape[1:] if i and name in SAMPLED else shape
         arguments.append(draw(tensors(size, (kind,) if draw(st.integers(0, 5)) else KINDS)))
     return tuple(arguments)
 
@@ -280,7 +281,7 @@ def meant(draw: Any, name: str) -> tuple[Any, ...]:
 def metric_calls(draw: Any) -> Call:
     name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - {"metric"})))
     function = getattr(metrics, name)
-    if draw(st.booleans()):
+    if draw(st.booleans()) and not function.__module__.endswith(".boxes"):
         return name, function, draw(meant(name)), draw(options(_options_of(function)))
     arguments = draw(several(N_TENSORS.get(name, 3)))
     if function.__module__.endswith(".boxes") and draw(st.integers(0, 4)):
