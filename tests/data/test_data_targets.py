@@ -187,7 +187,8 @@ def test_maps_and_several_targets_are_trained_on_as_tensors_are() -> None:
 # ---- rows that are read when they are asked for
 class Rows(Dataset):
     def __init__(self, x: Any = X, y: Any = LABELS) -> None:
-        self.x, self.y, self.asked = x, y, []  # type: ignore[var-annotated]
+        self.x, self.y = x, y
+        self.asked: list[int] = []
 
     def __len__(self) -> int:
         return len(self.x)
