@@ -123,6 +123,8 @@ class Record:
     # by argument: how many layers were taken for the last, by the order of registration
     tails: dict[str, int] | None = None
     ordered: bool = False  # whether a call has shown these to be the last
+    # while changed rows are trained on: inputs and targets as they were, which tell the rows apart in every epoch
+    source: tuple[Any, Any] | None = None
     says_distributions: bool = False  # whether a call has shown that the model gives distributions of torch
     token: str = ""  # says which object it is, copies included; none in those pickled by an earlier version
 

@@ -60,6 +60,7 @@ def weighed(wrapped: Any, axes: tuple[str, ...], leaves: Sequence[Any], inputs: 
         return list(leaves)
     at = axes.index(method.name)
     size = next(leaf.shape[at] for leaf in leaves if isinstance(leaf, Tensor))
+    inputs, targets = wrapped._workbench.source or (inputs, targets)
     weights = row_weights(inputs, targets, size)
     whole = weights.mean(1)  # for what has no rows: the losses that a model computes
     out, by_row = [], False

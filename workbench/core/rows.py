@@ -74,11 +74,12 @@ Source = TensorRows | Dataset | DataLoader
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch: numbers of its rows (None where a DataLoader made it), inputs and targets."""
+    """One batch: numbers of its rows (None where a DataLoader made it), inputs and targets; and of changed rows, the pair as it was."""
 
     numbers: Tensor | None
     x: Any
     y: Any
+    source: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(next(iter([*tensors(self.y), *tensors(self.x)])))

@@ -56,13 +56,16 @@ def check_numbers(
 
 def try_batch(
     wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows], scaled: bool
-) -> tuple[bool, dict[Key, torch.dtype]]:
-    """Predict one batch, see that the targets fit, and say whether the prediction can be trained, and which inputs are to be converted.
+) -> tuple[bool, dict[Key, torch.dtype], Any]:
+    """Predict one batch and see that the targets fit.
 
     Args:
         wrapped, batch, criterion: of the training.
         in_memory: all rows that can be looked at.
         scaled: whether the present standardization stays.
+
+    Returns:
+        Whether the prediction can be trained, which inputs are to be converted, and the prediction.
     """
     modes = [(module, module.training) for module in wrapped.modules()]
     wrapped.eval()
@@ -115,7 +118,7 @@ def try_batch(
         raise TypeError(
             f"{_described(converted)}, which the model does not take, and it is frozen: give floating-point numbers as it was trained with"
         )
-    return learns, converted
+    return learns, converted, prediction
 
 
 def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, torch.dtype]]:

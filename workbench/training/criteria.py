@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.core.outputs import IGNORED, Classes, Logits, Meaning, Probs, Values, cross_entropy, form_of
+from workbench.core.outputs import IGNORED, Binary, Classes, Logits, Meaning, Probs, Values, cross_entropy, form_of
 from workbench.core.resolution import resolve, targets_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import flatten, names
@@ -50,6 +50,8 @@ class LossByMeaning:
 
     Args:
         output: as the option of the wrapper.
+        class_weight: by the name of an output ("" of a single one) weights [classes] of its classes, of Binary [2] for no and yes, or
+            [labels, 2]; the loss is the mean of the weighted losses, divided by the mean weight, as that of `torch.nn.CrossEntropyLoss`.
 
     Example:
         >>> from workbench.outputs import Logits
@@ -59,43 +61,69 @@ class LossByMeaning:
     """
 
     output: Any
+    class_weight: Mapping[str, Tensor] | None = None
 
     def __call__(self, prediction: Any, target: Any) -> Tensor:
         """The loss [] of a prediction, a tree; see `workbench.core.resolution.targets_of` for the target."""
-        return torch.stack([_loss(*pairs) for pairs in self._matched(prediction, target)]).sum()
+        weights = self.class_weight or {}
+        terms = [_loss(*match, weights.get(match[0])) for match in self.matched(prediction, target)]
+        return torch.stack(terms).sum()
 
     def check_labels(self, prediction: Any, target: Any) -> None:
         """Raise ValueError if class numbers are none of the classes that there are scores for; -100 counts as left out."""
-        for meaning, scores, labels, what in self._matched(prediction, target):
+        for name, meaning, scores, labels in self.matched(prediction, target):
             if not isinstance(meaning, Logits | Probs) or labels.is_floating_point():
                 continue
             classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != IGNORED]
             if len(kept) and (kept.min() < 0 or kept.max() >= classes):
                 raise ValueError(
-                    f"{what}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
+                    f"{_written(name)}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
                     f"{classes - 1}; those to leave out are {IGNORED}"
                 )
 
-    def _matched(self, prediction: Any, target: Any) -> Iterator[tuple[Meaning, Tensor, Tensor, str]]:
-        """Meaning, prediction, target and the target's name of each output that has one."""
+    def matched(self, prediction: Any, target: Any) -> Iterator[tuple[str, Meaning, Tensor, Tensor]]:
+        """Name, meaning, prediction and target of each output that has one."""
         leaves, paths = flatten(prediction)[0], names(prediction)
         meanings = resolve(self.output, lambda: paths, leaves, 0)
         for meaning, leaf, t, name in zip(meanings, leaves, targets_of(target, paths, meanings), paths, strict=True):
             if t is not None and meaning is not None:
-                yield meaning, leaf, t, f"y[{name!r}]" if name else "y"
+                yield name, meaning, leaf, t
 
 
-def _loss(meaning: Meaning, prediction: Tensor, target: Tensor, what: str) -> Tensor:
+def _written(name: str) -> str:
+    return f"y[{name!r}]" if name else "y"
+
+
+def _loss(name: str, meaning: Meaning, prediction: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
     if isinstance(meaning, Values):
         if target.shape != prediction.shape:
-            raise ValueError(f"{what}: targets are {list(target.shape)}, but the model gives {list(prediction.shape)}")
+            raise ValueError(
+                f"{_written(name)}: targets are {list(target.shape)}, but the model gives {list(prediction.shape)}"
+            )
         return F.mse_loss(prediction, target.to(prediction.dtype))
     assert isinstance(meaning, Classes)
     try:
         labels = meaning.labels(target, prediction)
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-    return cross_entropy(meaning.log_scores(prediction).log_softmax(-1), labels)
+        raise ValueError(f"{_written(name)}: {error}") from None
+    logs = meaning.log_scores(prediction).log_softmax(-1)
+    if weight is not None:
+        return _weighted_cross_entropy(logs, labels, weight.to(logs), isinstance(meaning, Binary))
+    loss = cross_entropy(logs, labels)
+    # a mean over nothing is NaN, and a crop may have no label
+    return loss if labels.is_floating_point() else loss.where((labels != IGNORED).any(), 0.0)
+
+
+def _weighted_cross_entropy(logs: Tensor, labels: Tensor, weight: Tensor, binary: bool) -> Tensor:
+    """As torch's: of class numbers, and of yes or no, the weighted mean; of probabilities the sum of weighted terms over the number of rows."""
+    if not labels.is_floating_point():
+        kept = labels[labels != IGNORED]
+        losses = F.cross_entropy(logs.flatten(0, -2), labels.flatten(), weight, reduction="sum")
+        total = weight[kept].sum()
+    else:
+        losses = -(weight * labels * logs).sum()
+        total = (weight * labels).sum() if binary else logs.new_tensor(logs[..., 0].numel())
+    return losses / total.where(total > 0, 1.0)
 
 
 __all__ = ["LossByMeaning", "cross_entropy_of_probs", "default_criterion"]

@@ -19,9 +19,8 @@ from workbench.engine.tree import tree_map
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum
 from workbench.training.history import History
-from workbench.training.loop import Loop
+from workbench.training.loop import Loop, loss_of
 from workbench.training.progress import Stopped
-from workbench.training.unshadowed import unshadowed
 
 LAUNCH = "torchrun --nproc-per-node=2 train.py"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -98,8 +97,8 @@ class _Training(nn.Module):
         super().__init__()
         self.wrapped, self.criterion = wrapped, criterion
 
-    def forward(self, x: Any, y: Any) -> Tensor:
-        return unshadowed(self.wrapped, "loss")(self.criterion, x, y)
+    def forward(self, x: Any, y: Any, source: Any) -> Tensor:
+        return loss_of(self.wrapped, self.criterion, x, y, source)
 
 
 class ParallelLoop(Loop):
@@ -143,12 +142,12 @@ class ParallelLoop(Loop):
         mine = list(range(self.rank, n, self.world))
         weight = len(mine) * self.world / n  # so that the average over processes is the mean over rows
         index = torch.tensor(mine or [0], device=self.train.device)
-        x, y = (
+        x, y, source = (
             tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
-            for tree in (batch.x, batch.y)
+            for tree in (batch.x, batch.y, batch.source)
         )
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
-        return weight * training(x, y)
+        return weight * training(x, y, source)
 
     def _mean(self, loss: Tensor) -> Tensor:
         mean = loss.detach().double() / self.world

@@ -6,7 +6,8 @@ import copy
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ from workbench.core.savepoint import Savepoint
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
+from workbench.training.augmentation import Augmentation, augmentations, changed
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
 from workbench.training.checks import LR, check_numbers, trained_alone, try_batch
-from workbench.training.criteria import Criterion, cross_entropy_of_probs, default_criterion
+from workbench.training.class_weights import Weights, weighted_criterion
+from workbench.training.criteria import Criterion, LossByMeaning, cross_entropy_of_probs, default_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, agree, join
 from workbench.training.defaults import (
@@ -69,6 +72,8 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     callback: Callback | None = None,
     strategy: str | None = None,
+    augment: Augmentation | Sequence[Augmentation] | None = None,
+    class_weight: Weights | Mapping[str, Weights] | None = None,
 ) -> History:
     """Train a wrapped model with the loss of its methods; it ends with the best weights, in eval mode.
 
@@ -121,6 +126,15 @@ def fit(
             that torch.distributed is in. Each is given the same model, rows and settings, and takes its share of each batch (batch_size counts
             all); gradients are averaged, the result is the same in all of them. With device="auto" each has a GPU of its own. The callback of
             the first process is called, and its bar shown.
+        augment: augment(x, y, generator) -> (x, y), or several in this order: changes the rows of each batch that is trained on, in their own
+            units, so that an image moves together with its map; `workbench.training.RandomFlip` and `RandomCrop` are such functions. All
+            draws repeat with the seed, those of the generator (on the CPU) and those of torch. Rows to validate on, and what a method
+            fits in closed form, stay as they are.
+        class_weight: weights of the classes in the default criterion: one for each [classes] (of `Binary` [2] for no and yes, or
+            [labels, 2]), as in torch's `CrossEntropyLoss(weight=)`; "balanced" for n / (classes * count) over the training rows as in
+            scikit-learn (void pixels and tokens count nowhere, classes that do not occur have weight 1); or a dict of these by the name of an
+            output. The model then says probabilities in proportion to weight times frequency: these are not calibrated on rows as they
+            come, and one temperature does not undo it. To undo it, divide the probabilities by the weights and normalise them.
 
     Returns:
         The course of the training, see `History`.
@@ -144,6 +158,8 @@ def fit(
             "wrapped: it gives detections, and a detector knows its losses itself: train it in a loop of your own, "
             "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
         )
+    changes = augmentations(augment)
+    _check_combination(folds, changes, class_weight, criterion, strategy)
     rates, decays = pair_settings(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
@@ -165,7 +181,9 @@ def fit(
     present = keeps_present(wrapped, standardize)
     savepoint = Savepoint(wrapped)
     try:
-        first, learns, converted = _try_first_batch(wrapped, train, valid, criterion, like, seed, present)
+        first, learns, converted, weighted = _try_first_batch(
+            wrapped, train, valid, criterion, like, seed, present, changes, class_weight
+        )
     except BaseException as error:
         savepoint.restore(error)
         raise
@@ -176,7 +194,7 @@ def fit(
 
     try:
         wrapped.to(target, dtype)
-        criterion = criterion or _default_criterion(wrapped, first, has_folds=cut is not None)
+        criterion = criterion or weighted or _default_criterion(wrapped, first, has_folds=cut is not None)
         settings = {
             "wrapped": wrapped._get_name(),
             "epochs": str(epochs),
@@ -188,6 +206,8 @@ def fit(
             "dtype": str(dtype),
             **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
             "criterion": "likelihood" if criterion is None else describe(criterion),
+            **({"augment": ", ".join(map(_describe_change, changes))} if changes else {}),
+            **({} if weighted is None else {"class weight": _describe_weights(weighted)}),
         }
         if cut is None:
             steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
@@ -240,6 +260,9 @@ def fit(
         checkpoint=keeper,
         best=start,
         callback=callback,
+        augment=changes,
+        # of a stream of its own: the order of the rows has the seed's
+        changes=torch.Generator().manual_seed(seed ^ 0x5DEECE66D) if changes else None,
     )
     return loop.run()
 
@@ -277,14 +300,49 @@ def _try_first_batch(
     like: Tensor,
     seed: int,
     scaled: bool,
-) -> tuple[Batch, bool, dict[Key, torch.dtype]]:
-    """A first batch, which the model is tried with, whether its prediction can be trained, and which inputs it wants as floating-point."""
+    augment: Sequence[Augmentation],
+    class_weight: Weights | Mapping[str, Weights] | None,
+) -> tuple[Batch, bool, dict[Key, torch.dtype], LossByMeaning | None]:
+    """A first batch, which the model is tried with, and what it shows.
+
+    Returns:
+        The batch, whether the prediction can be trained, which inputs the model wants as floating-point, and the loss with class weights.
+    """
     with own_random(seed, like.device):
         first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
         if first is None:
             raise ValueError("data: the DataLoader gives no batch")
         in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]
-        return first, *try_batch(wrapped, first, criterion, in_memory, scaled)
+        if augment:
+            if valid is not None:  # whose rows are not changed
+                try_batch(wrapped, first, criterion, in_memory, scaled)
+            first = changed(first, augment, torch.Generator().manual_seed(seed))
+        learns, converted, prediction = try_batch(wrapped, first, criterion, in_memory, scaled)
+        weighted = None
+        if class_weight is not None:
+            weighted = weighted_criterion(wrapped, class_weight, prediction, first.y, train)
+        return first, learns, converted, weighted
+
+
+def _check_combination(folds: Any, changes: Any, class_weight: Any, criterion: Any, strategy: Any) -> None:
+    if folds is not None and (changes or class_weight is not None):
+        name = "augment" if changes else "class_weight"
+        raise ValueError(f"{name}: cross-fitting trains and decides on the rows as they are; leave {name} or folds out")
+    if class_weight is not None and criterion is not None:
+        raise ValueError("class_weight is of the default criterion; give your own the weights, or leave it out")
+    if class_weight is not None and strategy is not None:
+        raise ValueError(
+            "class_weight: with strategy each process takes the weighted mean of its own rows, and the mean of those is another number; leave "
+            "class_weight out, or train in one process"
+        )
+
+
+def _describe_change(augmentation: Augmentation) -> str:
+    return repr(augmentation) if is_dataclass(augmentation) else describe(augmentation)
+
+
+def _describe_weights(loss: LossByMeaning) -> str:
+    return str({name: weights.tolist() for name, weights in (loss.class_weight or {}).items()})
 
 
 def _describe_optimizer(optimizer: Optimizer, has_schedule: bool) -> str:

@@ -23,6 +23,7 @@ from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
+from workbench.training.augmentation import Augmentation, changed
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
@@ -50,6 +51,8 @@ class Loop:
         checkpoint: where to keep the state; None keeps none.
         best: the state to go back to, as long as no epoch is finished that of before the training.
         callback: called after each step and each epoch, see `fit`.
+        augment: what each batch is changed by, in this order.
+        changes: draws for these.
     """
 
     wrapped: Wrapped
@@ -65,6 +68,8 @@ class Loop:
     checkpoint: Checkpoint | None
     best: dict[str, Any]
     callback: Callback | None = None
+    augment: tuple[Augmentation, ...] = ()
+    changes: torch.Generator | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = math.inf
@@ -167,6 +172,8 @@ class Loop:
         losses = RunningLoss(self._not_finite)
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
+            if self.changes is not None:
+                batch = changed(batch, self.augment, self.changes)
             loss = self._loss(batch)
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
             if not loss.requires_grad:
@@ -187,7 +194,7 @@ class Loop:
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
-        return unshadowed(self.wrapped, "loss")(self.criterion, batch.x, batch.y)
+        return loss_of(self.wrapped, self.criterion, batch.x, batch.y, batch.source)
 
     def _mean(self, loss: Tensor) -> Tensor:
         return loss
@@ -262,7 +269,12 @@ class Loop:
 
     def _generators(self) -> dict[str, torch.Generator]:
         of_loader = getattr(self.train.source, "generator", None)
-        all_of_them = {"order": self.train.generator, "loader": of_loader, **generators_of(self.train.device)}
+        all_of_them = {
+            "order": self.train.generator,
+            "loader": of_loader,
+            "changes": self.changes,
+            **generators_of(self.train.device),
+        }
         return {name: generator for name, generator in all_of_them.items() if generator is not None}
 
     def _resume(self) -> None:
@@ -285,3 +297,13 @@ class Loop:
             ]
             self.steps = state["steps"]
             self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]
+
+
+def loss_of(wrapped: Wrapped, criterion: Any, x: Any, y: Any, source: tuple[Any, Any] | None) -> Tensor:
+    """`wrapped.loss` of a batch; voters that started alike know its rows by what they were before they were changed."""
+    record = wrapped._workbench
+    record.source = source
+    try:
+        return unshadowed(wrapped, "loss")(criterion, x, y)
+    finally:
+        record.source = None
