@@ -41,6 +41,8 @@ from .said_distributions import distributions_in, with_moments
 from .slips import tell_doubts, tell_whole_numbers, warn_unsaid
 from .standardize import Scaling
 
+PIECE = 2**20  # scores of all branches whose entropies are computed at once, so that what is between stays in a cache
+
 
 # ---- the plan of a call
 def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None) -> Plan:
@@ -169,7 +171,7 @@ def reduced(
         elif isinstance(meaning, Classes):
             check_numbers(meaning, leaf, record.told)
             tell_doubts(wrapped, meaning, leaf, len(branched.axes))
-            y, measured = _classes(record, committee, branched.axes, leaf, meaning, return_risk)
+            y, measured = _in_pieces(record, committee, branched.axes, leaf, meaning, return_risk)
             leaves.append(y.to(branched.plain_dtype(i)))
         else:
             axes = branched.axes
@@ -256,6 +258,37 @@ def _values(
     if parts:
         out["total"] = sqrt(sum(parts.values())) if len(parts) > 1 else next(iter(out.values()))  # type: ignore[arg-type]
     return y, out
+
+
+def _in_pieces(
+    record: Any,
+    committee: Committee | None,
+    axes: tuple[str, ...],
+    leaf: Tensor,
+    meaning: Classes,
+    return_risk: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """As `_classes`, of large maps some positions at a time: probabilities and entropies of all branches would take several times their memory.
+
+    Positions have nothing to do with each other, so that the numbers are the same up to rounding.
+    """
+    shape = leaf.shape[len(axes) :]
+    of_classes = -1 if (dim := getattr(meaning, "dim", 0)) is None else dim  # counted from behind, 0 if there is none
+    sizes = {i - len(shape): size for i, size in enumerate(shape) if i - len(shape) != of_classes}
+    if (
+        values_unavailable()
+        or torch.is_grad_enabled()  # all of it is kept anyway
+        or leaf.numel() <= PIECE
+        or not (axes and sizes)
+        or pair_of(record, axes) is not None  # which may draw numbers
+    ):
+        return _classes(record, committee, axes, leaf, meaning, return_risk)
+    at = max(sizes, key=lambda i: sizes[i])
+    pieces = leaf.split(max(1, sizes[at] * PIECE // leaf.numel()), at)
+    parts = [_classes(record, committee, axes, piece, meaning, return_risk) for piece in pieces]
+    place = at + 1 if at < of_classes < 0 else at  # of risks, which have no class dimension
+    risks = {name: torch.cat([risk[name] for _, risk in parts], place) for name in parts[0][1]}
+    return torch.cat([y for y, _ in parts], at), risks
 
 
 def _classes(
