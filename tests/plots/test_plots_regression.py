@@ -11,7 +11,7 @@ from helpers import plotting
 from helpers.plotting import N, band, legend_texts, line
 from scipy.stats import norm, spearmanr
 
-from workbench import plots
+from workbench import metrics, plots
 
 ax, rng, untouched = plotting.ax, plotting.rng, plotting.untouched  # the fixtures
 
@@ -91,8 +91,12 @@ def test_coverage_is_the_share_within_normal_intervals(rng, ax):
         low, high = norm.interval(level, y, risk)
         expected.append(((low <= target) & (target <= high)).mean())
     np.testing.assert_allclose(observed, expected, atol=1e-12)
-    gap = np.abs(np.array(expected) - x).mean()
-    assert legend_texts(ax)[1] == f"observed (n = 80), mean gap {gap:.3f}"
+    levels = np.arange(1, 20) / 20  # those of the tables; at 0 and 1 no curve can be wrong
+    inside = [((y - (half := norm.ppf(0.5 + p / 2) * risk) <= target) & (target <= y + half)).mean() for p in levels]
+    gap = np.abs(inside - levels).mean()
+    assert f"{gap:.3f}" != f"{np.abs(np.array(expected) - x).mean():.3f}"
+    assert legend_texts(ax)[1] == f"observed (n = 80), calibration error {gap:.3f}"
+    assert legend_texts(ax)[1].endswith(f"{float(metrics.calibration_error(y, risk, target)):.3f}")
 
 
 def test_coverage_of_zero_risk(ax):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.errors import require
+from workbench.metrics.regression import calibration_error
 from workbench.plots._common import (
     COLOURS,
     Array,
@@ -182,7 +183,7 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes; the legend has the mean distance from the diagonal.
+        The Axes; the legend has `workbench.metrics.calibration_error`, the mean distance from the diagonal at 0.05, 0.10, ... 0.95.
 
     Raises:
         ValueError: for shapes that do not match, negative risk, or NaN in prediction or target.
@@ -192,7 +193,7 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
         >>> draws = np.random.default_rng(0).normal(scale=2.0, size=10_000)
         >>> ax = coverage(np.zeros(10_000), np.full(10_000, 2.0), draws)
         >>> ax.get_legend_handles_labels()[1]
-        ['ideal', 'observed (n = 10,000), mean gap 0.004']
+        ['ideal', 'observed (n = 10,000), calibration error 0.004']
     """
     erf = require("scipy.special").erf
     centre, sd, truth = elements(prediction=prediction, risk=risk, target=target)
@@ -205,10 +206,10 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     levels = np.linspace(0, 1, 101)
     observed = np.searchsorted(np.sort(erf(z / np.sqrt(2))), levels, side="right") / z.size
     ax = new_axes(ax, (4.8, 4.8))
-    gap = np.abs(observed - levels).mean()
+    gap = float(calibration_error(centre, sd, truth))  # as in every table: at levels 0.05 to 0.95
     diagonal(ax, "ideal")
     ax.fill_between(levels, levels, observed, color=colour(ax, "total"), alpha=0.2, linewidth=0)
-    label = f"observed (n = {z.size:,}), mean gap {gap:.3f}"
+    label = f"observed (n = {z.size:,}), calibration error {gap:.3f}"
     ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=label)
     ax.set(xlabel="expected share within the interval", ylabel="observed share within the interval")
     ax.set(xlim=(0, 1), ylim=(0, 1.005))
