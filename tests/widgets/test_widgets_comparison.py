@@ -270,7 +270,8 @@ def test_stop_keeps_what_is_trained():
     assert comparison.controls.stop.disabled
     ended(comparison)
     assert list(comparison.models) == ["plain"]
-    assert np.isfinite(comparison.results.rmse["plain"])
+    assert np.isfinite(comparison.outdated.rmse["plain"])
+    assert comparison.results.empty  # what was stopped is compared with nothing
     assert "stopped in epoch" in comparison.controls.metrics.value
     assert "Stopped" in comparison.controls.status.value
     assert not comparison.controls.train.disabled

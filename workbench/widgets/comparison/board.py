@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from ..common.jobs import Job
 from .controls import Controls
 from .panels import PanelData, view_of
 from .scores import COLUMNS, table
-from .trials import MOST_JUDGED, Trained, panel
+from .settings import Candidate
+from .trials import MOST_JUDGED, Trained, Training, panel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,13 +32,21 @@ class Findings:
         batch: the jobs of the present training, or of the last one.
         trained: what is kept, by name.
         failed: exception and traceback, by name.
+        entered: the ticked candidates and the training, as they are set now.
+        batch_of: what was entered when the batch began.
+        origin: digest of the weights that the model starts at.
+        versions: of the data, as they are trained on.
     """
 
     data: Data
     names: list[str]
+    entered: Callable[[], tuple[list[Candidate], Training]]
     batch: dict[str, Job] = field(default_factory=dict)
     trained: dict[str, Trained] = field(default_factory=dict)
     failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
+    batch_of: tuple[list[Candidate], Training] | None = None
+    origin: str = ""
+    versions: tuple[int, ...] = ()
 
     @property
     def jobs(self) -> list[Job]:
@@ -54,18 +64,40 @@ class Findings:
         trained = dict(self.trained)
         return [trained[name] for name in list(self.names) if name in trained]
 
+    @property
+    def differences(self) -> dict[str, str]:
+        """Why each of those that are not of the present settings can't be compared with the others."""
+        ticked, training = self.entered()
+        now = {candidate.name: candidate for candidate in ticked}
+        reasons = {k.name: k.differences(now.get(k.name), training, self.origin, self.versions) for k in self.kept}
+        return {name: why for name, why in reasons.items() if why}
+
+    @property
+    def present(self) -> list[Trained]:
+        """What has been trained with the present settings, in order."""
+        differences = self.differences
+        return [kept for kept in self.kept if kept.name not in differences]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether what is entered is what the batch was begun with."""
+        if self.batch_of is None:
+            return False
+        (before, training), (now, training_now) = self.batch_of, self.entered()
+        return training == training_now and len(before) == len(now) and all(map(Candidate.same, before, now))
+
     @functools.cached_property
     def view(self) -> PanelData:
         """What the pictures show."""
         return view_of(self.data)
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The scores, one row for each trained model."""
+    @staticmethod
+    def frame(trained: Sequence[Trained]) -> pd.DataFrame:
+        """The scores, one row for each of these models."""
         require("pandas")
         import pandas as pd
 
-        frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in self.kept}, orient="index", dtype=float)
+        frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in trained}, orient="index", dtype=float)
         frame.index.name = "model"
         return frame[[name for name in COLUMNS if name in frame]]
 
@@ -82,8 +114,12 @@ class Findings:
             notes.append(
                 "Where no noise is measured, NLL and intervals assume a constant one: the RMSE on the validation rows."
             )
+        differences = self.differences
+        if differences:
+            reasons = "; ".join(f"{name} ({why})" for name, why in differences.items())
+            notes.append(f"Grey, and ranked with no other row, since not of the present settings: {reasons}.")
         status = {k.name: k.status for k in kept}
-        return table(self.frame, self.data.target.unit, status, [*notes, self.view.note])
+        return table(self.frame(kept), self.data.target.unit, status, [*notes, self.view.note], differences)
 
     def panel(self, kept: Trained, losses: bool = True) -> str:
         """The panel of a model that could be judged, as HTML."""
@@ -148,14 +184,25 @@ class Board:
         if running is not None and not running.cancelled:
             place = f" ({batch.index(running) + 1} of {len(batch)})" if len(batch) > 1 else ""
             c.set_status(f"<b>{html.escape(running.name)}</b>{place}: {html.escape(running.text)}")
-        elif batch and not busy:
+        elif batch and not busy and self.findings.unchanged:
             self._report_end(batch)
-        elif not batch:
-            ticked = [row.name for row in c.rows.values() if row.tick.value]
-            c.set_status(
-                f"Train starts {len(ticked)} model{'s' if len(ticked) > 1 else ''}: {html.escape(', '.join(ticked))}."
-            )
+        elif not busy:
+            self._announce()
         self._show_errors()
+        differences = self.findings.differences
+        for name, row in list(c.rows.items()):
+            (row.panel.add_class if name in differences else row.panel.remove_class)("wb-outdated")
+
+    def _announce(self) -> None:
+        """Say what Train would do; a changed setting makes what was done a thing of the past."""
+        c = self.controls
+        present = {kept.name for kept in self.findings.present}
+        wanted = [row.name for row in c.rows.values() if row.tick.value and row.name not in present]
+        c.bar.value, c.bar.bar_style = 0.0, ""
+        models = f"{len(wanted)} model{'s' if len(wanted) > 1 else ''}: {html.escape(', '.join(wanted))}"
+        c.set_status(
+            f"Train starts {models}." if wanted else "All ticked models are trained with these settings already."
+        )
 
     def _report_end(self, batch: list[Job]) -> None:
         failed = [job.name for job in batch if job.status == "failed"]

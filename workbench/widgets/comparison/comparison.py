@@ -23,7 +23,7 @@ from .board import Board, Findings
 from .controls import CSS, Controls, Row
 from .figure import overview
 from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
-from .trials import VALIDATION, Training, threads_for, trial
+from .trials import VALIDATION, Training, digest_of, threads_for, trial, versions_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,6 @@ class Comparison:
         device: where to train, such as "cuda"; None: where the model is.
 
     Attributes:
-        data: the Data.
         jobs: the queue that trains.
 
     Raises:
@@ -93,7 +92,7 @@ class Comparison:
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
         check_training(training)
         self._model = Model(model)
-        self.data = data_of(data, split)
+        self._data = data_of(data, split)
         self._data_given, self._split = data, split
         task = self.data.task
         if output is not None and output not in ("values", "logits", "probs"):
@@ -120,8 +119,13 @@ class Comparison:
         for name, cls in wrapper_classes().items() if wrappers is None else ():
             if name not in {candidate.name for candidate, _, _ in self._rows}:
                 self._rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
-        self._findings = Findings(self.data, [candidate.name for candidate, _, _ in self._rows])
+        self._findings = Findings(self.data, [candidate.name for candidate, _, _ in self._rows], self._entered)
         self._board: Board | None = None
+
+    @property
+    def data(self) -> Data:
+        """The data set; another one makes another comparison."""
+        return self._data
 
     @property
     def controls(self) -> Controls:
@@ -158,17 +162,17 @@ class Comparison:
             raise RuntimeError("this comparison is training already: stop() it, or wait() for it")
         ticked, training = self._entered()
         check_training(training)
-        wanted: list[Candidate] = []
         for candidate in ticked:
             candidate.build(self._output)  # settings that can't be are refused before anything trains
-            kept = self._findings.trained.get(candidate.name)
-            whole = kept is not None and not kept.status and (kept.candidate, kept.training) == (candidate, training)
-            if again or not whole:
-                wanted.append(candidate)
+        self._note_model_and_data(training)
+        whole = {kept.name for kept in self._findings.present if not kept.status}
+        wanted = [candidate for candidate in ticked if again or candidate.name not in whole]
+        self._findings.batch_of = ticked, training
         for candidate in wanted:
             self._findings.failed.pop(candidate.name, None)
         self._findings.batch = {}
         if not wanted:
+            self._refresh()
             self._set_status(
                 "All ticked models are trained with these settings already. Tick another one, or change a setting."
             )
@@ -216,19 +220,32 @@ class Comparison:
 
     @property
     def results(self) -> pd.DataFrame:
-        """One row for each trained model: metrics on the test rows, and costs; NaN where there is nothing to measure."""
-        return self._findings.frame
+        """One row for each model that is trained with the present settings: metrics on the test rows, and costs.
+
+        NaN where there is nothing to measure. Models that are not ticked any more, that were stopped, or that were trained with other settings,
+        from other weights or on other data can't be compared with these: they are in `outdated`.
+        """
+        return self._findings.frame(self._findings.present)
+
+    @property
+    def outdated(self) -> pd.DataFrame:
+        """One row for each trained model that is not of the present settings: what differs, and the columns of `results`."""
+        differences = self._findings.differences
+        frame = self._findings.frame([kept for kept in self._findings.kept if kept.name in differences])
+        frame.insert(0, "differs", [differences.get(name, "") for name in frame.index])
+        return frame
 
     def snapshot(self) -> None:
         """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
         findings = self._findings
-        trained = [kept for kept in findings.kept if kept.answers is not None]
+        trained = [kept for kept in findings.present if kept.answers is not None]
         if not trained:
-            raise ValueError("snapshot: nothing is trained yet; start(block=True) first")
+            before = f" with the present settings, only {', '.join(self.models)} with others" if self.models else " yet"
+            raise ValueError(f"snapshot: nothing is trained{before}; start(block=True) first")
         panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
         metrics = f'<div class="wb-metrics">{findings.table()}</div>'
         page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
-        figure = overview(findings.view, trained, findings.frame, self.data.target.unit)
+        figure = overview(findings.view, trained, self.results, self.data.target.unit)
         alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
         pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
 
@@ -272,9 +289,8 @@ class Comparison:
 
     # ---- candidates
     def _put(self, candidate: Candidate, ticked: bool, added: bool = False) -> None:
-        row = Row(candidate, ticked, self.data.task, added)
+        row = Row(candidate, ticked, self.data.task, added, self._refresh)
         self.controls.put(row, self._remove)
-        row.tick.observe(lambda _: None if self.running else self._refresh(), "value")
         self._findings.names = list(self.controls.rows)
 
     def _remove(self, row: Row) -> None:
@@ -304,6 +320,8 @@ class Comparison:
         c.stop.on_click(lambda _: self.stop())
         c.add.on_click(self._add)
         c.export.on_click(self._guarded(self._export_clicked))
+        for setting in (c.epochs, c.lr, c.weight_decay, c.seed):
+            setting.observe(lambda _: self._refresh(), "value")
 
     def _guarded(self, action: Callable[[], Any]) -> Callable[[Any], None]:
         """An action of a button, whose errors are shown."""
@@ -340,6 +358,16 @@ class Comparison:
         c = self._board.controls
         return [row.candidate() for row in c.rows.values() if row.tick.value], c.training(self._first)
 
+    def _note_model_and_data(self, training: Training) -> None:
+        """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
+        findings, versions = self._findings, versions_of(self.data)
+        if findings.trained:
+            findings.origin = digest_of(self._model.new(training.seed))
+            if versions != findings.versions:
+                self._parts.cache_clear()
+                findings.__dict__.pop("view", None)
+        findings.versions = versions
+
     def _cut(self, seed: int) -> tuple[Split, Split]:
         return self.data.validation(VALIDATION, seed)
 
@@ -351,6 +379,7 @@ class Comparison:
             live = functools.partial(board.live, candidate.name) if board is not None and watched else None
             kept = trial(job, candidate, training, self._model, self.data, self._parts, self._output, live)
             if kept is not None:
+                findings.origin = kept.origin
                 findings.trained[candidate.name] = kept
 
         def changed(job: Job) -> None:

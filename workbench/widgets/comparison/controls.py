@@ -47,6 +47,9 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-comparison .wb-table th[scope=row],.wb-comparison .wb-table thead th:first-child{text-align:left}
 .wb-table small{font-weight:normal;color:var(--jp-ui-font-color2,currentColor)}
 .wb-table td.wb-best{background:color-mix(in srgb,#0072B2 18%,transparent)}
+.wb-table tr.wb-outdated th,.wb-table tr.wb-outdated td{color:var(--jp-ui-font-color2,GrayText);font-style:italic;font-weight:normal}
+.wb-panel.wb-outdated{filter:grayscale(1)}
+.wb-panel.wb-outdated::before{content:"Not of the present settings: the table says why.";font-size:12px;font-style:italic}
 .wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
 .wb-error{color:var(--jp-error-color1,#b3261e)}
 .wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
@@ -58,8 +61,16 @@ _AUTO = {"width": "auto"}
 class Row:
     """One candidate among the controls."""
 
-    def __init__(self, candidate: Candidate, ticked: bool, task: str, added: bool = False) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        ticked: bool,
+        task: str,
+        added: bool = False,
+        on_change: Callable[[], Any] = lambda: None,
+    ) -> None:
         w = require("ipywidgets")
+        self._on_change = on_change
         self.name, self._candidate, self._task = candidate.name, candidate, task
         self._form: CandidateForm | None = None
         about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
@@ -71,6 +82,7 @@ class Row:
             tooltip=about,
             layout=_AUTO,
         ).add_class("wb-check")
+        self.tick.observe(lambda _: on_change(), "value")
         self.remove = None
         if added:
             self.remove = w.Button(icon="times", tooltip=f"Remove {self.name} from the list").add_class("wb-remove")
@@ -80,7 +92,7 @@ class Row:
     def form(self) -> CandidateForm:
         """Its settings as controls; made when they are first looked at, since all of them together take a while to show."""
         if self._form is None:
-            self._form = CandidateForm(self._candidate.parts, self._task)
+            self._form = CandidateForm(self._candidate.parts, self._task, self._on_change)
         return self._form
 
     def candidate(self) -> Candidate:

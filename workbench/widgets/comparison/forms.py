@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .settings import Part, Setting, settings_of, summary
@@ -18,16 +19,17 @@ class Form:
     Args:
         part: the class, and the values to start with; those that no control can show are kept as they are.
         task: "regression" or "classification".
+        on_change: called without arguments after something was entered.
 
     Attributes:
         controls: by setting, the control (the choice, where there is also a box for a number).
         box: the widget with all of them.
     """
 
-    def __init__(self, part: Part, task: str | None = None) -> None:
+    def __init__(self, part: Part, task: str | None = None, on_change: Callable[[], Any] = lambda: None) -> None:
         import ipywidgets as w
 
-        self.cls, self._task = part.cls, task
+        self.cls, self._task, self._on_change = part.cls, task, on_change
         self._settings = {setting.name: setting for setting in settings_of(part.cls, task)}
         self._defaults = {setting.name: setting.default for setting in settings_of(part.cls)}
         self._kept = {name: value for name, value in part.values.items() if name not in self._settings}
@@ -43,6 +45,8 @@ class Form:
         for name, value in self._kept.items():
             if name not in self.controls:
                 self.controls[name] = w.Text(repr(value), disabled=True, description=name, style=_WIDE, layout=_LAYOUT)
+        for control in [*self.controls.values(), *self._numbers.values()]:
+            control.observe(lambda _: self._on_change(), "value")
         self._arrange()
 
     def _make(self, setting: Setting, value: Any) -> bool:
@@ -106,19 +110,19 @@ class Form:
         if cls not in setting.menu or value is None or isinstance(value, bool | str | int | float):
             return None
         if isinstance(value, type):
-            return Form(Part(cls), self._task)
+            return Form(Part(cls), self._task, self._on_change)
         if isinstance(value, Part):
-            return Form(value, self._task)
+            return Form(value, self._task, self._on_change)
         values = {inner.name: getattr(value, inner.name, inner.default) for inner in settings_of(cls)}
         part = Part(
             cls, {inner.name: values[inner.name] for inner in settings_of(cls) if values[inner.name] != inner.default}
         )
-        return Form(part, self._task) if repr(part.build()) == repr(value) else None
+        return Form(part, self._task, self._on_change) if repr(part.build()) == repr(value) else None
 
     def _chosen(self, setting: Setting, value: Any) -> None:
         self._inside.pop(setting.name, None)
         if isinstance(value, type):
-            self._inside[setting.name] = Form(Part(value), self._task)
+            self._inside[setting.name] = Form(Part(value), self._task, self._on_change)
         self._arrange()
 
     def _arrange(self) -> None:
@@ -165,12 +169,12 @@ def _label(choice: Any) -> str:
 class CandidateForm:
     """The settings of all parts of a candidate, with a line on each."""
 
-    def __init__(self, parts: list[Part], task: str | None) -> None:
+    def __init__(self, parts: list[Part], task: str | None, on_change: Callable[[], Any] = lambda: None) -> None:
         import html
 
         import ipywidgets as w
 
-        self.forms = [Form(part, task) for part in parts]
+        self.forms = [Form(part, task, on_change) for part in parts]
         children: list[Any] = []
         for form in self.forms:
             children += [w.HTML(f"<p class='wb-help'>{html.escape(summary(form.cls))}</p>"), form.box]

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,7 +177,13 @@ def best(frame: pd.DataFrame, name: str) -> list[str]:
     return [str(row) for row in values.index if column.text(values[row]) == best_value]
 
 
-def table(frame: pd.DataFrame, unit: str, status: Mapping[str, str], notes: Sequence[str] = ()) -> str:
+def table(
+    frame: pd.DataFrame,
+    unit: str,
+    status: Mapping[str, str],
+    notes: Sequence[str] = (),
+    differs: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The table as HTML.
 
     Args:
@@ -184,9 +191,11 @@ def table(frame: pd.DataFrame, unit: str, status: Mapping[str, str], notes: Sequ
         unit: of the target.
         status: what to say beside a name, such as "stopped after 12 epochs".
         notes: lines below.
+        differs: of rows that can't be compared with the others, why; they are greyed, and never marked.
     """
     names = [name for name in COLUMNS if name in frame and frame[name].notna().any()]
-    marked = {name: best(frame, name) for name in names}
+    ranked = frame.drop(index=list(differs))
+    marked = {name: best(ranked, name) for name in names}
     in_unit = f" ({html.escape(unit)})" if unit else ""
     head = "".join(
         f'<th scope="col" title="{html.escape(COLUMNS[n].help)}">{COLUMNS[n].title.format(unit=in_unit)}{_ARROWS[_way(n)]}</th>'
@@ -200,7 +209,9 @@ def table(frame: pd.DataFrame, unit: str, status: Mapping[str, str], notes: Sequ
             text = "–" if math.isnan(value) else COLUMNS[name].text(value)
             cells.append(f'<td class="wb-best"><b>{text}</b></td>' if row in marked[name] else f"<td>{text}</td>")
         said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
-        rows.append(f'<tr><th scope="row">{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
+        why = html.escape(differs.get(row, ""))
+        greyed = f' class="wb-outdated" title="not of the present settings: {why}"' if why else ""
+        rows.append(f'<tr{greyed}><th scope="row">{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes if note)
     return (
         f'<div class="wb-scroll"><table class="wb-table"><thead><tr><th scope="col">model</th>{head}</tr></thead>'

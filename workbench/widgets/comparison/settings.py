@@ -129,6 +129,10 @@ class Candidate:
         built = [part.build(output) for part in self.parts]
         return built[0] if len(built) == 1 else compose(*built)
 
+    def same(self, other: Candidate) -> bool:
+        """Whether another candidate is of the same settings; an object and the `Part` that makes it are the same."""
+        return self == other or (self.name == other.name and repr(self.build()) == repr(other.build()))
+
     def source(self, imports: set[str], output: str = "values") -> str:
         """The expression that builds it; see `Part.source`."""
         written = [part.source(imports, output) for part in self.parts]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from workbench import metrics, plots
 from workbench.calibration.base import collect
@@ -57,6 +60,8 @@ class Trained:
         scores: by the names of `scores.COLUMNS`.
         answers: about the rows of the picture; None if it could not be judged.
         error: why it could not be judged.
+        origin: digest of the weights that the plain model started at.
+        versions: of the data, see `versions_of`.
     """
 
     name: str
@@ -68,6 +73,55 @@ class Trained:
     scores: dict[str, float] = field(default_factory=dict)
     answers: Predictions | None = None
     error: BaseException | None = None
+    origin: str = ""
+    versions: tuple[int, ...] = ()
+
+    def differences(
+        self, candidate: Candidate | None, training: Training, origin: str, versions: tuple[int, ...]
+    ) -> str:
+        """Why it can't be compared with what is trained now; empty if it can.
+
+        Args:
+            candidate: what is entered under its name; None if that is not ticked.
+            training: the settings that are entered.
+            origin, versions: of the model and the data that were trained last.
+        """
+        reasons = ["not ticked"] if candidate is None else []
+        for setting in fields(Training):
+            before, now = getattr(self.training, setting.name), getattr(training, setting.name)
+            if before != now:
+                label = {"lr": "learning rate"}.get(setting.name, setting.name.replace("_", " "))
+                reasons.append(f"{label} {_said(before)}, not {_said(now)}")
+        if candidate is not None and not candidate.same(self.candidate):
+            reasons.append(f"trained as {self.candidate.build()!r}")
+        if self.status.startswith("stopped"):
+            reasons.append(self.status)
+        if self.origin != origin:
+            reasons.append("the model started at other weights")
+        if self.versions != versions:
+            reasons.append("the data were changed since")
+        return "; ".join(reasons)
+
+
+def _said(value: Any) -> str:
+    return "by default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Digest of all weights and buffers of a model."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        if isinstance(value, Tensor) and not is_lazy(value):
+            digest.update(f"{value.dtype} {list(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def versions_of(data: Data) -> tuple[int, ...]:
+    """How often the tensors of a data set were changed in place."""
+    tensors = (data.train.x, data.train.y, data.test.x, data.test.y)
+    return tuple(0 if not isinstance(t, Tensor) or t.is_inference() else t._version for t in tensors)
 
 
 def trial(
@@ -101,6 +155,7 @@ def trial(
         plain = plain.to(training.device)
     with own_random(training.seed, *{p.device for p in plain.parameters()}):
         wrapped = candidate.build(output)(model.new(training.seed).to(next(plain.parameters()).device))
+    origin, versions = digest_of(plain), versions_of(data)
     train, valid = parts(training.seed)
     watch = _Watch(job, candidate, data, output, training, publish)
     if job.cancelled:
@@ -122,7 +177,7 @@ def trial(
     stopped = history.interrupted or job.cancelled
     if stopped and not watch.steps:
         return None
-    kept = Trained(candidate.name, candidate, training, wrapped, history)
+    kept = Trained(candidate.name, candidate, training, wrapped, history, origin=origin, versions=versions)
     if history.interrupted:
         kept.status = f"stopped in epoch {watch.epoch} of {training.epochs}"
     kept.scores = {"parameters_added": float(parameters_added(wrapped, plain)), "seconds": seconds}
