@@ -124,7 +124,7 @@ def cases(
         described.append(
             Case(
                 name,
-                () if pictured else tuple(zip(map(str, data.features), map(number, x[i].tolist()), strict=False)),
+                () if pictured else tuple(zip(map(str, data.features), map(_feature, x[i]), strict=False)),
                 thumbnail(x[i], data.train.x, name) if pictured else "",
                 prediction,
                 truth,
@@ -149,6 +149,24 @@ def shares(risks: dict[str, float], output: str) -> dict[str, float]:
     parts = {name: max(risks[name], 0.0) ** power for name in CAUSES if name in risks}
     whole = sum(parts.values())
     return {name: variance / whole for name, variance in parts.items()} if 0 < whole < math.inf else {}
+
+
+def exact(value: Tensor) -> str:
+    """The fewest digits that give this number back, which are those that the data were written with.
+
+    Example:
+        >>> exact(torch.tensor(209.8)), torch.tensor(209.8).item(), exact(torch.tensor(491.0))
+        ('209.8', 209.8000030517578, '491')
+    """
+    value = value.detach().cpu()
+    text = str((value.float() if value.dtype == torch.bfloat16 else value).numpy()[()])
+    return text.removesuffix(".0")
+
+
+def _feature(value: Tensor) -> str:
+    """A feature as it stands in the data; rounded where that is a matter of more digits than anybody reads."""
+    text = exact(value)
+    return text if len(text.strip("-0.").replace(".", "")) <= 6 else number(value.item())
 
 
 def number(value: float, unit: str = "", digits: int = 4) -> str:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from workbench.data import Data
 from workbench.errors import require
-from workbench.widgets.common.cases import pixel_range
+from workbench.widgets.common.cases import exact, pixel_range
 
 MOST_SLIDERS = 8  # that are shown at once
 
@@ -53,7 +53,7 @@ def table_knobs(data: Data) -> dict[str, Knob]:
             continue
         whole = bool((data.train.x[:, i] == data.train.x[:, i].round()).all())
         step = 1.0 if whole and last - first <= 1000 else nice_step((last - first) / 200)
-        tip = f"{column}, from {first:.4g} to {last:.4g} in the training rows"
+        tip = f"{column}, from {exact(low[i])} to {exact(high[i])} in the training rows"
         name = column.name if column.name not in knobs else f"{column.name} [{i}]"
         knobs[name] = Knob(name, str(column), first, last, step, tip, None, i)
     return knobs
@@ -146,7 +146,9 @@ def _blurred(x: Tensor, sigma: float) -> Tensor:
 
 
 class Editor:
-    """Sliders for the knobs of a case; without a browser, `set` moves them.
+    """A slider and a number for each knob of a case; without a browser, `set` moves them.
+
+    Browsers know sliders at whole steps only: how far a thumb is off by that nobody sees, and the number says what the model gets.
 
     Args:
         data: what the cases are of.
@@ -162,6 +164,7 @@ class Editor:
         self._x = data.train.x[0]
         self._columns = [column.name for column in data.features]
         self._sliders: dict[str, Any] = {}
+        self._numbers: dict[str, Any] = {}
         self._quiet = False
         self.changes: dict[str, float] = {}
         self.active = next(iter(self.knobs), "")  # the knob that was touched last
@@ -233,6 +236,14 @@ class Editor:
         """The present value of a knob."""
         return self.changes.get(name, self.neutral(name))
 
+    def text(self, name: str) -> str:
+        """The present value of a knob as the model gets it, to the digit."""
+        return exact(self._rounded(name, self.value(name)))
+
+    def _rounded(self, name: str, value: float) -> Tensor:
+        """A value in the precision of the data."""
+        return torch.tensor(value, dtype=torch.float32 if self.pictured else self._x.dtype)
+
     def applied(self, changes: Mapping[str, float]) -> Tensor:
         """The case with these changes."""
         if self.pictured:
@@ -259,8 +270,23 @@ class Editor:
         for name in self._shown:
             if name not in self._sliders:
                 self._sliders[name] = self._slider(self.knobs[name])
+                self._numbers[name] = self._number(self.knobs[name])
                 self._place(name)
-        self._box.children = [self._sliders[name] for name in self._shown]
+        self._box.children = [self._row(name) for name in self._shown]
+
+    def _row(self, name: str) -> Any:
+        w = require("ipywidgets")
+        return w.HBox([self._sliders[name], self._numbers[name]])
+
+    def _number(self, knob: Knob) -> Any:
+        w = require("ipywidgets")
+        number = w.FloatText(
+            step=knob.step,
+            tooltip=f"{knob.tip}: what the model gets",
+            layout={"width": "92px", "flex": "none"},
+        ).add_class("wb-number")
+        number.observe(lambda change, name=knob.name: self._typed(name, change["new"]), "value")
+        return number
 
     def _slider(self, knob: Knob) -> Any:
         w = require("ipywidgets")
@@ -270,17 +296,17 @@ class Editor:
             max=knob.high,
             step=knob.step,
             description=knob.label,
-            readout_format=f".{max(0, -math.floor(math.log10(knob.step)))}f" if knob.step >= 1e-6 else ".3g",
+            readout=False,  # it would show the nearest whole step
             tooltip=knob.tip,
             description_allow_html=False,
-            style={"description_width": "190px"},
-            layout={"width": "auto"},
+            style={"description_width": "min(190px, 45%)"},
+            layout={"width": "auto", "flex": "1 1 auto", "min_width": "0"},
         )
         slider.observe(lambda change, name=knob.name: self._moved(name, change["new"]), "value")
         return slider
 
     def _place(self, name: str) -> None:
-        """Put a slider where its knob is, and widen it for a case outside the training range."""
+        """Put a slider and its number where their knob is, and widen the slider for a case outside the training range."""
         slider, knob, value = self._sliders[name], self.knobs[name], self.value(name)
         quiet, self._quiet = self._quiet, True
         try:
@@ -288,6 +314,7 @@ class Editor:
             slider.max = max(slider.max, value)
             slider.value = value
             slider.min, slider.max = min(knob.low, value), max(knob.high, value)
+            self._numbers[name].value = float(self.text(name))
         finally:
             self._quiet = quiet
 
@@ -297,12 +324,23 @@ class Editor:
         if self._quiet or abs(value - self.value(name)) < near:
             return
         self._note(name, self.neutral(name) if abs(value - self.neutral(name)) < near else value)
+        self._quiet = True
+        self._numbers[name].value = float(self.text(name))
+        self._quiet = False
+        self._on_change()
+
+    def _typed(self, name: str, value: float) -> None:
+        if self._quiet or value == float(self.text(name)):
+            return
+        if math.isfinite(value):
+            self._note(name, value)
+        self._place(name)
         self._on_change()
 
     def _note(self, name: str, value: float) -> None:
         self.active = name
         self.changes.pop(name, None)
-        if value != self.neutral(name):
+        if self._rounded(name, value) != self._rounded(name, self.neutral(name)):
             self.changes[name] = value
 
 

@@ -58,7 +58,7 @@ border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp
 def pair(e: Exploration, still: bool = False) -> str:
     """The case as it is beside the case as it was edited; if nothing was, beside a hint, unless the page stands still."""
     if e.edits:
-        edits = ", ".join(f"{name} {value:.4g}" for name, value in e.edits.items())
+        edits = ", ".join(f"{name} {e._editor.text(name)}" for name in e.edits)
         edited = f'{card(e.case(edited=True), e.output, hover=False)}<div class="wb-caption">edited: {html.escape(edits)}</div>'
     elif still:
         edited = ""
