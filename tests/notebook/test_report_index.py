@@ -29,7 +29,7 @@ from workbench.notebook import Run, compare_reports, render
 from workbench.notebook.index import Index
 from workbench.notebook.pictures import THUMBNAIL, embedded, thumbnail
 from workbench.notebook.plots import grid_plot
-from workbench.notebook.tables import summary_table
+from workbench.notebook.tables import runs_table, summary_table
 from workbench.notebook.values import to_json
 
 
@@ -146,7 +146,9 @@ def test_the_best_is_marked_among_runs_that_ended_well(folder: Path) -> None:
         if row.th
     }
     # higher accuracy, lower errors; the failed run's 0.001 does not count
-    assert best == {("many_a_1", "0.6"), ("many_b_1", "0.6"), ("many_a_0", "1.0"), ("many_a_1", "1.5")}
+    assert best == {
+        ("many_a_1", "0.6"), ("many_b_1", "0.6"), ("many_a_0", "1.0"), ("many_b_0", "10.0"), ("many_a_1", "1.5")
+    }  # fmt: skip
 
 
 def test_the_summary_averages_over_seeds_and_compares_within_a_data_set(folder: Path) -> None:
@@ -160,9 +162,108 @@ def test_the_summary_averages_over_seeds_and_compares_within_a_data_set(folder: 
     assert rmse["a", "vote"].value == 1.5
     assert rmse["a", "vote"].spread == f" ± {statistics.stdev([1.0, 2.0]):.2g}"
     assert rmse["b", "sculpt"].value == 30.0  # the NaN is left out
-    assert [row for row, cell in rmse.items() if cell.best] == [("a", "vote"), ("b", "vote")]
+    assert [row for row, cell in rmse.items() if cell.best] == [("a", "vote")]  # of b the two have other seeds
     assert summary_table([next(iter(index.entries.values()))]) is not None  # two wrappers in one run
     assert summary_table([]) is None
+
+
+def stars(table: Any) -> dict[str, list[str]]:
+    """Column -> runs that are marked in it."""
+    names = [row.run.name if hasattr(row, "run") else row for row in table.rows]
+    return {
+        column.name: [name for name, cell in zip(names, column.cells, strict=True) if cell.best]
+        for column in table.columns
+        if any(cell.best for cell in column.cells)
+    }
+
+
+def grid(folder: Path, runs: list[tuple[str, dict[str, Any], dict[str, float]]]) -> list[Any]:
+    for name, parameters, numbers in runs:
+        executed(folder, name, parameters, **numbers)
+    return list(Index(folder).entries.values())
+
+
+@pytest.mark.parametrize(("parameter", "first", "second"), [("data", "mine", "yours"), ("of", "energy", "yacht")])
+def test_no_star_over_other_data(parameter: str, first: str, second: str, tmp_path: Path) -> None:
+    entries = grid(
+        tmp_path,
+        [
+            (f"r_{data}_{wrapper}", {parameter: data, "wrapper": wrapper}, {"crps": crps})
+            for data, wrapper, crps in (
+                (first, "vote", 0.3), (first, "plain", 0.4), (second, "vote", 3.2), (second, "plain", 3.0)
+            )
+        ],
+    )  # fmt: skip
+    assert stars(runs_table(entries))["crps"] == sorted([f"r_{first}_vote", f"r_{second}_plain"])
+    shared = grid(tmp_path / "one", [("r", {}, {"energy_crps": 0.3, "yacht_crps": 3.0, "train_crps": 0.1})])
+    summary = summary_table(shared)
+    assert summary is not None
+    assert not stars(summary)  # names of metrics that speak of different rows
+
+
+def test_no_star_over_data_of_another_checksum(tmp_path: Path) -> None:
+    entries = grid(tmp_path, [("r_a", {"lr": 0.1}, {"rmse": 1.0}), ("r_b", {"lr": 0.2}, {"rmse": 2.0})])
+    assert stars(runs_table(entries)) == {"rmse": ["r_a"]}
+    entries[1].run.data = {"diabetes": "cd" * 32}
+    assert stars(runs_table(entries)) == {}
+
+
+def test_stars_are_given_split_for_split(tmp_path: Path) -> None:
+    numbers = {("vote", 0): 1.0, ("plain", 0): 1.5, ("vote", 1): 0.5, ("plain", 1): 0.4, ("sculpt", 1): 0.1}
+    runs = [(f"r_{w}_{s}", {"wrapper": w, "split": s}, {"rmse": value}) for (w, s), value in numbers.items()]
+    entries = grid(tmp_path, runs)
+    assert stars(runs_table(entries))["rmse"] == ["r_sculpt_1", "r_vote_0"]
+    summary = summary_table(entries)
+    assert summary is not None
+    best = [c.best for c in next(c for c in summary.columns if c.name == "rmse").cells]
+    wrappers = [c.value for c in next(c for c in summary.columns if c.name == "wrapper").cells]
+    assert dict(zip(wrappers, best, strict=True)) == {"vote": True, "plain": False, "sculpt": False}
+
+
+def test_the_narrowest_interval_is_best_only_where_it_covers(tmp_path: Path) -> None:
+    numbers = {"a": (1.0, 0.5), "b": (4.0, 0.9), "c": (3.0, 0.896), "d": (3.5, 0.95), "e": (0.5, None)}
+    runs = [
+        (f"r_{name}", {"wrapper": name}, {"mpiw90": width, "vote_mpiw90": width, "sharpness": width}
+         | ({} if covered is None else {"picp90": covered, "vote_picp90": covered}))
+        for name, (width, covered) in numbers.items()
+    ]  # fmt: skip
+    found = stars(runs_table(grid(tmp_path, runs)))
+    assert found == {"mpiw90": ["r_c"], "vote_mpiw90": ["r_c"], "sharpness": ["r_c"]}
+
+
+def lines_of(monkeypatch: pytest.MonkeyPatch, runs: list[Any]) -> list[Any]:
+    """The lines of a plot of a grid that join points."""
+    figures: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
+    assert grid_plot(runs) is not None
+    return [
+        line for ax in figures[0].axes for line in ax.lines if line.get_linestyle() == "-" and len(line.get_xdata())
+    ]
+
+
+def test_no_line_joins_different_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ("energy", "yacht", "mine")
+    over_data: list[Any] = [({"data": d}, {"rmse": i}) for i, d in enumerate(data)]
+    assert not lines_of(monkeypatch, over_data)
+    by_wrapper: list[Any] = [
+        ({"data": d, "wrapper": w}, {"rmse": i + len(w)}) for i, d in enumerate(data) for w in "ab"
+    ]
+    assert not lines_of(monkeypatch, by_wrapper)
+    splits: list[Any] = [({"split": s}, {"rmse": s}) for s in range(4)]
+    assert not lines_of(monkeypatch, splits)
+    epochs: list[Any] = [
+        ({"data": d, "wrapper": w, "epochs": n}, {"rmse": 10 * i + n})
+        for i, d in enumerate(data) for w in "ab" for n in (1, 2)
+    ]  # fmt: skip
+    assert not lines_of(monkeypatch, epochs)
+    numbers: list[Any] = [
+        ({"data": d, "epochs": n}, {"rmse": 10.0 * i + n}) for i, d in enumerate(data) for n in (1, 2)
+    ]
+    lines = lines_of(monkeypatch, numbers)
+    assert sorted(tuple(line.get_ydata()) for line in lines) == [(1, 2), (11, 12), (21, 22)]  # each of one data set
+    many: list[Any] = [({"data": f"d{i}", "epochs": n}, {"rmse": i + n}) for i in range(9) for n in (1, 2)]
+    assert not lines_of(monkeypatch, [({**p, "data_set": p["data"]}, s) for p, s in many])
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import require
 from ..experiments.directions import higher_is_better, metric_of
+from .comparable import data_parameters
 from .pictures import embedded
 from .tables import REPEATS, varied
 from .values import as_text
@@ -25,7 +26,9 @@ Panel = dict[str, list[tuple[Any, float]]]  # name of a series -> (place, value)
 
 
 def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> tuple[str, str] | None:
-    """Draw what was recorded over a parameter of the grid: a point for each run, a line through their means.
+    """Draw what was recorded over a parameter of the grid: a point for each run, and their means.
+
+    A line joins means over numbers, of one data set; where there are more data sets than colours, there are no means.
 
     Args:
         runs: (parameters, recorded numbers) of each run.
@@ -39,15 +42,23 @@ def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> 
     main = [name for name in differing if name not in REPEATS]
     if not main and any((metric := metric_of(name)) and metric[0] for _, numbers in runs for name in numbers):
         return _drawn(_panels_by_kind(runs), "")
-    axis, group = (main or differing)[0], main[1] if len(main) > 1 else None
-    panels = _panels(runs, axis, group)
-    if len({series for panel in panels.values() for series in panel}) > SERIES:
-        panels = _panels(runs, axis, None)
-    places = _ordered([parameters.get(axis) for parameters, _ in runs])
-    return _drawn(panels, axis, places)
+    data = [name for name in data_parameters([parameters for parameters, _ in runs]) if name in differing]
+    main = [*(name for name in main if name not in data), *(name for name in main if name in data)]
+    axis = (main or differing)[0]
+    others = [name for name in data if name != axis] or main[1:2]
+    panels = _panels(runs, axis, others)
+    pooled = len({series for panel in panels.values() for series in panel}) > SERIES
+    if pooled:
+        panels = _panels(runs, axis, [])
+    values = [parameters.get(axis) for parameters, _ in runs]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    joined = "no" if pooled and set(data) - {axis} else "line" if numbers and axis not in (*data, *REPEATS) else "mean"
+    return _drawn(panels, axis, _ordered(values), joined)
 
 
-def _drawn(panels: dict[str, Panel], axis: str, order: Sequence[str] = ()) -> tuple[str, str] | None:
+def _drawn(
+    panels: dict[str, Panel], axis: str, order: Sequence[str] = (), joined: str = "mean"
+) -> tuple[str, str] | None:
     if not panels:
         return None
     distinct = dict.fromkeys(x for panel in panels.values() for points in panel.values() for x, _ in points)
@@ -61,7 +72,7 @@ def _drawn(panels: dict[str, Panel], axis: str, order: Sequence[str] = ()) -> tu
     )
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for ax, (metric, panel) in zip(axes, panels.items(), strict=False):
-        _draw(ax, metric, panel, places, colours, axis)
+        _draw(ax, metric, panel, places, colours, axis, joined)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     if len(series) > 1:
@@ -84,7 +95,7 @@ def _panels_by_kind(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]
 
 
 def _panels(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, group: str | None
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, groups: Sequence[str]
 ) -> dict[str, Panel]:
     """Metric -> series -> points; what is known as a metric first, what never changes left out."""
     known: dict[str, Panel] = {}
@@ -93,7 +104,7 @@ def _panels(
         for name, value in numbers.items():
             parts = metric_of(name)
             of, metric = parts or ("", name)
-            series = ", ".join(filter(None, [of, f"{group} {as_text(parameters.get(group))}" if group else ""]))
+            series = ", ".join(filter(None, [of, *(f"{group} {as_text(parameters.get(group))}" for group in groups)]))
             panel = (known if parts else others).setdefault(metric, {})
             panel.setdefault(series, []).append((as_text(parameters.get(axis)), value))
     changing = {
@@ -104,24 +115,33 @@ def _panels(
     return dict(list(changing.items())[:PANELS])
 
 
-def _draw(ax: Axes, metric: str, panel: Panel, places: dict[str, int], colours: dict[str, str], axis: str) -> None:
+def _draw(
+    ax: Axes, metric: str, panel: Panel, places: dict[str, int], colours: dict[str, str], axis: str, joined: str
+) -> None:
     here = [series for series in colours if series in panel]
     for series, colour in colours.items():
         points = panel.get(series, [])
         # beside each other, or they would cover each other
         shift = (here.index(series) - (len(here) - 1) / 2) * 0.5 / max(len(here), 4) if points else 0.0
         ax.plot(
-            [places[x] + shift for x, _ in points], [y for _, y in points], "o", color=colour, markersize=4, alpha=0.55
+            [places[x] + shift for x, _ in points],
+            [y for _, y in points],
+            "o",
+            color=colour,
+            markersize=4,
+            alpha=0.55,
+            label=series,
         )
         means = [
             (place + shift, statistics.fmean(there))
             for text, place in places.items()
             if (there := [y for x, y in points if x == text])
         ]
-        if axis:
-            ax.plot([x for x, _ in means], [y for _, y in means], "-", color=colour, linewidth=1.3, label=series)
-        else:
-            ax.hlines([y for _, y in means], [x - 0.25 for x, _ in means], [x + 0.25 for x, _ in means], color=colour)
+        half = 0.2 / max(len(here), 1) if axis else 0.25
+        if joined == "line":
+            ax.plot([x for x, _ in means], [y for _, y in means], "-", color=colour, linewidth=1.3)
+        elif joined == "mean":
+            ax.hlines([y for _, y in means], [x - half for x, _ in means], [x + half for x, _ in means], color=colour)
     ax.set_xticks(list(places.values()), [text if len(text) <= 14 else f"{text[:13]}…" for text in places], fontsize=8)
     if sum(map(len, places)) > 30:
         ax.tick_params(axis="x", rotation=45)

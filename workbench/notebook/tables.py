@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..experiments.directions import higher_is_better, metric_of
+from .comparable import data_key, data_parameters, may_be_best, rows_of, split_key
 from .entries import Entry
 from .values import as_text
 
@@ -69,13 +70,18 @@ def varied(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def runs_table(entries: Sequence[Entry]) -> IndexTable:
     """Every run, what is different about it, and all that it recorded."""
+    data = data_parameters([entry.run.parameters for entry in entries])
+    groups = [(data_key(entry.run, data), split_key(entry.run.parameters)) for entry in entries]
     columns = [_checks_column(entries)] if any(entry.checks for entry in entries) else []
     for name in varied([entry.run.parameters for entry in entries]):
         columns.append(_plain_column(name, [entry.run.parameters.get(name) for entry in entries]))
     for name in dict.fromkeys(name for entry in entries for name in entry.scalars):
         values = [entry.scalars.get(name) for entry in entries]
-        judged = [value if entry.run.status == "ok" else None for value, entry in zip(values, entries, strict=True)]
-        columns.append(_metric_column(name, values, judged))
+        judged = [
+            value if entry.run.status == "ok" and may_be_best(name, entry.scalars) else None
+            for value, entry in zip(values, entries, strict=True)
+        ]
+        columns.append(_metric_column(name, values, judged, groups))
     for name in varied([entry.run.environment for entry in entries if entry.run.environment]):
         columns.append(_plain_column(name, [entry.run.environment.get(name) for entry in entries]))
     begun = [entry.run if entry.run.status != "waiting" else None for entry in entries]
@@ -89,13 +95,18 @@ def runs_table(entries: Sequence[Entry]) -> IndexTable:
 def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
     """The known metrics, averaged over seeds and splits; a row for each thing they are of and each other parameter.
 
+    The best is marked among rows of the same data, the same seeds and the same splits.
+
     Returns:
         None where that says no more than the table of all runs does.
     """
     parameters = [entry.run.parameters for entry in entries]
     differing = varied(parameters)
     kept = [name for name in differing if name not in REPEATS]
+    data = data_parameters(parameters)
     values_of: dict[tuple[str, str], dict[str, list[float]]] = {}
+    repeats_of: dict[tuple[str, str], dict[str, list[str]]] = {}
+    data_of: dict[tuple[str, str], set[str]] = {}
     known: dict[tuple[str, str], list[Any]] = {}
     for entry in entries:
         values = [entry.run.parameters.get(name) for name in kept]
@@ -104,6 +115,9 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
                 row = (repr(values), parts[0])
                 known[row] = [*values, parts[0]]
                 values_of.setdefault(row, {}).setdefault(parts[1], []).append(float(value))
+                repeat = repr([entry.run.parameters.get(name) for name in REPEATS])
+                repeats_of.setdefault(row, {}).setdefault(parts[1], []).append(repeat)
+                data_of.setdefault(row, set()).add(data_key(entry.run, data))
     several = len({of for _, of in values_of}) > 1
     if len(values_of) < 2 or not (several or len(kept) < len(differing)):
         return None
@@ -122,10 +136,10 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
             deviation = statistics.stdev(several_runs) if len(several_runs) > 1 else None
             spread = "" if deviation is None else f" ± {deviation:{'.2g' if deviation < 100 else ',.0f'}}"
             column.cells.append(IndexCell() if mean is None else IndexCell(as_text(mean), mean, spread=spread))
-        for group in dict.fromkeys(row[0] for row in rows):  # what is of other data can't be compared
-            _mark_best(
-                metric, column.cells, [m if row[0] == group else None for row, m in zip(rows, means, strict=True)]
-            )
+        averages = [{name: statistics.fmean(v) for name, v in values_of[row].items()} for row in rows]
+        judged = [m if may_be_best(metric, a) else None for m, a in zip(means, averages, strict=True)]
+        groups = [(sorted(data_of[row]), rows_of(row[1]), sorted(repeats_of[row].get(metric, []))) for row in rows]
+        _mark_groups(metric, column.cells, judged, groups)
         columns.append(column)
     columns.append(_plain_column("runs", [max(map(len, values_of[row].values())) for row in rows]))
     return IndexTable(columns, rows)
@@ -152,11 +166,19 @@ def _checks_column(entries: Sequence[Entry]) -> IndexColumn:
     return column
 
 
-def _metric_column(name: str, values: Sequence[float | None], judged: Sequence[float | None]) -> IndexColumn:
+def _metric_column(
+    name: str, values: Sequence[float | None], judged: Sequence[float | None], groups: Sequence[Any]
+) -> IndexColumn:
     cells = [IndexCell() if value is None else IndexCell(as_text(value), repr(value)) for value in values]
-    _mark_best(name, cells, judged)
+    _mark_groups(name, cells, judged, groups)
     higher = higher_is_better(name)
     return IndexColumn(name, cells, _ARROWS[higher], _WORDS[higher])
+
+
+def _mark_groups(name: str, cells: Sequence[IndexCell], judged: Sequence[float | None], groups: Sequence[Any]) -> None:
+    """Mark the best of each group by itself."""
+    for key in dict.fromkeys(map(repr, groups)):
+        _mark_best(name, cells, [v if repr(g) == key else None for v, g in zip(judged, groups, strict=True)])
 
 
 def _mark_best(name: str, cells: Sequence[IndexCell], judged: Sequence[float | None]) -> None:
