@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 import sysconfig
+import tomllib
 
+import nbformat
 import pytest
 from conftest import ROOT
 
@@ -44,6 +49,41 @@ def test_a_copy_that_is_there_is_kept(started, tmp_path):
     assert main(["demo", "explorer.ipynb"]) == 0
     assert copy.read_text() == "mine"
     assert "--no-browser" not in started[0]
+
+
+def test_all_that_the_notebooks_import_and_lead_to_is_there(started, tmp_path):
+    assert main(["demo", "regression_benchmark"]) == 0
+    folder = tmp_path / "workbench-demo"
+    names = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {path.name for path in folder.glob("*.ipynb")} == names
+    links = 0
+    for path in folder.glob("*.ipynb"):
+        cells = nbformat.read(path, 4).cells
+        for cell in cells:
+            targets = re.findall(r"\]\(([^)#]+)", cell.source) if cell.cell_type == "markdown" else []
+            for target in (t for t in targets if "://" not in t):
+                assert (path.parent / target).resolve().is_file(), f"{path.name}: {target}"
+                assert (path.parent / target).resolve().is_relative_to(folder), (
+                    f"{path.name}: {target}"
+                )  # else not served
+                links += 1
+    assert links > 8
+
+
+def test_the_benchmark_notebook_finds_its_imports_anywhere(started, tmp_path):
+    assert main(["demo", "regression_benchmark"]) == 0
+    cells = nbformat.read(tmp_path / "workbench-demo" / "regression_benchmark.ipynb", 4).cells
+    source = next(cell.source for cell in cells if cell.id == "imports")
+    lines = [line for line in source.splitlines() if line.startswith(("import sys", "sys.path", "import published"))]
+    assert lines[-1] == "import published"
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path / "workbench-demo",
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_bad_input_is_refused_before_anything_is_written(started, tmp_path, monkeypatch, capsys):
@@ -85,6 +125,15 @@ def test_an_installed_package_finds_its_notebooks(tmp_path, monkeypatch):
     assert demo.notebooks_folder() == installed
 
 
-def test_the_wheel_carries_the_notebooks_to_where_they_are_looked_for():
-    folders = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.setuptools.data-files]")[2]
-    assert folders.strip().startswith('"share/workbench/notebooks" = ["notebooks/*.ipynb"]')
+def test_the_wheel_carries_the_notebooks_to_where_they_are_looked_for(tmp_path, monkeypatch):
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders, written = settings["tool"]["setuptools"]["data-files"], []
+    assert folders["share/workbench/notebooks"] == ["notebooks/*.ipynb"]
+    for place, patterns in folders.items():
+        for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
+            written.append(tmp_path / place / path.name)
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, written[-1])
+    monkeypatch.setattr(demo, "notebooks_folder", lambda: tmp_path / "share" / "workbench" / "notebooks")
+    assert demo.copied("comparison", tmp_path / "here").is_file()
+    assert len([path for path in (tmp_path / "here").rglob("*") if path.is_file()]) == len(written)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sysconfig
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 from workbench.errors import require
 
 FOLDER = "workbench-demo"
+_LINKED = ("benchmarks.md", "limitations.md")  # pages of the documentation that notebooks lead to
+_IMPORTED = ("published.py",)  # modules of the benchmarks that notebooks import
 
 
 def add_demo(commands: Any) -> None:
@@ -19,7 +20,8 @@ def add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="open JupyterLab on the comparison notebook",
-        description=f"Open JupyterLab on a copy of a notebook, in the folder {FOLDER} here. A copy that is there already is opened as it is.",
+        description=f"Open JupyterLab on a copy of a notebook, in the folder {FOLDER} here, beside copies of those that it leads to. "
+        "A copy that is there already is opened as it is.",
         epilog="example: workbench demo explorer",
     )
     demo.add_argument("name", nargs="?", default="comparison", help="of the notebook (default: comparison)")
@@ -64,16 +66,26 @@ def arguments(path: Path, port: int | None, browser: bool) -> list[str]:
 
 
 def copied(name: str, folder: Path) -> Path:
-    """A copy of a notebook in a folder; one that is there is left as it is."""
+    """A copy of a notebook in a folder, with all other notebooks and what they import and lead to; what is there is left as it is."""
     known = {path.stem: path for path in sorted(notebooks_folder().glob("*.ipynb"))}
     source = known.get(name.removesuffix(".ipynb"))
     if source is None:
         raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {', '.join(known)}")
-    path = folder / source.name
+    (folder / "docs").mkdir(parents=True, exist_ok=True)
+    home = source.parents[1]
+    for notebook in known.values():
+        # the server shows nothing outside of the folder
+        _write(folder / notebook.name, notebook.read_bytes().replace(b"](../docs/", b"](docs/"))
+    for module in _IMPORTED:
+        _write(folder / module, (home / "benchmarks" / module).read_bytes())
+    for page in _LINKED:
+        _write(folder / "docs" / page, (home / "docs" / page).read_bytes())
+    return folder / source.name
+
+
+def _write(path: Path, content: bytes) -> None:
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)
-    return path
+        path.write_bytes(content)
 
 
 def notebooks_folder() -> Path:
