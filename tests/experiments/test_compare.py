@@ -126,6 +126,17 @@ def test_the_table_says_mean_error_and_best() -> None:
     assert lines[-1] == "mean ± standard error over seeds; * the best mean of its column"
 
 
+def test_a_width_is_best_only_where_it_covers_and_a_mean_only_over_all_seeds() -> None:
+    widths = {"mpiw90": [4.0, 1.0] * 3, "picp90": [0.91, 0.5] * 3}
+    first, second = summary(frame(**widths), ["mpiw90"]).splitlines()[2:4]
+    assert "*" not in first + second  # one alone is not the best of anything
+    covered = {**widths, "picp90": [0.91, 0.95] * 3}
+    first, second = summary(frame(**covered), ["mpiw90"]).splitlines()[2:4]
+    assert ("*" in first, "*" in second) == (False, True)
+    uneven = frame(rmse=[2.0, 9.0, 2.0, 1.0, 2.0, 1.0]).drop(index=1)
+    assert " *" not in summary(uneven, ["rmse"]).splitlines()[3]
+
+
 def test_what_is_missing_or_alike_is_no_best() -> None:
     text = summary(frame(nll=[1.0, 1.0] * 3, aurc=[float("nan"), 2.0] * 3, picp90=[float("nan")] * 6))
     lines = text.splitlines()

@@ -29,7 +29,7 @@ def test_a_case_says_prediction_risk_and_truth_with_units() -> None:
     (case,) = cases(d, x, predict_cases(known(), d, x), ["row 7"], torch.tensor([[31.0]]))
     assert (case.name, case.prediction, case.truth) == ("row 7", "34.1 ± 4.1 MPa", "31 MPa")
     assert dict(case.risks) == {"aleatoric": "4.13 MPa", "total": "4.13 MPa"}
-    assert case.inputs[0] == ("load (N)", "34.12")
+    assert case.inputs[0] == ("load (N)", "34.1234")
     assert case.shares == {"aleatoric": 1.0}
 
 

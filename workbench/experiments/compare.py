@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
-from .directions import higher_is_better
+from .directions import higher_is_better, may_be_best
 from .options import FAILED, OK, add_grid, add_parameter, axis
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ def compare(arguments: argparse.Namespace) -> int:
 def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
     """A table for each data set: a row for each wrapper, mean and standard error over the seeds, the best mean of each column marked.
 
+    Marked are means over all seeds, and widths only of intervals that cover.
+
     Args:
         frame: what `grid` gave.
         metrics: columns to show; None: the main scores and costs of the task.
@@ -188,11 +190,21 @@ def _table(group: pd.DataFrame, names: Sequence[str]) -> str:
         largest = float(means[name].abs().max())
         digits = 0 if name == "parameters" else max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 2
         texts = [_text(mean, error, min(digits, 5)) for mean, error in zip(means[name], errors[name], strict=True)]
-        best = _best(means[name])
+        best = _best(_comparable(means, by.count(), group, name))
         marks = [" *" if wrapper in best else "  " for wrapper in means.index]
         columns[f"{LABELS.get(name, name)}  "] = [text + mark for text, mark in zip(texts, marks, strict=True)]
     lines = pd.DataFrame(columns, index=means.index).rename_axis(None)
     return "\n".join(line.rstrip() for line in lines.to_string(justify="right").splitlines())
+
+
+def _comparable(means: pd.DataFrame, counts: pd.DataFrame, group: pd.DataFrame, name: str) -> pd.Series:
+    """The means of a column that may be the best: those over all seeds, and widths only of intervals that cover."""
+    import pandas as pd
+
+    numbers = group.select_dtypes("number").groupby(group["wrapper"], sort=False).mean()
+    whole = counts[name] == counts[name].max()
+    covers = pd.Series({wrapper: may_be_best(name, numbers.loc[wrapper]) for wrapper in means.index})
+    return means[name].where(whole & covers)
 
 
 def _text(mean: float, error: float, digits: int) -> str:

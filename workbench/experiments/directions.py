@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 
 # beside the metrics of `workbench.metrics`, some that everybody uses; None: neither more nor less is better
 OTHERS: dict[str, bool | None] = {
@@ -11,6 +12,9 @@ OTHERS: dict[str, bool | None] = {
     **dict.fromkeys(("mse", "loss", "error", "sample_crps"), False),
     "coverage": None,
 }
+_WIDTHS = ("mpiw", "sharpness")
+_COVERAGES = ("picp", "coverage")
+_USUAL = "90"  # percent, where the name of a metric says no level
 
 
 def directions() -> dict[str, bool | None]:
@@ -52,3 +56,27 @@ def higher_is_better(name: str) -> bool | None:
     """
     match = _match(name)
     return None if match is None else directions()[match["base"]]
+
+
+def may_be_best(name: str, numbers: Mapping[str, float | None]) -> bool:
+    """Whether a number may be the best of all: the width of intervals only where these cover, to the percent.
+
+    Args:
+        name: of the metric.
+        numbers: all that was recorded beside it, by name; its coverage is looked for there.
+
+    Example:
+        >>> [may_be_best("mpiw90", {"picp90": covered}) for covered in (0.5, 0.91)], may_be_best("rmse", {})
+        ([False, True], True)
+    """
+    metric = (metric_of(name) or ("", ""))[1]
+    width = re.fullmatch(rf"(?:ood_)?({'|'.join(_WIDTHS)})([0-9]*)", metric)
+    if width is None:
+        return True
+    level = width[2] or _USUAL
+    suffixes = (level, "") if level == _USUAL else (level,)
+    for coverage in (f"{word}{suffix}" for word in _COVERAGES for suffix in suffixes):
+        observed = numbers.get(name.replace(f"{width[1]}{width[2]}", coverage))
+        if observed is not None:
+            return round(observed, 2) >= int(level) / 100
+    return False

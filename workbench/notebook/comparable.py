@@ -1,4 +1,4 @@
-"""What can be compared in an index: numbers of one data set, split for split, and widths of intervals that cover."""
+"""What can be compared in an index: numbers of one data set, split for split."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..experiments.directions import metric_of
-
 _DATA = ("data", "dataset", "data_set", "datasets")
 _SPLITS = ("split", "splits", "fold", "repeat", "test_split")
 _ROWS = ("train", "training", "valid", "val", "validation", "test")
-_WIDTHS = ("mpiw", "sharpness")
-_COVERAGES = ("picp", "coverage")
-_USUAL = "90"  # percent, where the name of a metric says no level
 
 
 def data_parameters(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,27 +53,3 @@ def rows_of(of: str) -> tuple[str, ...]:
 
     words = (*(name.replace("-", "_") for name in names()), *_ROWS)
     return tuple(word for word in words if re.search(rf"(^|_){re.escape(word)}(_|$)", of.replace("-", "_")))
-
-
-def may_be_best(name: str, numbers: Mapping[str, float | None]) -> bool:
-    """Whether a number may be the best of all: the width of intervals only where these cover, to the percent.
-
-    Args:
-        name: of the metric.
-        numbers: all that was recorded beside it, by name; its coverage is looked for there.
-
-    Example:
-        >>> [may_be_best("mpiw90", {"picp90": covered}) for covered in (0.5, 0.91)], may_be_best("rmse", {})
-        ([False, True], True)
-    """
-    metric = (metric_of(name) or ("", ""))[1]
-    width = re.fullmatch(rf"(?:ood_)?({'|'.join(_WIDTHS)})([0-9]*)", metric)
-    if width is None:
-        return True
-    level = width[2] or _USUAL
-    suffixes = (level, "") if level == _USUAL else (level,)
-    for coverage in (f"{word}{suffix}" for word in _COVERAGES for suffix in suffixes):
-        observed = numbers.get(name.replace(f"{width[1]}{width[2]}", coverage))
-        if observed is not None:
-            return round(observed, 2) >= int(level) / 100
-    return False

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..experiments.directions import higher_is_better, metric_of
-from .comparable import data_key, data_parameters, may_be_best, rows_of, split_key
+from ..experiments.directions import higher_is_better, may_be_best, metric_of
+from .comparable import data_key, data_parameters, rows_of, split_key
 from .entries import Entry
 from .values import as_text
 
