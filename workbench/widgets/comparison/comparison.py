@@ -204,7 +204,7 @@ class Comparison:
 
     @property
     def models(self) -> dict[str, Any]:
-        """The trained models by name, wrapped, in evaluation mode."""
+        """The trained models by name, wrapped, in evaluation mode; those of `outdated` are among them."""
         return {kept.name: kept.wrapped for kept in self._findings.kept}
 
     @property

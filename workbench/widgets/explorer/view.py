@@ -254,7 +254,7 @@ def _row(children: list[Any]) -> Any:
 
 def _column(children: list[Any], width: str) -> Any:
     w = require("ipywidgets")
-    return w.VBox(children, layout={"flex": f"1 1 {width}", "min_width": "260px"})
+    return w.VBox(children, layout={"flex": f"1 1 {width}", "min_width": "min(260px, 100%)"})
 
 
 __all__ = ["ExplorerView"]
