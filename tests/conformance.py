@@ -9,6 +9,7 @@ stands at the top of `helpers/conformance_reference.py`.
 - The plain suite makes all checks in one of twelve cells of the table. In the others, which are slow, every model meets every wrapper in the
   checks in `ALWAYS`; each other check is made in one of `EVERY` cells to which it applies, in turn, so that it meets every model under
   some wrappers, and every wrapper on some models. With `WORKBENCH_EXHAUSTIVE=1` all are made everywhere.
+- With `WORKBENCH_TEST_DEVICE=cuda` models and inputs are there, and the cells that are not slow are a sixth of the table.
 - What is refused on purpose is one row of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
 Example:
@@ -22,9 +23,11 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,6 +67,25 @@ from workbench.testing.models import (
     total,
 )
 from workbench.testing.trial import ask
+
+DEVICE = os.environ.get("WORKBENCH_TEST_DEVICE", "")
+
+
+def placed(case: Case) -> Case:
+    """The case with its model and inputs on the device that `WORKBENCH_TEST_DEVICE` names, if it names one."""
+    if not DEVICE:
+        return case
+
+    def build_there() -> Any:
+        model = case.build()
+        for module in zoo.modules(model):
+            module.to(DEVICE)
+        return model
+
+    def inputs_there(seed: int = 0, rows: int = ROWS) -> Any:
+        return tree_map(lambda leaf: leaf.to(DEVICE) if hasattr(leaf, "to") else leaf, case.inputs(seed, rows))
+
+    return replace(case, build=build_there, inputs=inputs_there)
 
 
 def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:

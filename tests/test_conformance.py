@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from conformance import check_builtin, checks_due, checks_of_cell
+from conformance import DEVICE, check_builtin, checks_due, checks_of_cell, placed
 from helpers.conformance_table import EXPECTED_REFUSALS, REFUSED_BY, WRAPPERS, pairs
 from helpers.zoo import CASES
 
@@ -22,11 +22,11 @@ def _one_thread() -> Iterator[None]:
 
 # what is registered in another order than it runs is told, and its numbers are right all the same
 @pytest.mark.filterwarnings("ignore:.*for the last layers of:workbench.errors.WorkbenchWarning")
-@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 12))
+@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 6 if DEVICE else 12))
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(
     case: str, wrapper: str, request: pytest.FixtureRequest
 ) -> None:
-    check_builtin(CASES[case], WRAPPERS[wrapper], whole=request.node.get_closest_marker("slow") is None)
+    check_builtin(placed(CASES[case]), WRAPPERS[wrapper], whole=request.node.get_closest_marker("slow") is None)
 
 
 def test_every_model_and_every_wrapper_meets_every_check_that_applies() -> None:

@@ -23,8 +23,12 @@ Tree = dict[str, Any]  # path of a leaf -> leaf
 def seeded(seed: int = 0) -> Iterator[None]:
     """Seed the generators of torch, numpy and Python, and put the states of all back afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
-    with torch.random.fork_rng(devices=[]):
+    # CUDA is not begun for the sake of a seed: who has not used it draws nothing there
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
         try:
