@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from workbench.engine.surroundings import guarded
+from workbench.engine.surroundings import guarded, leave_transforms
 
 
 class Mode(TorchFunctionMode):
@@ -77,3 +77,17 @@ def test_a_block_that_was_being_entered_or_left_ends_before_the_surroundings_are
     finally:
         while torch._C._len_torch_function_stack():
             torch._C._pop_torch_function_stack()
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_transforms_are_left_down_to_a_depth_and_no_further(depth: int) -> None:
+    functorch = torch._C._functorch
+    functorch._vmap_increment_nesting(2, "error")
+    functorch._grad_increment_nesting()
+    functorch._func_increment_nesting(False)
+    functorch._vmap_increment_nesting(3, "error")
+    leave_transforms(depth)
+    assert functorch.get_dynamic_layer_stack_depth() == depth
+    leave_transforms(0)
+    assert functorch.get_dynamic_layer_stack_depth() == 0
+    assert torch.vmap(torch.func.grad(torch.square))(torch.ones(2)).tolist() == [2, 2]

@@ -61,6 +61,14 @@ class Reverted:
             del blocks[blocks.index(self) :]
 
 
+_LEAVE = {
+    "Vmap": "_vmap_decrement_nesting",
+    "Grad": "_grad_decrement_nesting",
+    "Jvp": "_jvp_decrement_nesting",
+    "Functionalize": "_func_decrement_nesting",
+}
+
+
 class Surroundings:
     """What torch is in this thread: gradients, function transforms, modes, default dtype; in the main thread also where random draws stand."""
 
@@ -91,8 +99,7 @@ class Surroundings:
         interrupt = interruption(error, self._handled)
         if interrupt is not None:
             _end_blocks(interrupt)
-        if _functorch.get_dynamic_layer_stack_depth() > self._depth:
-            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._depth)
+        leave_transforms(self._depth)
         if _function_modes() != self._function_modes:  # torch takes one away while it handles a call
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
@@ -116,6 +123,14 @@ class Surroundings:
             torch.default_generator.set_state(self._random)
         if interrupt is not error:
             raise interrupt from None
+
+
+def leave_transforms(depth: int) -> None:
+    """End the function transforms of torch that are open above a depth of their stack, innermost first."""
+    # one by one: torch 2.11 has pop_dynamic_layer_stack_and_undo_to_depth end two for each
+    while _functorch.get_dynamic_layer_stack_depth() > depth:
+        kind = _functorch.peek_interpreter_stack().key().name
+        getattr(_functorch, _LEAVE[kind])()
 
 
 def _function_modes() -> list[Any]:

@@ -28,6 +28,7 @@ from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
 from ..state import Sealed, open_sealed, stack
+from ..surroundings import leave_transforms
 from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
 from .rescue import DropoutByFormula, Rescue
@@ -329,8 +330,7 @@ def _nested(
             {name: outside(tensor) for name, tensor in taps.items()},
         )
     except BaseException:  # as deep as before, wherever it was interrupted
-        if _functorch.get_dynamic_layer_stack_depth() > depth:
-            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        leave_transforms(depth)
         raise
     _vmap_decrement_nesting()
     return results
