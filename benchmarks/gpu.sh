@@ -141,7 +141,7 @@ quality() { if ((smoke)); then bench throughput -g method=vote; else bench throu
 run_part() { # NAME, seconds left: its closing line goes to the screen and into summary.txt
     local name=$1 left=$2 seconds start=$SECONDS code told
     export work=$runs/$name
-    seconds=$((SECONDS_OF[$name] < left ? SECONDS_OF[$name] : left))
+    seconds=$((!smoke && SECONDS_OF[$name] < left ? SECONDS_OF[$name] : left))
     if ((fresh)); then rm -rf "$work"; fi
     mkdir -p "$work"
     if [[ -f $work/done ]]; then

@@ -171,7 +171,9 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
         assert_attributes(wrapped, parts(first.model)[""])
     if "writes_global" in case.tags:
         left: Any = zoo.state.LAST_HIDDEN
-        last = torch.tensor(left.tolist(), dtype=torch.float64)  # it can be read: it is not one of a dead vmap
+        last = torch.tensor(
+            left.tolist(), dtype=torch.float64, device=left.device
+        )  # it can be read: it is not one of a dead vmap
         assert any(torch.allclose(b.model.c(last), b.output) for b in branches), "the global holds no branch's value"
 
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 
 
 def gpu(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable}
+    environment = {**os.environ, "PYTHON": sys.executable, "LIMIT": "1500"}
     command = ["bash", ROOT / "benchmarks" / "gpu.sh", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1600, check=False)
 
 
 @pytest.mark.slow

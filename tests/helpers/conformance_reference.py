@@ -120,7 +120,7 @@ class Reference(reference.Reference):
             return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
 
         seen, _ = jacobian(40, 3)
-        precision = seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(seen.shape[1], dtype=seen.dtype)
+        precision = seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(seen.shape[1]).to(seen)
         asked, leaf = jacobian(ROWS, 0)
         return (asked @ torch.linalg.inv(precision) * asked).sum(1).reshape(leaf.shape)
 
