@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -255,3 +256,39 @@ def test_state_and_detections_have_names_of_their_own() -> None:
     assert Values.short == "values"
     assert State.short == "state"
     assert Probs(dim=1).dim == 1
+
+
+MEANT_OTHERWISE: dict[str, tuple[Any, Any]] = {
+    "unsaid": ("logits", None),
+    "values": ("logits", "values"),
+    "said for scores": ("values", "logits"),
+    "another dimension": (Logits(dim=1), Logits(dim=-1)),
+    "probabilities": ("binary", Binary(logits=False)),
+    "several": ({"a": "logits", "b": "values"}, {"a": "values", "b": "logits"}),
+}
+
+
+@pytest.mark.parametrize("name", MEANT_OTHERWISE)
+def test_a_state_of_another_meaning_is_refused_before_anything_is_loaded(name: str) -> None:
+    saved, here = MEANT_OTHERWISE[name]
+    state = vote.Wrapper(2, output=saved)(nn.Linear(3, 4)).state_dict()
+    wrapped = vote.Wrapper(2, output=here)(nn.Linear(3, 4))
+    before = {key: value.clone() for key, value in wrapped.state_dict().items()}
+    with pytest.raises(ValueError, match=re.escape(f"saved with output={saved!r}, and this object has")):
+        wrapped.load_state_dict(state)
+    assert all(torch.equal(value, before[key]) for key, value in wrapped.state_dict().items())
+    with pytest.raises(ValueError, match="saved with output="):  # also as a part of a larger model
+        nn.ModuleDict({"part": wrapped}).load_state_dict({f"part.{key}": value for key, value in state.items()})
+    wrapped.load_state_dict(state, strict=False)  # the way out
+    assert torch.equal(wrapped.state_dict()["weight@vote"], state["weight@vote"])
+
+
+@pytest.mark.parametrize("output", [None, "values", "logits", Logits(dim=1), {"0": "logits", "1": "mean"}])
+def test_a_state_of_the_same_meaning_loads_and_one_that_says_none_fits_all(output: Any) -> None:
+    wrapped = vote.Wrapper(2, output=output)(nn.Linear(3, 4))
+    twin = vote.Wrapper(2, output=output)(nn.Linear(3, 4))
+    twin.load_state_dict(wrapped.state_dict())
+    assert torch.equal(twin.state_dict()["weight@vote"], wrapped.state_dict()["weight@vote"])
+    twin.load_state_dict(vote.Wrapper(2)(nn.Linear(3, 4)).state_dict())  # as those of earlier versions
+    twin.load_state_dict(nn.Linear(3, 4).state_dict())
+    assert wrapped.state_dict().keys() == vote.Wrapper(2)(nn.Linear(3, 4)).state_dict().keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,28 +10,12 @@ from torch import Tensor
 
 from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
 from ..engine.surroundings import Reverted
+from .call import Call
 from .outputs import Classes, Meaning
 from .settings import settings_of
 
 if TYPE_CHECKING:
     from .ownership import Table
-
-
-@dataclass(frozen=True)
-class Call:
-    """What is asked of a wrapped object in one call.
-
-    Args:
-        training: whether the object is in training mode.
-        return_risk: whether risks are wanted.
-        dealt: whether each row of the batch is answered by one branch of the dealing method only.
-        loss: whether the call computes the training loss.
-    """
-
-    training: bool
-    return_risk: bool
-    dealt: bool = False
-    loss: bool = False
 
 
 class Method:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from ..engine.clone import is_scripted, places, structural_copy
 from ..engine.plan import Bank, RankOne, Rule, Shared
 from ..engine.tree import version
-from ..errors import WorkbenchWarning
 from ..introspect.references import used_by
+from .lone_calls import Alone
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution
@@ -78,24 +77,6 @@ class Slot:
     name: str
     owners: list[tuple[str, str]]
     buffer: bool
-
-
-class Alone:
-    """Hook of a layer whose tensors voters have of their own: warns once where it is called by itself, not by the wrapped model."""
-
-    told = False
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if self.told or torch.compiler.is_compiling():
-            return
-        self.told = True
-        warnings.warn(
-            f"a {type(module).__name__} inside a wrapped model is called by itself, and answers as the first voter only (methods that call "
-            "layers do so: generate of an encoder-decoder model, feature extraction). Call the wrapped model as a whole, wrap that method "
-            "(wrapper(model, method=...)), or ask each of wrapped.voters()",
-            WorkbenchWarning,
-            stacklevel=4,
-        )
 
 
 @dataclass

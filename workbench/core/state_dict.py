@@ -19,10 +19,14 @@ from ..engine.plan import Bank
 from .crossfit import NAME as COMMITTEE
 from .crossfit import Committee, members_axis, seat
 from .inputs import positional_names
+from .outputs import from_json, to_json
 from .ownership import EXTRAS, MARK, Slot, Table, add_extra, extra, remove_extra, table_of
 from .standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+
+
+OUTPUT = f"output{MARK}workbench"  # in that text: what the outputs mean, if it was said
 
 
 # ---- out of it
@@ -71,6 +75,8 @@ def described(wrapped: Any) -> Tensor:
     """What the state_dict holds under `SETTINGS`, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
     methods = wrapped._workbench.methods
     notes = {f"{key}{MARK}{method.name}": value for method in methods for key, value in method.notes().items()}
+    if wrapped._workbench.output is not None:
+        notes[OUTPUT] = to_json(wrapped._workbench.output)
     text = json.dumps({**settings_of(wrapped), **notes}, sort_keys=True)
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
@@ -148,6 +154,19 @@ def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = Tr
         )
 
 
+def check_output(notes: dict[str, Any], wrapped: Any) -> None:
+    """Raise ValueError if the outputs meant something else where a state was saved; one in which nobody said it fits all."""
+    present = wrapped._workbench.output
+    if OUTPUT in notes and notes[OUTPUT] != to_json("values" if present is None else present):
+        saved = from_json(notes[OUTPUT])
+        here = "none" if present is None else f"output={present!r}"
+        raise ValueError(
+            f"the state was saved with output={saved!r}, and this object has {here}: predictions and risks would be computed in another way. "
+            f"Wrap the model with output={saved!r} before loading it, or, if the weights are to be read with another meaning, load them with "
+            "load_state_dict(state, strict=False)"
+        )
+
+
 def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
     """Let the methods register what a state has, whose tensors of this object have these names behind a prefix."""
     stored = {name[len(prefix) :] for name in names if name.startswith(prefix)}
@@ -192,6 +211,8 @@ class Loading:
             if MARK in key and not isinstance(self.state[key], Tensor):
                 raise ValueError(f"{key} in the state is a {type(self.state[key]).__name__}, and should be a tensor")
         check_settings(saved, self.wrapped, self.strict)
+        if self.strict is not False:
+            check_output(notes, self.wrapped)
         self.state.pop(self.prefix + SETTINGS, None)
         marked = any(MARK in key and EXTRAS not in key for key in self._own(self.state))
         if saved or marked:

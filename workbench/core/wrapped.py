@@ -20,6 +20,7 @@ from ..engine.surroundings import Surroundings, guarded
 from . import predict as calling
 from .copying import Persistent
 from .inputs import opened, positional_names
+from .lone_calls import watched_methods
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
@@ -277,6 +278,10 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     for name in (*PUBLIC, "forward"):
         if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
+
+    namespace.update(
+        (name, function) for name, function in watched_methods(cls) if name not in vars(Wrapped) or name in namespace
+    )
 
     @functools.wraps(getattr(cls, method, Wrapped.forward))
     def answer(

@@ -20,6 +20,7 @@ from ..engine.surroundings import Surroundings
 from .decorated import decorated
 from .function import Function
 from .last_layers import watched
+from .lone_calls import watch_layers
 from .method import Method
 from .optimizer_guard import watch
 from .outputs import Output, has_detections, read, states_of
@@ -338,6 +339,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
             for other in record.methods[:-1]:
                 other.extend(table, changed)
     record.methods.sort(key=lambda method: method.order)
+    watch_layers(table)
     watch(wrapped)
     table.show()
 

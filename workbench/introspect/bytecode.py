@@ -67,6 +67,32 @@ def attributes_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 
 
 @functools.cache
+def attributes_of_self(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Every `self.a.b` that a method reads, as ("a", "b"); `self.layers[0].weight` is ("layers", "0", "weight")."""
+    chains = []
+    for each in _with_nested(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        for i, step in enumerate(steps):
+            loaded = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+            if step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == code.co_varnames[0]:
+                chains.append(tuple(_names_loaded(steps, i + 1)))
+    return tuple(chains)
+
+
+def _names_loaded(steps: list[dis.Instruction], i: int) -> Iterator[str]:
+    """Names of the attributes, and the constant items, that are loaded one of another from step i on."""
+    while i + 1 < len(steps):
+        if "LOAD_ATTR" in steps[i].opname or steps[i].opname == "LOAD_METHOD":
+            yield str(steps[i].argval)
+            i += 1
+        elif "LOAD_CONST" in steps[i].opname and steps[i + 1].opname == "BINARY_SUBSCR":
+            yield str(steps[i].argval)
+            i += 2
+        else:
+            return
+
+
+@functools.cache
 def containers_changed(code: types.CodeType) -> frozenset[str]:
     """Names of the attributes whose containers code changes: by a method such as append, or by setting an item."""
     changed = set()
