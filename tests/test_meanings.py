@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.conformance_reference import Reference
 from helpers.conformance_table import EXHAUSTIVE, NOISE, WRAPPERS, Wrapping
+from helpers.detection_reference import DETECTOR, expected_detections
 from helpers.laplace_reference import laplace_answers
 from helpers.meaning_models import MEANT, Meant, expected
 from helpers.zoo import leaves
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from workbench import fit, load, save, vote
 from workbench.engine.tree import is_float, tree_map
+from workbench.outputs import Detections
 from workbench.testing.models import build, call, inputs, seeded, total
 from workbench.testing.trial import ask
 
@@ -332,3 +334,67 @@ def test_without_a_word_it_is_values_or_refused_never_softmax_of_the_wrong_dimen
     assert kinds
     with pytest.raises(ValueError, match=r"output="):
         wrapped(*args)
+
+
+# ---- boxes, whose number is each branch's own
+NO_BOXES = ("sculpt", "laplace", "neo", "augment")  # methods that are refused by name
+
+
+def assert_detections(wrapped: Any, wrapping: Wrapping, *callees: Any) -> None:
+    """Boxes, scores, labels and their risks are those that a plain loop over plain detectors matches; all that are called say so."""
+    outputs = [
+        branch.output for branch in Reference(DETECTOR, wrapping, wrapped).answers(wrapped.training, noise_of(wrapping))
+    ]
+    wanted = expected_detections(outputs, 0.5)
+    alike = len({tuple(len(image["scores"]) for image in output) for output in outputs}) == 1
+    assert alike == (wrapping.where == "activations"), (
+        "where there is noise, branches should see different numbers of boxes"
+    )
+    args, kwargs = inputs(DETECTOR)
+    for callee in (wrapped, *callees):
+        with torch.no_grad(), seeded():
+            y, risk = callee(*args, **kwargs, return_risk=True)
+        for i, image in enumerate(wanted):
+            found = {
+                **y[i],
+                "spread": risk.epistemic[i]["boxes"],
+                "seen": risk.epistemic[i]["seen"],
+                **{name: risk[name][i]["scores"] for name in ("total", "aleatoric", "epistemic")},
+            }
+            assert found.keys() == image.keys()
+            for key, value in found.items():
+                like = torch.tensor(image[key], dtype=torch.float64).reshape(value.shape)
+                message = f"{key} of image {i} ".__add__
+                torch.testing.assert_close(value.double(), like, rtol=1e-6, atol=1e-6, msg=message)
+
+
+def wrapped_detector(wrapping: Wrapping, training: bool = False) -> Any:
+    args, _ = inputs(DETECTOR)  # an example shows the last layers of each output
+    wrapper = wrapping.make("auto", noise_of(wrapping)).with_options(output=Detections(), example=args)
+    with seeded(1):
+        wrapped = wrapper(build(DETECTOR)).double().train(training)
+    return wrapped if training else wrapping.trial(DETECTOR).fitted(wrapped, torch.float64)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_detections_are_those_of_plain_detectors_or_refused_by_name(name: str) -> None:
+    wrapping = WRAPPERS[name]
+    if "aleatoric" in wrapping.kinds or "vacuitic" in wrapping.kinds or name == "laplace" or "augment" in name:
+        with pytest.raises(ValueError, match=f"({'|'.join(NO_BOXES)}) with output=Detections"):
+            wrapped_detector(wrapping)
+        return
+    wrapped = wrapped_detector(wrapping)
+    fresh = wrapped_detector(wrapping)
+    fresh.load_state_dict(wrapped.state_dict())
+    assert_detections(wrapped, wrapping, copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), fresh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vote", "vote_share1", "sample_weights", "swag"])
+def test_detections_in_training_mode_and_compiled(name: str) -> None:
+    wrapping = WRAPPERS[name]
+    torch.compiler.reset()
+    wrapped = wrapped_detector(wrapping)
+    assert_detections(wrapped, wrapping, torch.compile(wrapped, backend="eager"))
+    if name.startswith("vote"):
+        assert_detections(wrapped_detector(wrapping, training=True), wrapping)

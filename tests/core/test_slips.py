@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -88,6 +89,78 @@ def test_a_loss_that_agrees_is_not_told() -> None:
     assert messages(lambda: maps.loss(F.cross_entropy, torch.randn(2, 3, 4, 4), pixels)) == []
     labels = vote.Wrapper(2, output="binary")(Gives(lambda h: 3 * h))
     assert messages(lambda: labels.loss(nn.BCEWithLogitsLoss(), X, torch.ones(40, 3))) == []
+
+
+class Smoothed(nn.Module):
+    """A loss of the user's own, which names torch's inside."""
+
+    def forward(self, scores: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(scores.float().view(-1, 3), y, label_smoothing=0.1)
+
+
+class Called:
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        return F.nll_loss(scores.log_softmax(-1), y)
+
+
+def weighted(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda scores, y: 2 * loss(scores, y)
+
+
+CROSS_ENTROPIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "lambda": lambda scores, y: F.cross_entropy(scores, y),
+    "closure": weighted(nn.CrossEntropyLoss()),
+    "partial": functools.partial(F.cross_entropy, label_smoothing=0.1),
+    "module": Smoothed(),
+    "object": Called(),
+    "method": Called().__call__,
+}
+
+
+@pytest.mark.parametrize("name", CROSS_ENTROPIES)
+def test_a_loss_inside_a_criterion_of_ones_own_is_told(name: str) -> None:
+    criterion = CROSS_ENTROPIES[name]
+    for output, line in (("probs", 'output="logits"'), ("binary", 'output="logits"')):
+        wrapped = vote.Wrapper(2, output=output)(Gives(lambda h: h.softmax(-1)))
+        said = messages(lambda model=wrapped: model.loss(criterion, X, LABELS))
+        assert any(line in message and "was told output=" in message for message in said), said
+        assert messages(lambda model=wrapped: model.loss(criterion, X, LABELS)) == []
+    right = vote.Wrapper(2, output="logits")(Gives(lambda h: 3 * h))
+    assert messages(lambda: right.loss(criterion, X, LABELS)) == []
+    losses = torch.stack([criterion(voter(X), LABELS) for voter in right.voters()])
+    torch.testing.assert_close(right.loss(criterion, X, LABELS), losses.mean())
+
+
+def test_a_yes_or_no_inside_a_criterion_of_ones_own_is_told() -> None:
+    y = (LABELS == 1).float()
+    unsaid = vote.Wrapper(2)(Gives(lambda h: h[:, 0]))
+    said = messages(lambda: unsaid.loss(lambda scores, t: F.binary_cross_entropy_with_logits(scores, t), X, y))
+    assert any('output="binary"' in message for message in said), said
+    probabilities = vote.Wrapper(2, output=Binary(logits=False))(Gives(lambda h: h[:, :1].sigmoid()))
+    said = messages(lambda: probabilities.loss(lambda p, t: nn.BCEWithLogitsLoss()(p.squeeze(-1), t), X, y))
+    assert any("binary_cross_entropy_with_logits, in" in message for message in said), said
+
+
+def test_in_a_dict_the_output_that_the_loss_is_given_counts() -> None:
+    y = LABELS
+
+    def criterion(output: dict[str, Tensor], t: Tensor) -> Tensor:
+        return F.cross_entropy(output["kind"], t) + output["size"].square().mean()
+
+    def model() -> nn.Module:
+        return Gives(lambda h: {"kind": h.sigmoid(), "size": h})
+
+    wrong = vote.Wrapper(2, output={"kind": Binary(logits=False), "size": "values"})(model())
+    said = messages(lambda: wrong.loss(criterion, X, y))
+    assert any("output={'kind': \"logits\", ...}" in message for message in said), said
+    right = vote.Wrapper(2, output={"kind": "logits", "size": "values"})(model())
+    assert messages(lambda: right.loss(criterion, X, y)) == []
+
+
+def test_what_a_criterion_makes_of_the_scores_first_is_its_own() -> None:
+    wrapped = vote.Wrapper(2, output="probs")(Gives(lambda h: h.softmax(-1)))
+    assert messages(lambda: wrapped.loss(lambda p, t: F.cross_entropy(p.clamp_min(1e-6).log(), t), X, LABELS)) == []
+    assert messages(lambda: wrapped.loss(lambda p, t: F.nll_loss(p.log(), t), X, LABELS)) == []
 
 
 # ---- objects

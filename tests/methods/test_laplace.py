@@ -319,6 +319,62 @@ def test_compiled_it_says_the_same() -> None:
     torch.testing.assert_close(same.epistemic, risk.epistemic)
 
 
+class LastIsFirst(nn.Module):
+    """The layer that is registered last runs before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 2), nn.Linear(FEATURES, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh())
+
+
+TWO_OUTPUTS = {"scores": "logits", "size": "values"}
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scores, self.size = nn.Linear(FEATURES, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.body(x).tanh()
+        return {"scores": self.scores(h), "size": self.size(h)}
+
+
+@pytest.mark.parametrize(
+    ("make", "wrapper", "says"),
+    [
+        (LastIsFirst, laplace.Wrapper(layer="body"), "depends on it in another way"),
+        (LastIsFirst, compose(laplace.Wrapper(layer="body"), vote.Wrapper(2)), "depends on it in another way"),
+        (lambda: nn.Sequential(net(), nn.Softplus()), laplace.Wrapper(), "depends on it in another way"),
+        (TwoHeads, laplace.Wrapper(output=TWO_OUTPUTS), "the outputs of 'size' are values"),
+    ],
+)
+def test_a_wrong_last_layer_is_refused_before_anything_is_trained(make: Any, wrapper: Any, says: str) -> None:
+    model = make().double()
+    y = {"scores": torch.arange(ROWS) % 3, "size": X[:, :1]} if isinstance(model, TwoHeads) else X[:, :2].abs()
+    with pytest.raises(ValueError, match=says):
+        wrapper.with_options(example=X)(model)
+    wrapped = wrapper(model)
+    before = copy.deepcopy(wrapped.state_dict())
+    seen = []
+    with pytest.raises(ValueError, match=says):
+        fit(wrapped, (X, y), epochs=2, progress=False, callback=seen.append)
+    assert not seen
+    assert all(torch.equal(value, before[key]) for key, value in wrapped.state_dict().items())
+
+
+def test_an_example_changes_nothing_where_the_last_layer_is_right() -> None:
+    model, state = net(), torch.get_rng_state()
+    wrapped = laplace.Wrapper(noise=0.5, example=X)(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not wrapped.state_dict()["2.weight@laplace_variance"].any()
+    plain = laplace.Wrapper(noise=0.5)(model).fit([(X, None)]).eval()
+    torch.testing.assert_close(wrapped.fit([(X, None)]).eval()(NEW, return_risk=True), plain(NEW, return_risk=True))
+
+
 def test_without_data_there_is_no_risk() -> None:
     with pytest.raises(NotFittedError, match=r"call wrapped.fit\(loader\)"):
         laplace.Wrapper()(net()).eval()(NEW, return_risk=True)

@@ -21,7 +21,7 @@ from .outputs import Values, form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
 from .said_distributions import mixture, with_moments
-from .slips import warn_unsaid
+from .slips import listening, warn_unsaid
 from .standardize import Scaling
 
 
@@ -43,6 +43,7 @@ def loss(
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
     record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(branched.axes))
+    criterion = listening(wrapped, criterion, y)
     groups = [None] if whole else list(rows)
     total: Any = 0
     for at in _models(branched, pair is not None):

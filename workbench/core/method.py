@@ -151,6 +151,9 @@ class Method:
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
 
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raise where a call with these inputs shows that `fit` would refuse the model: asked before a training, and of an example."""
+
     def tune(self, wrapped: Any, held: Any) -> None:
         """With `needs_fit`: what `workbench.fit` lets be chosen by its validation rows, pairs (input, target), after `fit`."""
 

@@ -38,7 +38,7 @@ from .ownership import engine_of, extra, table_of
 from .resolution import check_numbers, resolve, targets_of
 from .row_weights import weighed
 from .said_distributions import distributions_in, with_moments
-from .slips import tell_doubts, tell_whole_numbers, warn_unsaid
+from .slips import listening, tell_doubts, tell_whole_numbers, warn_unsaid
 from .standardize import Scaling
 
 PIECE = 2**20  # scores of all branches whose entropies are computed at once, so that what is between stays in a cache
@@ -376,6 +376,7 @@ def loss(
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
     axes = branched.axes
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
+    criterion = listening(wrapped, criterion, y)
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
     if pair is None and criterion is None:

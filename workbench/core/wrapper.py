@@ -225,6 +225,8 @@ class Wrapper(Settings):
             getattr(model, method)(*inputs) if at is None and method != "forward" else nn.Module.__call__(
                 model, *inputs
             )
+            for kind in model._workbench.methods if is_wrapped(model) else ():
+                kind.check(model, inputs, {})
 
     def _with_shapes(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
         """A copy of a model with lazy layers whose shapes the example gives."""

@@ -224,6 +224,20 @@ class Laplace(Method):
         voters = _voters(table)
         return [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
 
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        table = table_of(wrapped)
+        look = Look(wrapped, self.places(table)[0], self._path, self.layer_names(table), self.wrapper.noise)
+        with torch.no_grad(), evaluating(wrapped):
+            look.check(args, kwargs)
+        self._check_meaning(look)
+
+    def _check_meaning(self, look: Look) -> None:
+        if self._draws and not isinstance(look.meaning, Classes):
+            raise ValueError(
+                f"laplace: the outputs of {self._path or 'the model itself'!r} are values, and other outputs are class scores; name the "
+                "layer of the scores, layer=..., or the values alone in output={...}"
+            )
+
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
         from tqdm.auto import tqdm
@@ -243,11 +257,7 @@ class Laplace(Method):
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
-            if self._draws and not isinstance(looks[0].meaning, Classes):
-                raise ValueError(
-                    f"laplace: the outputs of {self._path or 'the model itself'!r} are values, and other outputs are class scores; name the "
-                    "layer of the scores, layer=..., or the values alone in output={...}"
-                )
+            self._check_meaning(looks[0])
             posteriors = [look.posterior(self.wrapper.prior_precision) for look in looks]
             for part in (*PARTS, "prior"):
                 values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]

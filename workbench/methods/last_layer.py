@@ -216,10 +216,7 @@ class Look:
         leaves = flatten(output)[0]
         phi, z = rows_of(taps["features"]), taps["outputs"]
         if self.weights is None:
-            meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
-            self.at, self.slope = self._answer(args, kwargs, leaves, meanings, z)
-            self.meaning = meanings[self.at]
-            self.weights = taps["weights"]
+            self._find(args, kwargs, output, taps)
         leaf = leaves[self.at]
         if children(target) is not None:  # targets by the names of the outputs
             target = targets_of(target, names(output), resolve(self.record.output, lambda: names(output), leaves, 0))[
@@ -240,6 +237,20 @@ class Look:
         elif self.noise is None:
             residuals = rows_of((self._targets(target, z) - leaf.reshape(z.shape)).double() / self.slope)
         self.curvature.add_values(phi, precision, residuals)
+
+    def check(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raise ValueError if the output is not the layer's own, as inputs in the user's units show."""
+        if self.scaling is not None:
+            args, kwargs = self.scaling.inputs(args, kwargs)
+        self._find(args, kwargs, *self._seen(args, kwargs))
+
+    def _find(self, args: tuple, kwargs: dict[str, Any], output: Any, taps: dict[str, Tensor]) -> None:
+        """Find out which part of the output is the layer's, and what that means."""
+        leaves = flatten(output)[0]
+        meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
+        self.at, self.slope = self._answer(args, kwargs, leaves, meanings, taps["outputs"])
+        self.meaning = meanings[self.at]
+        self.weights = taps["weights"]
 
     def _targets(self, target: Any, z: Tensor) -> Tensor:
         if isinstance(target, Tensor) and target.numel() == z.numel():

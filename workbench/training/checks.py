@@ -127,7 +127,10 @@ def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, tor
 
     def ask(inputs: Any) -> Any:
         args, kwargs = opened(wrapped, inputs)
-        return wrapped(*args, **kwargs)
+        prediction = wrapped(*args, **kwargs)
+        for method in wrapped._workbench.methods:
+            method.check(wrapped, args, kwargs)
+        return prediction
 
     whole = {key: leaf.dtype for key, leaf in items_of(x) if isinstance(leaf, Tensor) and not is_float(leaf)}
     try:
