@@ -42,7 +42,7 @@ class Alone:
         if self.told or torch.compiler.is_compiling():
             return
         frame = _calling_method()
-        root = None if frame is None else frame.f_locals[frame.f_code.co_varnames[0]]
+        root: Any = None if frame is None else frame.f_locals[frame.f_code.co_varnames[0]]
         if self.by_methods and (root is None or not _answers(root)):
             return
         self.told = True
