@@ -24,8 +24,8 @@ class Detector(nn.Module):
 
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         h = torch.tanh(self.body(images))
-        every = torch.sigmoid(4 * self.score(h)).flatten(2)  # [images, labels, pixels]
         half = torch.exp(0.3 * self.size(h)).flatten(2).mT
+        every = torch.sigmoid(4 * self.score(h)).flatten(2)  # [images, labels, pixels]
         rows, columns = torch.meshgrid(*(torch.arange(n, dtype=h.dtype) for n in h.shape[2:]), indexing="ij")
         centre = 1.5 * torch.stack([columns, rows], -1).flatten(0, 1)
         answers = []
