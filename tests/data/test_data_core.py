@@ -147,6 +147,8 @@ def test_repr_is_an_aligned_table():
         "  note      beware",
     ):
         assert line in text.splitlines()
+    of_ones_own = repr(Data.from_arrays(torch.zeros(20, 2), torch.zeros(20)))
+    assert [line.split()[0] for line in of_ones_own.splitlines()[1:]] == ["task", "rows", "input", "target", "note"]
     assert "target    c: a 2, b 1" in repr(labelled([0, 1, 0], ("a", "b")))
     assert all(len(line) <= 104 for line in repr(labelled([0, 1] * 9, ("a" * 80, "b" * 80))).splitlines())
 

@@ -94,6 +94,8 @@ def test_targets_are_what_their_columns_hold(target: Any, options: Any, task: An
         (FRAME, "size", ValueError, r"'size' is missing in 10 of 40 rows; frame\.dropna\(subset=\['size'\]\)"),
         (FRAME.assign(id=[f"{i}" for i in range(N)] * 1).loc[[*range(N)] * 4].assign(id=lambda f: [f"n{i}" for i in range(4 * N)]), "price",
          ValueError, r"'id' has 128 different texts .*astype\('category'\), or dates, pandas.to_datetime"),
+        (FRAME.assign(file=[f"{i}.png" for i in range(N)]), "price",
+         ValueError, r"'file' has another text in each of the 32 training rows, such as '.*png', .* Data.from_dataset"),
         (FRAME.assign(span=FRAME["when"] - FRAME["when"].min()), "price", TypeError, "'span' holds spans of time"),
         (FRAME.assign(mixed=["a", 1] * 20), "price", TypeError, "'mixed' holds mixed"),
         (FRAME.assign(size=np.inf), "price", ValueError, "'size' holds NaN or infinite"),

@@ -215,6 +215,18 @@ def test_rows_of_a_dataset_are_read_when_they_are_asked_for() -> None:
     assert pickle.loads(pickle.dumps(data)).checksum == data.checksum
 
 
+def test_labels_of_a_dataset_have_the_names_that_it_says() -> None:
+    class Pictures(list[Any]):
+        classes = ("red", "green", "blue")
+
+    rows = Pictures((torch.rand(4), torch.tensor([True, i % 2 == 0, False])) for i in range(20))
+    data = Data.from_dataset(rows)
+    assert (data.task, data.classes, data.train.load().y.shape) == ("labels", ("red", "green", "blue"), (16, 3))
+    assert "labels: red, green, blue" in repr(data)
+    rows.classes = ("red", "green")  # names of something else
+    assert Data.from_dataset(rows).classes == ("0", "1", "2")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_training_on_read_rows_is_that_on_tensors(workers: int) -> None:
     # a forked process draws no numbers of this one

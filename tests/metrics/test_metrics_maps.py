@@ -253,3 +253,12 @@ def test_bad_input_says_what_was_found(call: Callable[[], Any], error: type[Exce
 def test_a_square_batch_is_rows_of_classes() -> None:
     assert metrics.accuracy(torch.eye(4), torch.arange(4)) == 1
     assert metrics.accuracy(torch.eye(4)[:, [1, 0, 2, 3]], torch.arange(4), dim=0) == 0.5
+
+
+def test_several_labels_are_scored_as_the_error_says() -> None:
+    p, labels = torch.tensor([[0.9, 0.2], [0.4, 0.7]]), torch.tensor([[1, 1], [0, 1]])
+    with pytest.raises(
+        ValueError, match=r"Several labels at once, .*: give torch\.stack\(\[1 - p, p\], -1\) .*, with dim=2"
+    ):
+        metrics.accuracy(p, labels)
+    assert metrics.accuracy(torch.stack([1 - p, p], -1), labels, dim=2) == 0.75

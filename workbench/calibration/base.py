@@ -391,6 +391,11 @@ def check_labels(answers: Answers, what: str) -> None:
         raise ValueError(
             f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
         )
+    if (void := int((labels == -100).sum())) and labels.max() < y.shape[-1]:
+        raise ValueError(
+            f"y: {void} of {labels.numel()} class numbers are -100, which stands for no class; {what} has to know each of them: give rows in "
+            "which every pixel or token has a class"
+        )
     if labels.min() < 0 or labels.max() >= y.shape[-1]:
         raise ValueError(
             f"y: class numbers go from {int(labels.min())} to {int(labels.max())}, but the model gives {y.shape[-1]} scores"

@@ -161,6 +161,9 @@ def lazily(
     convert = RowConversion(task, classes, void)
     inputs, target = convert(row[0], row[1], 0)
     _, tasks, names = targets(one_row(row[1], mask=True), task, classes, void)
+    if tasks == "labels" and classes is None and isinstance(named, list | tuple) and len(named) == len(names):
+        names = classes = tuple(map(str, named))
+        convert = replace(convert, classes=names)
     convert = replace(convert, task=tasks, first=(kind(inputs), kind(target)))
     split = LazySplit(dataset, convert=convert, labels=labels, workers=workers)
     numbered = tasks.values() if isinstance(tasks, Mapping) else (tasks,)

@@ -14,6 +14,7 @@ from workbench.data.targets import check_finite, finite_float
 from workbench.errors import require
 
 MOST = 100  # different texts of a column; with more it is a name or a sentence rather than a category
+FEWEST_NAMES = 10  # rows with a text each of their own from which on these are names: categories that no other row has
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,12 @@ def _column(name: str, series: Any) -> FrameColumn:
             raise ValueError(
                 f"frame: {name!r} has {len(categories)} different texts in {len(known)} training rows, such as {categories[0]!r}; leave it out, "
                 f"frame.drop(columns={name!r}), or, if they are categories, frame[{name!r}].astype('category'), or dates, pandas.to_datetime"
+            )
+        if len(categories) == len(known) >= FEWEST_NAMES and not explicit:
+            raise ValueError(
+                f"frame: {name!r} has another text in each of the {len(known)} training rows, such as {categories[0]!r}, which says nothing "
+                f"about other rows; leave it out, frame.drop(columns={name!r}). Of files make a torch Dataset that opens them, for "
+                "Data.from_dataset"
             )
         return FrameColumn(name, "category", categories=categories, missing=missing)
     origin = known.min() if kind == "date" else None

@@ -64,7 +64,8 @@ def _summary(data: Any) -> list[tuple[str, str]]:
             ("regions", ", ".join(f"{name} {int(mask.sum())}" for name, mask in test.regions.items()) + " (test)")
         )
     rows += [("source", card.source), ("licence", card.licence), ("citation", card.citation)]
-    return rows + [("note", note) for note in card.notes]
+    rows += [("note", note) for note in card.notes]
+    return [row for row in rows if row[1]]  # rows of one's own have no citation
 
 
 def _described_target(data: Any) -> str:

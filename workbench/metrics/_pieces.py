@@ -227,6 +227,8 @@ def _class_dimension(scores: Tensor, target: Tensor, name: str, dim: Any) -> int
             )
         return at
     hint = f"; if the classes lie in dimension {others[0]}, write dim={others[0]}" if others else ""
+    if target.shape == shape:
+        hint += f". Several labels at once, yes or no each: give torch.stack([1 - p, p], -1) of the probabilities p, with dim={len(shape)}"
     raise ValueError(
         f"target has shape {tuple(target.shape)} but {name} has shape {shape}; expected a target of shape {rest}{hint}"
     )
