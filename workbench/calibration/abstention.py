@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from workbench.calibration.base import (
     RISKS,
+    Answers,
     check_labels,
     check_model,
     check_values,
+    class_dim,
     collect,
     level,
     log_probabilities,
@@ -33,8 +35,11 @@ from workbench.risk import Risk
 LEVELS = 25  # coverages whose bounds hold all together
 
 
+Per = Literal["row", "position"]
+
+
 class Decision(NamedTuple):
-    """Prediction of every row, whether to trust it (bool [rows]), and the risk that decided (one number for each row)."""
+    """Prediction of every row, whether to trust it, and the risk that decided: bool and numbers [rows], or [rows, ...] of positions."""
 
     prediction: Any
     kept: Tensor
@@ -93,24 +98,40 @@ def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -
     return float(require("scipy.special").betaincinv(total + 1, n - total, 1 - delta))
 
 
+def position_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
+    """The risk as the model says it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
+    return 1 - log_probabilities(y, output).amax(-1).exp() if by == "confidence" else risk_named(risk, by)
+
+
 def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
-    """One risk for each row [rows]: the root mean square over outputs; for by="confidence" 1 - the highest class probability."""
-    chosen = 1 - log_probabilities(y, output).amax(-1).exp() if by == "confidence" else risk_named(risk, by)
-    return chosen if chosen.dim() == 1 else chosen.flatten(1).square().mean(1).sqrt()
+    """One risk for each row [rows]: the root mean square over outputs and positions."""
+    chosen = position_risk(y, risk, by, output)
+    if chosen.dim() == 1:
+        return chosen
+    if by == "vacuitic":
+        raise ValueError(
+            f"by='vacuitic': the model says one number for each position, {['rows', *chosen.shape[1:]]}; they are negative where an input is "
+            "usual, so that no mean square of them ranks rows. Wrap with neo.Wrapper(per='image') for one number a row, or give "
+            "selective(..., per='position')"
+        )
+    return chosen.flatten(1).square().mean(1).sqrt()
 
 
-def _check_by(by: str) -> None:
+def _check_by(by: str, per: str = "row") -> None:
     if not isinstance(by, str) or by not in (*RISKS, "confidence"):
         raise ValueError(f"by must be one of {', '.join(RISKS)}, or 'confidence' for classes; found {by!r}")
+    if not isinstance(per, str) or per not in ("row", "position"):
+        raise ValueError(f"per must be 'row' or 'position'; found {per!r}")
 
 
 class SelectivePredictor(nn.Module):
-    """A model that abstains: it answers rows whose risk is at most a threshold.
+    """A model that abstains: it answers rows, or positions, whose risk is at most a threshold.
 
     Args:
         wrapped: a wrapped or calibrated model.
         by: the risk that decides.
         threshold: the highest risk that is answered.
+        per: whether a whole row is answered or not ("row"), or each pixel, token or number of it ("position").
 
     Example:
         >>> from workbench import vote
@@ -122,16 +143,16 @@ class SelectivePredictor(nn.Module):
 
     threshold: Tensor
 
-    def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor) -> None:
+    def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()
         check_model(wrapped)
-        _check_by(by)
-        self.wrapped, self.by = wrapped, by
+        _check_by(by, per)
+        self.wrapped, self.by, self.per = wrapped, by, per
         self.register_buffer("threshold", torch.as_tensor(threshold).detach().clone())
         self.training = wrapped.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Decision:
-        """The prediction of every row, whether it is kept (bool [rows]), and the risk that decided [rows].
+        """The prediction of every row, whether it is kept, and the risk that decided: bool and numbers [rows], or of positions [rows, ...].
 
         Args:
             args, kwargs: as for the model.
@@ -139,11 +160,14 @@ class SelectivePredictor(nn.Module):
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
         risks = named(self.wrapped, raw_risk).map(precise)
-        risk = row_risk(precise(y) if self.by == "confidence" else y, risks, self.by, output_of(self.wrapped))
+        scores = precise(y).movedim(class_dim(self.wrapped), -1) if self.by == "confidence" else y
+        chosen = row_risk if self.per == "row" else position_risk
+        risk = chosen(scores, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)
 
     def extra_repr(self) -> str:
-        return f"by={self.by!r}, threshold={self.threshold.item():.6g}"
+        per = "" if self.per == "row" else f", per={self.per!r}"
+        return f"by={self.by!r}, threshold={self.threshold.item():.6g}{per}"
 
 
 class Selective:
@@ -152,14 +176,15 @@ class Selective:
     Args:
         wrapped: the model.
         by: the risk that decides.
-        risk: of held-out rows [n].
+        risk: of held-out rows (or positions) [n].
         error: of the same rows [n], >= 0.
+        per: what they are of, "row" or "position".
     """
 
-    def __init__(self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor) -> None:
+    def __init__(self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor, per: Per = "row") -> None:
         ranked(risk, error)  # checks them
         order = risk.argsort(stable=True)
-        self.wrapped, self.by, self.risk, self.error = wrapped, by, risk[order], error[order]
+        self.wrapped, self.by, self.risk, self.error, self.per = wrapped, by, risk[order], error[order], per
 
     @property
     def curve(self) -> RiskCoverageCurve:
@@ -192,8 +217,13 @@ class Selective:
             The threshold, in units of the risk that decides.
 
         Raises:
-            ValueError: neither or both are given, or no threshold gives so low an error.
+            ValueError: neither or both are given, no threshold gives so low an error, or confidence is asked for of positions, which are not
+                independent of the others of their row.
         """
+        if confidence is not None and self.per == "position":
+            raise ValueError(
+                "confidence: the bound counts independent rows, and the positions of one row are not; leave it out, or take per='row'"
+            )
         if (coverage is None) == (risk is None):
             raise ValueError("give coverage (share of rows to answer) or risk (error that may be made), one of them")
         n = len(self.risk)
@@ -256,11 +286,11 @@ class Selective:
             raise ValueError(f"give a threshold or {', '.join(wanted)}, not both")
         chosen = self.threshold(**wanted) if threshold is None else threshold
         return SelectivePredictor(
-            self.wrapped, self.by, torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device)
+            self.wrapped, self.by, torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device), self.per
         )
 
     def __repr__(self) -> str:
-        return f"Selective(by={self.by!r}, {len(self.risk)} held-out rows, error {self.error.double().mean().item():.4g} if all are answered)"
+        return f"Selective(by={self.by!r}, {len(self.risk)} held-out {self.per}s, error {self.error.double().mean():.4g} if all are answered)"
 
 
 def selective(
@@ -269,6 +299,7 @@ def selective(
     by: str = "total",
     *,
     error: Callable[[Tensor, Tensor], Tensor] | None = None,
+    per: Per = "row",
     batch_size: int = 1024,
     seed: int = 0,
 ) -> Selective:
@@ -278,9 +309,12 @@ def selective(
         wrapped: what a wrapper made of a model, or a calibrated model.
         data: a pair (x, y), a Split, a Dataset or a DataLoader, that the model was not trained on.
         by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. Of
-            several outputs the root mean square counts.
-        error: error(prediction, target) -> [rows], >= 0; None: 1 for a wrong class and 0 for the right one, else the mean absolute error of a
-            row.
+            several outputs, pixels or tokens the root mean square counts, over all of them: new rows have no targets that could say which have a
+            class.
+        error: error(prediction, target) -> [rows], >= 0 (positions: shaped like the risk), of predictions with the classes last; None: 1 for a
+            wrong class and 0 for the right one, else the absolute error, each the mean over a row.
+        per: "row" answers or refuses whole rows; "position" each pixel, token or number by itself. Class numbers of -100 have no error: such
+            positions are left out, and so are rows that have no other.
         batch_size: rows asked for at once.
         seed: of random draws on the way; the global random state is left alone.
 
@@ -299,21 +333,46 @@ def selective(
         >>> int(kept.sum())
         20
     """
-    _check_by(by)
+    _check_by(by, per)
     answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
-    risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
+    chosen = row_risk if per == "row" else position_risk
+    risk = chosen(answers.y, answers.risk, by, output_of(wrapped))
+    counted = torch.ones_like(risk, dtype=torch.bool)
     if error is not None:
         errors = error(answers.y, answers.target)
         if not isinstance(errors, Tensor) or errors.shape != risk.shape:
             shape = list(errors.shape) if isinstance(errors, Tensor) else type(errors).__name__
-            raise ValueError(f"error must give one number for each of {len(risk)} rows, [{len(risk)}]; it gave {shape}")
-    elif answers.labels:
-        check_labels(answers, "a selective classifier")
-        errors = (answers.y.argmax(-1) != answers.target).to(answers.y).reshape(len(risk), -1).mean(1)
+            raise ValueError(
+                f"error must give one number for each of {len(risk)} rows, {list(risk.shape)}; it gave {shape}"
+                if per == "row"
+                else f"error must give one number for each position, {list(risk.shape)}; it gave {shape}"
+            )
+        if answers.labels and answers.target.shape == risk.shape:
+            counted = answers.known
     else:
-        check_values(answers, "a selective regression")
-        errors = (answers.y - answers.target).abs().reshape(len(risk), -1).mean(1)
-    return Selective(wrapped, by, risk, errors)
+        errors, weight = _errors(answers)
+        if per == "row":
+            errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))
+            count = weight.sum(1)
+            errors, counted = (errors * weight).sum(1) / count.clamp_min(1), count > 0
+        elif errors.shape != risk.shape:
+            raise ValueError(
+                f"per='position': the {by} risk has shape {list(risk.shape)}, and the targets {list(errors.shape)}; it says nothing of single "
+                "positions: take per='row'" + (", or wrap with neo.Wrapper(per='position')" if by == "vacuitic" else "")
+            )
+        else:
+            counted = weight > 0
+    return Selective(wrapped, by, risk[counted], errors[counted], per)
+
+
+def _errors(answers: Answers) -> tuple[Tensor, Tensor]:
+    """The error of each class number or value, and 1 for those that count and 0 for those without a class."""
+    if answers.labels:
+        check_labels(answers, "a selective classifier")
+        return (answers.y.argmax(-1) != answers.target).to(answers.y), answers.known.to(answers.y)
+    check_values(answers, "a selective regression")
+    errors = (answers.y - answers.target).abs()
+    return errors, torch.ones_like(errors)
 
 
 def top_uncertain(

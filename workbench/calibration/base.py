@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
-from workbench.core.outputs import form_of
+from workbench.core.outputs import IGNORED, form_of
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
 from workbench.core.slips import warn_unsaid
 from workbench.core.wrapped import Wrapped, is_wrapped
@@ -34,7 +34,8 @@ FEWEST = 10  # rows that temperature, variance scale and recalibration are fitte
 class Answers:
     """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
 
-    Of quantile heads, if they were asked for, also offsets [levels, n, ...]: how far each quantile lies from the prediction.
+    Scores of classes have the classes in the last dimension, wherever the model has them. Of quantile heads, if they were asked for, also
+    offsets [levels, n, ...]: how far each quantile lies from the prediction.
     """
 
     y: Tensor
@@ -46,6 +47,11 @@ class Answers:
     def labels(self) -> bool:
         """Whether the targets are class numbers."""
         return not self.target.is_floating_point()
+
+    @property
+    def known(self) -> Tensor:
+        """Which class numbers there are, bool [n, ...]: those of pixels and tokens without a class are -100."""
+        return self.target != IGNORED
 
 
 class Calibrated(nn.Module, ABC):
@@ -202,16 +208,22 @@ def output_of(model: Any) -> str:
     """What the model gives: "values", "logits" or "probs".
 
     Raises:
-        ValueError: if it gives something else, or scores whose classes are not the last dimension.
+        ValueError: if it gives something else.
     """
     output = _record(model).output
     form = form_of(output)
-    if form not in ("values", "logits", "probs") or getattr(output, "dim", None) not in (None, -1):
+    if form not in ("values", "logits", "probs"):
         raise ValueError(
-            f"the model was wrapped with output={output!r}; this works on one output that is values [n, ...] or scores of classes "
-            "[n, ..., classes]: wrap a function that returns such a one"
+            f"the model was wrapped with output={output!r}; this works on one output that is values [n, ...] or scores of classes: wrap a "
+            "function that returns such a one"
         )
     return form
+
+
+def class_dim(model: Any) -> int:
+    """The dimension of the classes in what the model gives: 1 for maps, mostly; -1 of values."""
+    dim = getattr(_record(model).output, "dim", None)
+    return -1 if dim is None else dim
 
 
 def kind_of(model: Any) -> str:
@@ -253,14 +265,14 @@ def named(model: Any, risk: Any) -> Risk:
 
 
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
-    """Prediction and risks (none if not wanted) of a model, as tensors of at least float32."""
+    """Prediction, with classes last, and risks (none if not wanted) of a model, as tensors of at least float32."""
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     if not isinstance(y, Tensor):
         raise TypeError(
             f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...]: wrap a function that picks it"
         )
-    return precise(y), named(model, risks).map(precise)
+    return precise(y).movedim(class_dim(model), -1), named(model, risks).map(precise)
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -391,11 +403,9 @@ def check_labels(answers: Answers, what: str) -> None:
         raise ValueError(
             f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
         )
-    if (void := int((labels == -100).sum())) and labels.max() < y.shape[-1]:
-        raise ValueError(
-            f"y: {void} of {labels.numel()} class numbers are -100, which stands for no class; {what} has to know each of them: give rows in "
-            "which every pixel or token has a class"
-        )
+    labels = labels[answers.known]
+    if not labels.numel():
+        raise ValueError(f"y: no row, pixel or token has a class, all are {IGNORED}")
     if labels.min() < 0 or labels.max() >= y.shape[-1]:
         raise ValueError(
             f"y: class numbers go from {int(labels.min())} to {int(labels.max())}, but the model gives {y.shape[-1]} scores"

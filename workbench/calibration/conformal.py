@@ -174,10 +174,14 @@ class SplitConformal(Calibrated):
         check_labels(answers, f"score={score!r}")
         if answers.y.dim() != 2:
             raise ValueError(
-                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, not the parts of one: give [rows, classes]"
+                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, not the pixels or tokens of one: give a "
+                "model of [rows, classes], or take method='temperature', whose sets have no guarantee"
             )
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return self._class_scores(answers.y, draws, score).gather(1, answers.target[:, None])[:, 0]
+        known = answers.known
+        return self._class_scores(answers.y[known], draws[known.cpu()], score).gather(1, answers.target[known, None])[
+            :, 0
+        ]
 
     def _cqr_scores(self, calibration_rows: Tensor, coverage: float) -> Tensor:
         return self._joined(

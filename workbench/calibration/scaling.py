@@ -14,6 +14,7 @@ from workbench.calibration.base import (
     check_labels,
     check_rows,
     check_values,
+    class_dim,
     distribution_of,
     level,
     log_probabilities,
@@ -142,6 +143,8 @@ class TemperatureScaling(Calibrated):
     2021). The most probable class stays what it was. Predictions keep their form, logits or probabilities. A model wrapped with
     output="values" is taken for one that gives logits, and its risks are divided by T, as they are in units of the logits.
 
+    Maps and tokens are calibrated over all pixels and tokens that have a class: those of number -100 are left out.
+
     Risks of class outputs: total is the entropy of the new probabilities, in nats. The average does not say what each voter would be at
     another temperature, so aleatoric and epistemic keep their shares of the total (`total == aleatoric + epistemic` still); epistemic then is
     no mutual information any more. Vacuitic stays.
@@ -169,12 +172,17 @@ class TemperatureScaling(Calibrated):
     def _fit(self, answers: Answers, seed: int) -> None:
         check_labels(answers, "temperature scaling")
         check_rows(answers, "temperature scaling")
-        temperature = fit_temperature(log_probabilities(answers.y, output_of(self.wrapped)), answers.target)
+        known = answers.known
+        temperature = fit_temperature(
+            log_probabilities(answers.y[known], output_of(self.wrapped)), answers.target[known]
+        )
         self.temperature = torch.tensor(temperature, dtype=answers.y.dtype, device=answers.y.device)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
-        form = output_of(self.wrapped)
-        scores = (log_probabilities(y, form) if form == "probs" else y) / self.temperature
+        form, dim = output_of(self.wrapped), class_dim(self.wrapped)
+        scores = (
+            log_probabilities(y.movedim(dim, -1), form) if form == "probs" else y.movedim(dim, -1)
+        ) / self.temperature
         if form == "values":
             return scores, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] / self.temperature for n in risk})
         new = {"vacuitic": risk.vacuitic}
@@ -185,7 +193,7 @@ class TemperatureScaling(Calibrated):
             share = share.where(risk.total > 0, 0.0)
             new["aleatoric"] = new["total"] * (1 - share)
             new["epistemic"] = None if risk.epistemic is None else new["total"] * share
-        return (scores.softmax(-1) if form == "probs" else scores), Risk(**new)
+        return (scores.softmax(-1) if form == "probs" else scores).movedim(-1, dim), Risk(**new)
 
     def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
         """The fewest classes whose probabilities add up to at least the coverage; method="conformal" has a guarantee for it.
@@ -195,7 +203,7 @@ class TemperatureScaling(Calibrated):
             coverage: probability that the set shall hold, strictly between 0 and 1.
 
         Returns:
-            bool [rows, ..., classes].
+            bool [rows, ..., classes], the classes last.
         """
         wanted = float(level("coverage", coverage))
         probs = (
