@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _HOW = "write names joined by +, such as 'vote(n_voters=5) + sculpt'"
 
 
-def wrapper_of(text: str, classes: bool = False) -> Wrapper:
+def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
     """The wrapper that a text names.
 
     Args:
@@ -22,6 +22,7 @@ def wrapper_of(text: str, classes: bool = False) -> Wrapper:
             name, such as ``sculpt(StudentT(df=4))``; "plain" for the plain model.
         classes: whether the model gives class scores: wrappers then have output="logits", and an output distribution of class labels, where the
             text does not say otherwise.
+        output: the same for scores of this meaning, such as `Logits(dim=1)`.
 
     Raises:
         ValueError: the text can't be read, there is no such wrapper or argument, or the wrapper refuses its value.
@@ -37,10 +38,11 @@ def wrapper_of(text: str, classes: bool = False) -> Wrapper:
     if PLAIN in names:
         if len(terms) > 1 or isinstance(terms[0], ast.Call):
             raise ValueError(f"wrapper {text!r}: {PLAIN} is the model without a wrapper, and stands alone")
-        return compose()
+        return compose(output=None if output == "logits" else output)
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"wrapper {text!r}: {', '.join(sorted(repeated))} can't be there twice")
-    return compose(*(_wrapper(name, term, text, classes) for name, term in zip(names, terms, strict=True)))
+    output = "logits" if output is None and classes else output
+    return compose(*(_wrapper(name, term, text, output) for name, term in zip(names, terms, strict=True)))
 
 
 def parsed(text: str, what: str) -> ast.expr:
@@ -88,7 +90,7 @@ def _name(node: ast.expr, text: str) -> str:
     return function.id
 
 
-def _wrapper(name: str, node: ast.expr, text: str, classes: bool) -> Wrapper:
+def _wrapper(name: str, node: ast.expr, text: str, output: Any) -> Wrapper:
     from .wrapper import COMMON
 
     cls = wrapper_class(name)
@@ -99,10 +101,10 @@ def _wrapper(name: str, node: ast.expr, text: str, classes: bool) -> Wrapper:
         if argument not in (setting.name for setting in settings):
             raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, [s.name for s in of_wrapper])}")
     options: dict[str, Any] = {}
-    if classes:
+    if output is not None:
         suited = [(setting, setting.for_task("classification").default) for setting in of_wrapper[len(positional) :]]
         options = {setting.name: default for setting, default in suited if default is not setting.default}
-        options["output"] = "logits"
+        options["output"] = output
     try:
         return cls(*positional, **{**options, **named})
     except (TypeError, ValueError) as error:

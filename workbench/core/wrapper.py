@@ -274,14 +274,17 @@ class _Composed(Wrapper):
         return [method for wrapper in self.wrappers for method in wrapper.make()]
 
     def __repr__(self) -> str:
-        return f"compose({', '.join(map(repr, self.wrappers))})"
+        said = any(wrapper.output == self.output for wrapper in self.wrappers) or self.output is None
+        words = [*map(repr, self.wrappers), *([] if said else [f"output={self.output!r}"])]
+        return f"compose({', '.join(words)})"
 
 
-def compose(*wrappers: Wrapper) -> Wrapper:
+def compose(*wrappers: Wrapper, output: Any = None) -> Wrapper:
     """Several wrappers on one model; their order does not matter.
 
     Args:
         wrappers: at most one of each kind; none at all gives the plain model with the interface of a wrapped one, as a baseline.
+        output: what the outputs of the model mean, as of any wrapper; None: what the wrappers say.
 
     Returns:
         A wrapper. What it wraps returns a `Risk` with aleatoric, epistemic, vacuitic (those that were measured) and total.
@@ -300,7 +303,8 @@ def compose(*wrappers: Wrapper) -> Wrapper:
     single = tuple(part for w in wrappers for part in parts_of(w))
     options: dict[str, Any] = {}
     for name, default in COMMON.items():
-        chosen = [value for w in single if (value := getattr(w, name)) is not default and value != default]
+        asked = [getattr(w, name) for w in single] + ([read(output)] if name == "output" else [])
+        chosen = [value for value in asked if value is not default and value != default]
         if name != "example" and len({str(value) for value in chosen}) > 1:
             raise ValueError(f"the wrappers ask for different {name}: {', '.join(map(repr, chosen))}")
         options[name] = chosen[0] if chosen else default

@@ -105,8 +105,9 @@ def one_target(data: Data) -> Data:
             what = ""
     if what:
         raise ValueError(
-            f"data: {data.name} has {what}; Comparison, Explorer and `workbench compare` take one tensor x, and one value or one class a row. "
-            "Train with workbench.fit(wrapped, data), and ask wrapped(x, return_risk=True) for the risks of test rows"
+            f"data: {data.name} has {what}; Comparison and Explorer take one tensor x, and one value or one class a row. `workbench compare` "
+            "and experiments.grid score maps, tokens and several columns of targets. Or train with workbench.fit(wrapped, data), ask "
+            "wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots, maps by plots.maps"
         )
     train, test = (_in_memory(split) for split in (data.train, data.test))
     if data.classes is not None and any(bool((split.y == VOID).any()) for split in (train, test)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
-from .directions import higher_is_better, may_be_best
+from .directions import higher_is_better, may_be_best, metric_of
 from .options import FAILED, OK, add_grid, add_parameter, axis
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN = {
     "regression": ("rmse", "nll", "picp90", "aurc", "passes", "fit_seconds"),
-    "classification": ("accuracy", "nll", "ece", "aurc", "passes", "fit_seconds"),
+    "classification": ("accuracy", "mean_iou", "nll", "ece", "error_auroc", "aurc", "passes", "fit_seconds"),
 }
 MORE = (
     *("mae", "mixture_nll", "crps", "calibration_error", "mpiw90", "sharpness", "brier"),
@@ -151,13 +151,22 @@ def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
     tables = []
     for values, group in frame.groupby(setting, sort=False, dropna=False):
         chosen = dict(zip(setting, values, strict=True))
-        names = [
-            name for name in metrics or SHOWN[group["task"].iloc[0]] if name in group and group[name].notna().any()
-        ]
+        wanted = _of_targets(metrics or SHOWN[group["task"].iloc[0]], group)
+        names = [name for name in wanted if group[name].notna().any()]
         tables.append("\n".join([_title(chosen, group), _table(group, names)]))
     several = frame.groupby([*setting, "wrapper"], dropna=False).size().max() > 1
     legend = "mean ± standard error over seeds; " if several else ""
     return "\n\n".join([*tables, f"{legend}* the best {'mean ' if several else ''}of its column"])
+
+
+def _of_targets(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:
+    """The columns of metrics, and for those that are measured for each of several targets these."""
+    return [
+        column
+        for name in metrics
+        for column in map(str, group)
+        if column == name or (metric_of(column) == (column.removeprefix(f"{name}_"), name) and column != name)
+    ]
 
 
 def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:

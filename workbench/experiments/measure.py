@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,17 @@ from .. import metrics
 from ..calibration.base import ask, distribution_of
 from ..risk import Risk
 from .environment import peak_memory
+from .positions import batch_rows, has_class_positions, labelled, target_names
 
 if TYPE_CHECKING:
     from ..data import Data
     from ..data.splits import Split
 
 ROWS = 1024  # rows of one pass of prediction
+VALUES = (  # scores of values, in the order of a table's columns
+    *("rmse", "mae", "nll", "crps", "calibration_error", "picp90", "mpiw90", "sharpness", "mixture_nll"),
+    *("aurc", "risk_error_correlation", "aleatoric", "epistemic", "vacuitic"),
+)
 
 
 class PeakMemory:
@@ -54,11 +60,15 @@ class PeakMemory:
 def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) -> dict[str, float]:
     """Scores on the test rows, and costs.
 
-    A model that says nothing about noise is given a constant one, its root mean squared error on the held-out training rows, which is added
-    to its epistemic risk as variances add, so that likelihoods can be compared. `nll`, `crps` and the intervals are those of one distribution
-    with the prediction and the total risk: sculpt's family, else Normal (Lakshminarayanan et al. 2017); `mixture_nll` is that of the exact
-    mixture of all members, where they say one. `aurc` and `risk_error_correlation` rank rows by the total
+    A model that says nothing about noise is given a constant one for each column of the target, its root mean squared error on the held-out
+    training rows, which is added to its epistemic risk as variances add, so that likelihoods can be compared. `nll`, `crps` and the intervals
+    are those of one distribution with the prediction and the total risk: sculpt's family, else Normal (Lakshminarayanan et al. 2017);
+    `mixture_nll` is that of the exact mixture of all members, where they say one. `aurc` and `risk_error_correlation` rank rows by the total
     risk (vacuitic where that is all there is).
+
+    Pixels and tokens count alike, those without a class (-100) not at all; a risk of whole rows ranks none of them. Of 2 to 8 columns of targets
+    what has a unit is said of each by itself, `rmse_NAME`, and `nll`, `calibration_error` and `picp90` are means over all numbers, as all
+    scores are of maps and series.
 
     Args:
         wrapped: the trained model.
@@ -68,21 +78,32 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
 
     Returns:
         Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness; classification: accuracy, nll, brier, ece.
-        Both: risk_error_correlation and aurc where rows differ in risk, the mean of each risk (of standard deviations the root mean square), and
-        the costs: parameters, passes (operations of a prediction with its risks over those of the plain model) and predict_seconds.
+        of pixels and tokens also mean_iou and error_auroc. Both: risk_error_correlation and aurc where rows differ in risk, the mean of each
+        risk (of standard deviations the root mean square), and the costs: parameters, passes (operations of a prediction with its risks over
+        those of the plain model) and predict_seconds.
     """
     wrapped.eval()
     device = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
     x, target = data.test.x.to(device), data.test.y.to(device)
     with torch.no_grad():
         start = time.perf_counter()
-        y, risk = _predict(wrapped, x)
+        size = batch_rows(target, ROWS)
+        if has_class_positions(data):
+            pairs = zip(_answers(wrapped, x, size), target.split(size), strict=True)
+            answers = labelled((y, risk, labels) for (y, risk), labels in pairs)
+        else:
+            y, risk = _predict(wrapped, x, size)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
-        score = _classes if data.task == "classification" else _values
-        scores = score(wrapped, data, held_out, y, risk, x, target)
-        passes = _operations(lambda: _predict(wrapped, x[:64])) / max(1, _operations(lambda: plain.eval()(x[:64])))
+        if has_class_positions(data):
+            scores = _positions(*answers)
+        elif data.task == "classification":
+            scores = _classes(y, risk, target)
+        else:
+            scores = _values(wrapped, data, held_out, y, risk, x, target)
+        few = x[: min(64, size)]
+        passes = _operations(lambda: _predict(wrapped, few)) / max(1, _operations(lambda: plain.eval()(few)))
     return {
         **{name: float(value) for name, value in scores.items()},
         "parameters": sum(p.numel() for p in wrapped.parameters()),
@@ -91,10 +112,13 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
     }
 
 
-def _predict(wrapped: Any, x: Tensor) -> tuple[Tensor, Risk]:
+def _answers(wrapped: Any, x: Tensor, size: int) -> Iterator[tuple[Tensor, Risk]]:
+    return (ask(wrapped, (rows,), bool(wrapped._workbench.methods)) for rows in x.split(size))
+
+
+def _predict(wrapped: Any, x: Tensor, size: int = ROWS) -> tuple[Tensor, Risk]:
     """Prediction and risks in original units; no risks of the plain model."""
-    methods = wrapped._workbench.methods
-    answers = [ask(wrapped, (rows,), bool(methods)) for rows in x.split(ROWS)]
+    answers = list(_answers(wrapped, x, size))
     names = answers[0][1].names()
     risk = Risk(**{name: torch.cat([part[name] for _, part in answers]) for name in names})
     return torch.cat([y for y, _ in answers]), risk
@@ -104,35 +128,71 @@ def _values(
     wrapped: Any, data: Data, held_out: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
 ) -> dict[str, Any]:
     family: Any = distribution_of(wrapped)
-    parts = [wrapped.predictive(rows) for rows in x.split(ROWS)] if _says_a_distribution(wrapped) else []
+    size = batch_rows(target, ROWS)
+    parts = [wrapped.predictive(rows) for rows in x.split(size)] if _says_a_distribution(wrapped) else []
     if risk.aleatoric is not None:
         total = risk.total
     elif parts:  # cross-fitting has found a noise
         total = torch.cat([mixture.stddev for mixture in parts])
     else:
         rows = held_out if held_out is not None else data.train
-        constant = metrics.rmse(_predict(wrapped, rows.x.to(x.device))[0], rows.y.to(x.device)).to(y)
+        held = _predict(wrapped, rows.x.to(x.device), size)[0], rows.y.to(x.device)
+        # each column of targets has a unit and a noise of its own
+        columns = zip(*(values.split(1, 1) for values in held), strict=True) if y.ndim == 2 else [held]
+        constant = torch.stack([metrics.rmse(*column) for column in columns]).to(y)
         epistemic = torch.zeros_like(y) if risk.epistemic is None else risk.epistemic
         total = (epistemic.square() + constant.square()).sqrt()
+    scores: dict[str, Any] = {
+        "nll": metrics.nll(y, total, target, family),
+        "calibration_error": metrics.calibration_error(y, total, target, family),
+        "picp90": metrics.picp(y, total, target, 0.9, family),
+    }
+    if parts:
+        terms = torch.cat([part.log_prob(rows) for part, rows in zip(parts, target.split(size), strict=True)])
+        if terms.shape == target.shape:  # that of a joint distribution is no mean over columns
+            scores["mixture_nll"] = -terms.double().mean()
+    names = target_names(data, target)
+    if not names:
+        scores |= _in_units(y, risk, total, target, family)
+        return {name: scores[name] for name in sorted(scores, key=VALUES.index)}
+    for i, name in enumerate(names):
+        at = Risk(**{kind: risk[kind] if risk[kind].ndim == 1 else risk[kind][:, i] for kind in risk.names()})
+        found = _in_units(y[:, i], at, total[:, i], target[:, i], family)
+        scores |= {f"{metric}_{name}": value for metric, value in found.items()}
+    return scores
+
+
+def _in_units(y: Tensor, risk: Risk, total: Tensor, target: Tensor, family: Any) -> dict[str, Any]:
+    """The scores of values that have their unit, or rank by a risk that has one."""
     scores = {
         "rmse": metrics.rmse(y, target),
         "mae": metrics.mae(y, target),
-        "nll": metrics.nll(y, total, target, family),
         "crps": metrics.crps(y, total, target, family),
-        "calibration_error": metrics.calibration_error(y, total, target, family),
-        "picp90": metrics.picp(y, total, target, 0.9, family),
         "mpiw90": metrics.mpiw(y, total, 0.9, family),
         "sharpness": metrics.sharpness(total),
     }
-    if parts:
-        terms = [mixture.log_prob(rows) for mixture, rows in zip(parts, target.split(ROWS), strict=True)]
-        scores["mixture_nll"] = -torch.cat(terms).double().mean()
     return scores | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
 
 
-def _classes(
-    wrapped: Any, data: Data, held_out: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
-) -> dict[str, Any]:
+def _positions(probs: Tensor, risk: Risk, labels: Tensor, of_rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The scores of pixels or tokens that have a class; see `labelled`."""
+    if not risk.names() and not of_rows:
+        risk = Risk(total=torch.special.entr(probs).sum(-1))
+    wrong = (probs.argmax(-1) != labels).double()
+    scores = {
+        "accuracy": metrics.accuracy(probs, labels),
+        "mean_iou": metrics.mean_iou(probs, labels),
+        "nll": metrics.categorical_nll(probs.clamp_min(torch.finfo(torch.float32).tiny), labels),
+        "brier": metrics.brier(probs, labels),
+        "ece": metrics.ece(probs, labels),
+    }
+    by = risk.total if risk.total is not None else risk.vacuitic
+    if by is not None and 0 < wrong.mean() < 1:
+        scores["error_auroc"] = metrics.error_auroc(by, wrong)
+    return scores | _ranked(risk, wrong) | _levels(risk, squared=False) | _levels(Risk(**of_rows), squared=False)
+
+
+def _classes(y: Tensor, risk: Risk, target: Tensor) -> dict[str, Any]:
     probs = y.double().softmax(-1)
     if not risk.names():
         risk = Risk(total=torch.special.entr(probs).sum(-1))
@@ -157,7 +217,7 @@ def _says_a_distribution(wrapped: Any) -> bool:
 def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:
     """How well the risk tells rows with large errors; nothing where it does not tell rows apart."""
     by = risk.total if risk.total is not None else risk.vacuitic
-    if by is None:
+    if by is None or by.numel() != error.numel():  # one number a row ranks no pixels
         return {}
     by, error = by.flatten(), error.flatten()
     scores = {"aurc": metrics.aurc(by, error)}

@@ -169,9 +169,10 @@ def run(
 
     from ..training import fit
     from .measure import PeakMemory, measure
+    from .positions import measurable, output_for
 
     del source  # tells one state of the user's files from another; it is looked at nowhere
-    loaded = _load(data, seed)
+    loaded = measurable(_load(data, seed))
     if rows is not None and rows < len(loaded.train):
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
         loaded = replace(loaded, train=loaded.train.take(order[:rows]))
@@ -181,7 +182,7 @@ def run(
     with torch.random.fork_rng(cuda):
         torch.manual_seed(seed)
         plain = model_of(model, loaded)
-        wrapped: Any = wrapper_of(wrapper, classes=loaded.task == "classification")(plain)
+        wrapped: Any = wrapper_of(wrapper, output=output_for(plain, loaded))(plain)
         _warm_up()
         start = time.perf_counter()
         chosen: dict[str, Any] = {} if validation is None else {"validation": validation}
