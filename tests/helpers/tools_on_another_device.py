@@ -135,6 +135,8 @@ def test_pictures() -> None:
     plots.risk_against_error(risk.total, (y - x).abs())
     plots.predicted_against_true(y, x)
     plots.risk_coverage(risk.total, (y - x).abs())
+    plots.sparsification(risk, (y - x).abs())
+    plots.targets(torch.cat([y, y], 1), torch.cat([x, x], 1), torch.cat([risk.total, risk.total], 1))
     plots.risk_split(risk.aleatoric[:5], risk.epistemic[:5])
     plots.history(history.frame)
     plots.roc(risk.vacuitic, risk.vacuitic + 1)

@@ -46,10 +46,11 @@ def calls(rng):
         "risk_against_error": lambda **k: plots.risk_against_error(risk, risk**2, **k),
         "risk_split": lambda **k: plots.risk_split(risk, risk[::-1], **k),
         "roc": lambda **k: plots.roc(risk, risk + 1, **k),
+        "sparsification": lambda **k: plots.sparsification({"epistemic": risk, "total": x}, risk**2, **k),
     }
 
 
-NAMES = sorted(set(plots.__all__) - {"COLOURS", "maps", "ood"})
+NAMES = sorted(set(plots.__all__) - {"COLOURS", "maps", "ood", "targets"})
 PICTURES = {"boxes", "overlay", "tokens"}  # they have no axes to read
 
 
@@ -173,6 +174,19 @@ NOT_AN_ARRAY: Any = {"aleatoric": 1}
         (lambda: plots.risk_coverage(ONES, NANS), "error: 1 of 4 values are NaN"),
         (lambda: plots.risk_coverage(ONES, -ONES), "error: expected values of at least 0"),
         (lambda: plots.risk_coverage(ONES, ONES, kind="sum"), "kind: expected one of"),
+        (lambda: plots.sparsification(ONES, GRID), r"risk.total \[4\], error \[3, 2\]"),
+        (lambda: plots.sparsification(NANS, ONES), "risk has 1 NaN values of 4"),
+        (lambda: plots.sparsification(ONES, NANS), "error: 1 of 4 values are NaN"),
+        (lambda: plots.sparsification(ONES, -ONES), "error: expected values of at least 0"),
+        (lambda: plots.sparsification(ONES, 0 * ONES), "error: all 4 are 0"),
+        (lambda: plots.sparsification({"sum": ONES}, ONES), "kind: expected one of"),
+        (lambda: plots.sparsification({}, ONES), "risk: there is none"),
+        (lambda: plots.sparsification(ONES, ONES, mask=0 * ONES), "mask: it leaves none of 4"),
+        (lambda: plots.targets(ONES, ONES), r"expected \[n, targets\] of at most 24 targets, found \[4\]"),
+        (lambda: plots.targets(GRID, GRID.T), r"prediction \[3, 2\], target \[2, 3\]"),
+        (lambda: plots.targets(GRID, GRID, names=["a"]), "names: expected one for each of 2 targets, found 1"),
+        (lambda: plots.targets(GRID, GRID, columns=0), "columns: expected at least 1, found 0"),
+        (lambda: plots.targets(GRID, GRID, -GRID, names=["a", "b"]), "target a: risk: expected values of at least 0"),
         (lambda: plots.history(pd.DataFrame({"step": [1]})), "no column epoch or loss, found step"),
         (lambda: plots.history(pd.DataFrame({"epoch": [], "loss": []})), "nothing to draw"),
         (lambda: plots.risk_split(ONES, ONES, labels=["a"]), "labels: expected 4, one for each case, found 1"),

@@ -13,7 +13,7 @@ from helpers import plotting
 from helpers.plotting import N, legend_texts, line, probabilities
 from scipy.integrate import trapezoid
 
-from workbench import calibration, metrics, plots, sculpt
+from workbench import Risk, calibration, metrics, plots, sculpt
 
 ax, rng, untouched = plotting.ax, plotting.rng, plotting.untouched  # the fixtures
 
@@ -159,6 +159,39 @@ def test_risk_coverage_draws_the_curve_of_selective(ax):
     chosen = calibration.Selective(wrapped, "total", risk, error)
     plots.risk_coverage(chosen.risk, chosen.error, ax)
     np.testing.assert_allclose(line(ax, "total").get_xydata(), torch.stack(list(chosen.curve), 1))
+
+
+def test_sparsification_draws_the_curves_and_numbers_of_the_metrics(rng, ax):
+    error = torch.as_tensor(rng.random((3, 4, 5)) ** 2)
+    risk = Risk(aleatoric=torch.as_tensor(rng.random((3, 4, 5))), total=error + 0.1, vacuitic=torch.zeros(3))
+    keep = torch.as_tensor(rng.random((3, 4, 5)) < 0.7)
+    plots.sparsification(risk, error, ax, mask=keep)
+    errors, n = error[keep].numpy(), int(keep.sum())
+
+    def left(order):  # from all rows to one, of those in rising order
+        return [errors[order][: n - k].mean() / errors.mean() for k in range(n)]
+
+    by = risk.aleatoric[keep].numpy()
+    drawn, oracle = line(ax, "aleatoric"), line(ax, "oracle")
+    np.testing.assert_allclose(drawn.get_xdata(), np.arange(n) / n, atol=1e-12)
+    np.testing.assert_allclose(drawn.get_ydata(), left(np.argsort(by)))
+    np.testing.assert_allclose(oracle.get_ydata(), left(np.argsort(errors)))
+    np.testing.assert_allclose(line(ax, "random order").get_ydata(), 1)
+    assert drawn.get_color() == plots.COLOURS["aleatoric"]
+    area = np.mean(np.array(left(np.argsort(by))) - left(np.argsort(errors)))
+    assert f"aleatoric: AUSE {area:.3g}" in legend_texts(ax)
+    assert f"aleatoric: AUSE {metrics.ause(risk.aleatoric, error, mask=keep).item():.3g}" in legend_texts(ax)
+    assert "total: AUSE 0" in legend_texts(ax)
+    assert not any("vacuitic" in text for text in legend_texts(ax))  # one number an image
+
+
+def test_sparsification_of_many_pixels_draws_few_points(rng, ax):
+    risk, error = rng.random(20_000), rng.random(20_000)
+    plots.sparsification({"epistemic": risk}, error, ax)
+    drawn = line(ax, "epistemic")
+    curve = metrics.sparsification_curve(risk, error)
+    assert len(drawn.get_xdata()) == 1000
+    np.testing.assert_allclose(drawn.get_ydata()[[0, -1]], curve.error[[0, -1]])
 
 
 # ------------------------------------------------------------------------------------------------------------- summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -168,3 +169,25 @@ def test_predicted_against_true(rng, ax):
     assert first[0] == first[1]
     assert last[0] == last[1]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("true value (MPa)", "prediction (MPa)")
+
+
+def test_several_targets_have_a_picture_each(rng):
+    y, target = rng.normal(size=(2, N, 4)) * [1, 10, 100, 1000]
+    risk = np.abs(rng.normal(size=(N, 4)))
+    axes = plots.targets(y, torch.tensor(target), risk, names=list("abcd"), units=["K", "m", "s", ""], kind="epistemic")
+    assert axes.shape == (4,)
+    assert len(axes[0].figure.axes) == 4  # no empty ones
+    for i, ax in enumerate(axes):
+        np.testing.assert_array_equal(ax.collections[0].get_offsets(), np.stack([target[:, i], y[:, i]], 1))
+        rmse = np.sqrt(np.mean((y[:, i] - target[:, i]) ** 2))
+        assert any(text.startswith(f"RMSE {rmse:.3g}") for text in legend_texts(ax))
+        assert ax.get_title() == "abcd"[i]
+        assert np.ptp(ax.get_xlim()) < 20 * 10**i
+    assert [ax.get_ylabel() for ax in axes[:2]] == ["prediction (K)", "prediction (m)"]
+    assert axes[3].get_position().y0 < axes[0].get_position().y0  # three side by side
+
+
+def test_what_targets_refuses_leaves_no_figure():
+    with pytest.raises(ValueError, match="target 2: prediction: 1 of 3 values are NaN"):
+        plots.targets([[1, 1], [1, np.nan], [1, 1]], np.ones((3, 2)))
+    assert plt.get_fignums() == []

@@ -11,8 +11,8 @@ from workbench.plots.boxes import boxes
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
 from workbench.plots.maps import maps, overlay
-from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error
-from workbench.plots.selective import risk_coverage
+from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error, targets
+from workbench.plots.selective import risk_coverage, sparsification
 from workbench.plots.sequences import coverage_by_step, fan, tokens
 from workbench.plots.summary import history, risk_split
 
@@ -35,5 +35,7 @@ __all__ = [
     "risk_coverage",
     "risk_split",
     "roc",
+    "sparsification",
+    "targets",
     "tokens",
 ]

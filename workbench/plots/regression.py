@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from workbench.plots._common import (
     COLOURS,
     Array,
     Values,
+    array,
     choose_scale,
     colour,
     diagonal,
@@ -24,6 +26,7 @@ from workbench.plots._common import (
     pair,
     point_look,
     risk_label,
+    same_shape,
     thinned,
     usable,
     vector,
@@ -34,6 +37,7 @@ from workbench.plots._common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MOST_TARGETS = 24  # of one figure
 VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models can be compared
 
 
@@ -336,3 +340,69 @@ def predicted_against_true(
     ax.set_xlim(low - margin, high + margin)
     legend(ax, notes, loc="upper left")
     return ax
+
+
+def targets(
+    prediction: Values,
+    target: Values,
+    risk: Values | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    units: Sequence[str] | None = None,
+    kind: str = "total",
+    level: float = 1,
+    columns: int = 3,
+) -> np.ndarray[Any, Any]:
+    """Draw several targets in a grid, each as `predicted_against_true` draws it and with scales of its own, in a new figure.
+
+    Args:
+        prediction: [n, targets].
+        target: same shape.
+        risk: standard deviations, same shape and units.
+        names: names of the targets, for the titles.
+        units: their units, for the labels.
+        kind: which risk it is: aleatoric, epistemic or total.
+        level: half the length of the error bars, in standard deviations.
+        columns: pictures side by side.
+
+    Returns:
+        Array of the Axes [targets]; each legend has the root mean square error of its target.
+
+    Raises:
+        ValueError: for shapes that do not match, more than 24 targets, or what `predicted_against_true` refuses.
+
+    Example:
+        >>> import torch
+        >>> y = torch.arange(20.0).reshape(10, 2)
+        >>> axes = targets(y + 1, y, names=["heating", "cooling"], units=["kWh", "kWh"])
+        >>> [ax.get_title() for ax in axes], axes[0].get_ylabel()
+        (['heating', 'cooling'], 'prediction (kWh)')
+    """
+    given = {"prediction": array(prediction, "prediction"), "target": array(target, "target")}
+    given |= {} if risk is None else {"risk": array(risk, "risk")}
+    same_shape(**given)
+    shape = given["prediction"].shape
+    if len(shape) != 2 or shape[1] > MOST_TARGETS:
+        raise ValueError(f"prediction: expected [n, targets] of at most {MOST_TARGETS} targets, found {list(shape)}")
+    count = shape[1]
+    for label, words in (("names", names), ("units", units)):
+        if words is not None and len(words) != count:
+            raise ValueError(f"{label}: expected one for each of {count} targets, found {len(words)}")
+    if columns < 1:
+        raise ValueError(f"columns: expected at least 1, found {columns}")
+    wide = min(columns, count)
+    high = -(-count // wide)
+    plt = require("matplotlib.pyplot")
+    figure, axes = plt.subplots(high, wide, figsize=(3.6 * wide, 3.7 * high), layout="constrained", squeeze=False)
+    flat = axes.ravel()
+    try:
+        for i, ax in enumerate(flat[:count]):
+            at = {name: values[:, i] for name, values in given.items()}
+            predicted_against_true(**at, ax=ax, unit=units[i] if units else "", kind=kind, level=level)
+            ax.set_title(names[i] if names else f"target {i + 1}")
+    except ValueError as error:
+        plt.close(figure)
+        raise ValueError(f"target {names[i] if names else i + 1}: {error}") from error
+    for ax in flat[count:]:
+        ax.remove()
+    return flat[:count]

@@ -1,12 +1,18 @@
-"""Figure of selective prediction: what is gained by answering only where the risk is low?"""
+"""Figures of selective prediction: what is gained by answering only where the risk is low?"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workbench.metrics.selective import aurc, risk_coverage_curve
+import numpy as np
+import torch
+
+from workbench.metrics.selective import aurc, ause, risk_coverage_curve, sparsification_curve
 from workbench.plots._common import (
+    COLOURS,
     Values,
+    array,
     colour,
     finite,
     ink,
@@ -14,13 +20,17 @@ from workbench.plots._common import (
     new_axes,
     not_negative,
     risk_label,
+    same_shape,
     usable,
     vectors,
     with_unit,
 )
+from workbench.risk import Risk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+DRAWN = 1000  # points of a line, which has as many rows or pixels
 
 
 def risk_coverage(
@@ -78,3 +88,82 @@ def risk_coverage(
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)  # what is drawn later still moves the limits
     legend(ax, notes, headroom=True, columns=2)
     return ax
+
+
+def sparsification(
+    risk: Risk | Mapping[str, Values] | Values,
+    error: Values,
+    ax: Axes | None = None,
+    *,
+    mask: Values | None = None,
+) -> Axes:
+    """Draw the mean error of what is left when the rows or pixels of highest risk are removed, over the share removed.
+
+    A good risk falls like the oracle, which removes by the error itself; one that says nothing stays at 1, the mean error of all, as removal in
+    random order does (Ilg et al., Uncertainty estimates and multi-hypotheses networks for optical flow, 2018).
+
+    Args:
+        risk: a `Risk`, a dict of risks by kind, or one, which counts as total; each shaped like error. Of a `Risk` what has another shape, such
+            as one number an image, is left out.
+        error: errors of rows, pixels or tokens, any shape, at least 0; for classes 0 where right and 1 where wrong.
+        ax: Axes to draw on; a new figure if None.
+        mask: truth values shaped like error, true where an element counts.
+
+    Returns:
+        The Axes; the legend has the area between each curve and the oracle's, `metrics.ause`.
+
+    Raises:
+        ValueError: for shapes that do not match, NaN, negative errors, errors that are all 0, an unknown kind, or a mask that leaves nothing.
+
+    Example:
+        >>> import torch
+        >>> ax = sparsification(torch.tensor([0.1, 0.2, 0.9, 0.8]), torch.tensor([0.0, 0.0, 3.0, 1.0]))
+        >>> ax.get_legend_handles_labels()[1]
+        ['random order', 'oracle', 'total: AUSE 0']
+    """
+    errors = array(error, "error")
+    counts = np.ones(errors.shape, dtype=bool) if mask is None else array(mask, "mask").astype(bool)
+    same_shape(error=errors, mask=counts)
+    if not counts.any():
+        raise ValueError(f"mask: it leaves none of {counts.size} errors")
+    errors = errors[counts]
+    finite(error=errors)
+    not_negative(error=errors)
+    if not errors.any():
+        raise ValueError(f"error: all {errors.size} are 0, and no removal lowers their mean")
+    by_kind = _by_kind(risk, counts.shape)
+    kept = {name: torch.as_tensor(values[counts]) for name, values in by_kind.items()}
+    curves = {name: (sparsification_curve(values, errors), ause(values, errors)) for name, values in kept.items()}
+    ax = new_axes(ax)
+    rows = np.unique(np.linspace(0, errors.size - 1, DRAWN).round().astype(int))
+    first = next(iter(curves.values()))[0]
+    removed, grey = first.removed[rows], ink(ax)
+    ax.plot(
+        removed, first.random[rows], color=grey, linestyle=(0, (4, 2)), linewidth=1, alpha=0.7, label="random order"
+    )
+    ax.plot(removed, first.oracle[rows], color=grey, linestyle=":", linewidth=1.4, label="oracle")
+    for name, (curve, area) in curves.items():
+        label = f"{name}: AUSE {area.item():.3g}"
+        ax.plot(removed, curve.error[rows], color=colour(ax, name), linewidth=2, label=label)
+    ax.set(xlabel="share removed", ylabel="mean error of the rest, over that of all")
+    ax.set_xlim(0, 1.01)
+    ax.set_ylim(bottom=0)
+    legend(ax, headroom=True, columns=2)
+    return ax
+
+
+def _by_kind(risk: Risk | Mapping[str, Values] | Values, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Risks of one shape, in the order of the kinds."""
+    if isinstance(risk, Risk):
+        arrays = {name: array(risk[name], f"risk.{name}") for name in risk.names()}
+        arrays = {name: values for name, values in arrays.items() if values.shape == shape} or arrays
+    else:
+        named = risk if isinstance(risk, Mapping) else {"total": risk}
+        arrays = {name: array(values, f"risk.{name}") for name, values in named.items()}
+    if not arrays:
+        raise ValueError("risk: there is none to draw")
+    for name, values in arrays.items():
+        risk_label(name)
+        if values.shape != shape:
+            raise ValueError(f"shapes do not match: risk.{name} {list(values.shape)}, error {list(shape)}")
+    return {name: arrays[name] for name in COLOURS if name in arrays}
