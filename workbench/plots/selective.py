@@ -147,7 +147,9 @@ def sparsification(
         ax.plot(removed, curve.error[rows], color=colour(ax, name), linewidth=2, label=label)
     ax.set(xlabel="share removed", ylabel="mean error of the rest, over that of all")
     ax.set_xlim(0, 1.01)
-    ax.set_ylim(bottom=0)
+    # of the last few rows the mean may be many times that of all
+    most = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
+    ax.set_ylim(0, 1.05 * max(1.0, most))
     legend(ax, headroom=True, columns=2)
     return ax
 
