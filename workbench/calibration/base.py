@@ -375,9 +375,10 @@ def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batc
 # ---- checks
 def check_rows(answers: Answers, what: str) -> None:
     """Raise on fewer rows than one fitted number needs: of a standard deviation the relative error is 1 / sqrt(2 n)."""
-    if len(answers.y) < FEWEST:
+    rows = int(answers.known.reshape(len(answers.y), -1).any(1).sum()) if answers.labels else len(answers.y)
+    if rows < FEWEST:
         raise ValueError(
-            f"{what} needs at least {FEWEST} held-out rows, there are {len(answers.y)}; what is fitted to fewer is off by more than a fifth"
+            f"{what} needs at least {FEWEST} held-out rows, there are {rows}; what is fitted to fewer is off by more than a fifth"
         )
 
 
