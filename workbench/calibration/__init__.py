@@ -28,6 +28,7 @@ from workbench.calibration.base import Calibrated
 from workbench.calibration.choose import calibrate
 from workbench.calibration.conformal import SplitConformal
 from workbench.calibration.cross import CrossConformal
+from workbench.calibration.online import OnlineConformal
 from workbench.calibration.quantiles import QuantileRecalibration
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
 from workbench.deprecation import deprecated_names
@@ -36,6 +37,7 @@ __all__ = [
     "Calibrated",
     "CrossConformal",
     "Decision",
+    "OnlineConformal",
     "QuantileRecalibration",
     "Selective",
     "SelectivePredictor",

@@ -1,0 +1,242 @@
+"""Online conformal prediction: intervals of forecasts that are corrected as the truth comes in, for series that drift."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from workbench.calibration.base import level
+from workbench.metrics._inputs import numbers, real, risks, same_shape, whole
+
+Method = Literal["aci", "dtaci", "pid"]
+RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)  # of the experts (Gibbs & Candes 2024, section 4)
+INTERVAL = 500  # times over which the experts' regret is bounded, of the same section
+SATURATION = 5.0  # of the integrator: the smaller, the sooner misses widen without a bound
+
+
+class _Forecast(NamedTuple):
+    time: int  # when it was made
+    prediction: Tensor  # [steps, ...]
+    unit: Tensor  # what one unit of score is worth, [steps, ...]
+    bound: Tensor  # the largest score inside the interval, [steps, ...]
+    scores: Tensor  # known then, [window, steps, ...], in rising order with NaN at the end
+
+
+class OnlineConformal:
+    """Intervals of forecasts whose width follows the coverage that was reached so far.
+
+    Split conformal prediction holds for rows that could come in any order. A series drifts, and its intervals lose coverage without a word.
+    Here each truth that comes in moves the intervals after it, so that their coverage tends to the one asked for over time, whatever the series
+    does; nothing is promised for a single time. Every step of the horizon and every series has levels of its own, and learns from a truth when
+    it comes, `step` times after the forecast. Scores are |target - prediction|, or those in units of the risk: the intervals are
+    prediction +- score, or prediction +- score * risk.
+
+    Methods:
+
+    - "aci": adaptive conformal inference (Gibbs & Candes 2021). The quantile of the past scores at 1 - a, with a <- a + rate (1 - coverage - e);
+      e is 1 where the truth was outside. Infinite intervals and empty ones are possible.
+    - "dtaci": its dynamically tuned form (Gibbs & Candes 2024): several rates at once, weighted by how well each has done of late.
+    - "pid": quantile tracking with an integrator (Angelopoulos, Candes & Tibshirani 2023, without their scorecaster): the bound itself moves by
+      rate * s * (e - 1 + coverage), with s the largest past score, and s tan(log(t + 1) / (5 (t + 1)) * sum of (e - 1 + coverage)) is added.
+
+    Args:
+        coverage: strictly between 0 and 1.
+        method: "dtaci", "aci" or "pid".
+        rate: of "aci" and "pid"; None: 0.005 and 0.1.
+        window: how many of the latest times count.
+
+    Raises:
+        ValueError: an option is out of its range.
+
+    Example:
+        >>> online = OnlineConformal(0.8, method="pid")
+        >>> forecasts, truth = torch.zeros(300, 2), torch.linspace(0, 30, 301).sin().unfold(0, 2, 1)
+        >>> lower, upper = online.replay(forecasts, truth)
+        >>> float(((lower <= truth) & (truth <= upper)).double().mean().round(decimals=1))
+        0.8
+    """
+
+    def __init__(
+        self, coverage: float = 0.9, method: Method = "dtaci", rate: float | None = None, window: int = 1000
+    ) -> None:
+        if method not in get_args(Method):
+            raise ValueError(f"method must be one of {', '.join(get_args(Method))}; found {method!r:.100}")
+        if rate is not None and (method == "dtaci" or not 0 < rate < math.inf):
+            raise ValueError(
+                f"rate must be above 0 and finite, and method='dtaci' has rates of its own; found {rate!r:.100} for {method!r}"
+            )
+        whole("window", window, least=2)
+        self.coverage, self.method, self.window = float(level("coverage", coverage)), method, window
+        self.rate = {"aci": 0.005, "pid": 0.1}.get(method, math.nan) if rate is None else float(rate)
+        self._time = 0
+        self._pending: list[_Forecast] = []
+        self._scores = torch.empty(0)  # of the latest times [window, steps, ...], NaN where no truth has come
+
+    def interval(self, prediction: Any, risk: Any = None) -> tuple[Tensor, Tensor]:
+        """Intervals of the next steps, before their truth is known.
+
+        Args:
+            prediction: the forecast [steps, ...] made now; `...` are series, as in all other calls.
+            risk: its standard deviation > 0, of the same shape (or a Risk: its total); None for all intervals of a step alike. Always or never.
+
+        Returns:
+            (lower, upper), each shaped like the prediction. Infinite where too few truths have come for the coverage; lower above upper where
+            the method asks for an empty interval.
+
+        Raises:
+            ValueError: shapes differ from those before, numbers are NaN or infinite, or a risk is 0 or less.
+            RuntimeError: nothing was observed since the last forecast.
+        """
+        forecast = real("prediction", prediction)
+        values = numbers("prediction", forecast)
+        if not values.dim():
+            raise ValueError("prediction must have shape [steps, ...], found one number")
+        unit = torch.ones_like(values) if risk is None else risks(risk, positive=True).to(values.device)
+        same_shape(prediction=values, risk=unit)
+        if not self._scores.dim() > 1:
+            self._begin(values, risk is not None)
+        elif self._scores.shape[1:] != values.shape or self._by_risk != (risk is not None):
+            said = "with" if self._by_risk else "without"
+            raise ValueError(
+                f"forecasts so far were {list(self._scores.shape[1:])} {said} risk, found {list(values.shape)} "
+                f"{'without' if risk is None else 'with'}; make one OnlineConformal for each model and horizon"
+            )
+        elif self._pending and self._pending[-1].time == self._time:
+            raise RuntimeError(
+                "there is a forecast of this time already: call observe(target) with what came before the next one"
+            )
+        ordered = self._scores.sort(0).values  # NaN comes last
+        bound = self._bound(ordered)
+        self._pending.append(_Forecast(self._time, values, unit, bound, ordered))
+        kind = forecast.dtype if forecast.is_floating_point() else torch.get_default_dtype()
+        return (values - bound * unit).to(kind), (values + bound * unit).to(kind)
+
+    def observe(self, target: Any) -> None:
+        """Take in what came at the next time, and learn from it for each step at which it was forecast.
+
+        Args:
+            target: one number for each series [...], shaped like a step of the forecasts; NaN where none is known.
+
+        Raises:
+            ValueError: the shape is another one, or a number is infinite.
+        """
+        value = real("target", target).to(torch.float64)
+        if self._scores.dim() > 1 and value.shape != self._scores.shape[2:]:
+            raise ValueError(
+                f"target must be {list(self._scores.shape[2:])}, one step of the forecasts, found {list(value.shape)}"
+            )
+        if value.isinf().any():
+            raise ValueError(f"target holds {int(value.isinf().sum())} infinite numbers; NaN marks what is not known")
+        self._time += 1
+        if not self._pending:
+            return
+        ahead = [self._time - forecast.time - 1 for forecast in self._pending]  # no two of them are equal
+        at = list(zip(self._pending, ahead, strict=True))
+        prediction = torch.stack([forecast.prediction[step] for forecast, step in at])
+        unit = torch.stack([forecast.unit[step] for forecast, step in at])
+        bound = torch.stack([forecast.bound[step] for forecast, step in at])
+        score = (value.to(unit.device) - prediction).abs() / unit
+        self._learn(ahead, score, bound, torch.stack([forecast.scores[:, step] for forecast, step in at], 1))
+        row = torch.full_like(self._tracked, math.nan)
+        row[ahead] = score
+        self._scores = torch.cat([self._scores[1:], row[None]])
+        steps = self._scores.shape[1]
+        self._pending = [forecast for forecast in self._pending if self._time - forecast.time < steps]
+
+    def replay(self, prediction: Any, target: Any, risk: Any = None, every: int = 1) -> tuple[Tensor, Tensor]:
+        """Intervals of a back-test, each made of what was known when its forecast was.
+
+        Args:
+            prediction: forecasts [times, steps, ...], in the order in which they were made.
+            target: what came, of the same shape; NaN where it is not known.
+            risk: standard deviations > 0 of the same shape, or None.
+            every: how many steps lie between two forecasts, at most `steps`.
+
+        Returns:
+            (lower, upper), each shaped like the prediction.
+
+        Raises:
+            ValueError: shapes differ, or targets of overlapping forecasts do: they are not of one series, or `every` is wrong.
+        """
+        prediction, target = real("prediction", prediction), real("target", target)
+        risk = None if risk is None else real("risk", getattr(risk, "total", risk))
+        same_shape(prediction=prediction, target=target, **({} if risk is None else {"risk": risk}))
+        if prediction.dim() < 2:
+            raise ValueError(f"prediction must have shape [times, steps, ...], found {list(prediction.shape)}")
+        whole("every", every, most=prediction.shape[1])
+        earlier, later = target[:-1, every:], target[1:, : target.shape[1] - every]
+        if not torch.equal(earlier.nan_to_num(), later.nan_to_num()):
+            raise ValueError(
+                f"target: forecasts made {every} steps apart must have the same truth at the same time; is every={every} right, and are "
+                "the rows in the order of time?"
+            )
+        intervals = []
+        for row, truth in enumerate(target):
+            intervals.append(self.interval(prediction[row], None if risk is None else risk[row]))
+            for step in range(every):
+                self.observe(truth[step])
+        lower, upper = zip(*intervals, strict=True)
+        return torch.stack(lower), torch.stack(upper)
+
+    # ---- levels and bounds
+    def _begin(self, values: Tensor, by_risk: bool) -> None:
+        self._by_risk, shape = by_risk, values.shape
+        self._scores = values.new_full((self.window, *shape), math.nan)
+        rates = RATES if self.method == "dtaci" else (self.rate,)
+        self._rates = values.new_tensor(rates).reshape(-1, *[1] * values.dim())
+        self._levels = values.new_full((len(rates), *shape), 1 - self.coverage)
+        self._weights = torch.ones_like(self._levels)
+        # of "pid": the bound of the tracker, and how many truths have come and how many too many lay outside
+        self._tracked, self._count, self._excess = (torch.zeros_like(values) for _ in range(3))
+
+    def _bound(self, scores: Tensor) -> Tensor:
+        """The largest score [steps, ...] inside the intervals, of scores in rising order."""
+        n = (~scores.isnan()).sum(0)
+        if self.method == "pid":
+            angle = self._excess * (self._count + 1).log() / (SATURATION * (self._count + 1))
+            half = math.pi / 2
+            integral = angle.clamp(-half, half).tan()
+            integral = integral.masked_fill(angle >= half, math.inf).masked_fill(angle <= -half, -math.inf)
+            largest = scores.nan_to_num(nan=0.0).amax(0)
+            widened = self._tracked + torch.where(largest > 0, largest * integral, 0)
+            return torch.where(n > 0, widened, math.inf)
+        alpha = (self._levels * self._weights).sum(0) / self._weights.sum(0)
+        # rounded first: 1 - 0.1 times 10 is 9, and a little more in floating point
+        rank = ((n + 1) * (1 - alpha)).mul(2**32).round().div(2**32).ceil().long()
+        bound = scores.gather(0, (rank - 1).clamp(0, self.window - 1)[None])[0]
+        return bound.masked_fill(rank > n, math.inf).masked_fill(rank < 1, -math.inf)
+
+    def _learn(self, steps: list[int], score: Tensor, bound: Tensor, past: Tensor) -> None:
+        """Move the levels of some steps.
+
+        Args:
+            steps: their numbers.
+            score: of the truth that has come, [steps, ...], NaN where none has.
+            bound, past: the largest score [steps, ...] inside the interval, and the scores [window, steps, ...] that were known then.
+        """
+        miss, known, n = 1 - self.coverage, ~score.isnan(), (~past.isnan()).sum(0)
+        if self.method == "pid":
+            excess = torch.where(known, (score > bound).to(score) - miss, 0)
+            first = known & ~(self._count[steps] > 0)  # begins at the first score
+            largest = past.nan_to_num(nan=0.0).amax(0)
+            moved = self._tracked[steps] + self.rate * torch.where(largest > 0, largest, score).nan_to_num() * excess
+            self._tracked[steps] = torch.where(first, score, moved)
+            self._count[steps] += known
+            self._excess[steps] += torch.where(first, 0, excess)
+            return
+        known &= n > 0  # before that all intervals were infinite, which says nothing of a level
+        levels, weights = self._levels[:, steps], self._weights[:, steps]
+        # the largest level at which the score would have been inside
+        beta = 1 - (past < score).sum(0) / (n + 1)
+        missed = (levels >= beta).to(levels) if self.method == "dtaci" else (score > bound).to(levels)[None]
+        if self.method == "dtaci":
+            loss = miss * (beta - levels) - (beta - levels).clamp_max(0)
+            k, squares = len(RATES), ((1 - miss) ** 2 * miss**3 + miss**2 * (1 - miss) ** 3) / 3
+            eta = math.sqrt((math.log(INTERVAL * k) + 2) / (INTERVAL * squares))
+            scaled = weights / weights.sum(0) * (-eta * loss).exp()
+            share = 1 / (2 * INTERVAL)
+            self._weights[:, steps] = torch.where(known, (1 - share) * scaled + share * scaled.mean(0), weights)
+        self._levels[:, steps] = torch.where(known, levels + self._rates * (miss - missed), levels)
