@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -202,7 +203,9 @@ def test_beam_search_sorts_the_cache_of_the_first_branch_only_so_it_is_refused_w
 @pytest.mark.parametrize("name", ["t5", "m2m_100"])
 def test_generate_of_an_encoder_and_a_decoder_where_the_encoder_is_shared(name: str, wrapper: str) -> None:
     wrapped, models, ids = copies_of(name, wrapper)
-    with torch.no_grad():
+    noise = wrapper == "sample_activations"  # of none here, but that nobody looks at
+    says = pytest.warns(WorkbenchWarning, match="as one model, not as the 3") if noise else contextlib.nullcontext()
+    with torch.no_grad(), says:
         found, scores = generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
         assert_steps(found, scores, *plainly(models, ids, decoder=False))
 
