@@ -31,7 +31,7 @@ def made(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def camvid(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    x, y = made(12, 0)
+    x, y = made(14, 0)
     rows = data.Data.from_arrays(x[:8], y[:8], classes=CLASSES, test=(x[8:], y[8:]), void=VOID)
     rows = replace(rows, parts={"validation": rows.test})
     monkeypatch.setattr(data, "load", lambda name, **options: rows)
@@ -42,7 +42,7 @@ def camvid(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_unknown_pixels_have_no_label_and_the_others_are_numbered_anew(camvid: ModuleType) -> None:
-    x, labels = made(12, 0)
+    x, labels = made(14, 0)
     images, y, unknown = camvid.scenes(0)["train"]
     torch.testing.assert_close(images[3, 1, 5, 7], x[3, 1, 10:12, 14:16].mean())
     for i, j in ((0, 0), (13, 51), (59, 79)):
