@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
+from helpers.detection_reference import DETECTOR
 from torch import nn
 
 import workbench
 from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, vote
 from workbench.core.detections import match, overlaps
 from workbench.outputs import Detections, Values
+from workbench.testing.models import build, inputs
 
 BOX = [0.0, 0.0, 4.0, 4.0]
 
@@ -405,3 +407,13 @@ def test_fit_and_predictive_say_what_to_do(pictures):
         workbench.fit(wrapped, (torch.rand(8, 1, 4, 4), torch.rand(8)))
     with pytest.raises(ValueError, match="spread of their corners"):
         wrapped.predictive(pictures)
+
+
+def test_boxes_and_scores_each_have_a_last_layer() -> None:
+    """The scores choose the boxes, which are none of theirs for all that."""
+    wrapped = vote.Wrapper(3, share=1, output=Detections(), example=inputs(DETECTOR)[0])(build(DETECTOR))
+    one, other = (dict(voter.named_parameters()) for voter in wrapped.voters()[:2])
+    assert {name for name in one if name.endswith("weight") and not torch.equal(one[name], other[name])} == {
+        "size.weight",
+        "score.weight",
+    }

@@ -11,11 +11,12 @@ from ..engine.effects.random import values_unavailable
 from ..engine.execution import Execution, Watch
 from ..engine.plan import Bank, Plan
 from ..errors import WorkbenchWarning
+from .outputs import has_detections
 from .ownership import engine_of, table_of
 
 
-def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Execution | None:
-    """What one pass of a wrapped object's first branch shows; None if the pass fails."""
+def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any], output: Any = None) -> Execution | None:
+    """What one pass of a wrapped object's first branch shows; None if the pass fails. `output` is what a wrapper to come says of it."""
     record, table = wrapped._workbench, table_of(wrapped)
     owners = {
         f"{path}.{attribute}" if path else attribute: slot.owners[0][0]
@@ -23,7 +24,8 @@ def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Execution | No
         for path, attribute in slot.owners
         if not slot.buffer
     }
-    watch = Watch(owners, contractions=any(table.value(name).dim() >= 2 for name in table.parameters()))
+    matrices = any(table.value(name).dim() >= 2 for name in table.parameters())
+    watch = Watch(owners, contractions=matrices, choices=not has_detections(output or record.output))
     try:
         engine_of(wrapped).look(Plan((), record.rules, Bank(table.get), (watch,), keep_state=False), args, kwargs)
     except Exception:  # what is wrong with it shows where the model is called

@@ -216,7 +216,7 @@ class Wrapper(Settings):
                     handle.remove()
                 if len(calls) == 1:
                     return None
-            return watched(part if is_wrapped(part) else adopt(part, method), *calls[-1])
+            return watched(part if is_wrapped(part) else adopt(part, method), *calls[-1], self.output)
 
     def _call_example(self, model: Any, method: str, at: str | None) -> None:
         inputs = self._example_inputs()

@@ -16,6 +16,8 @@ from .sites import METADATA, Sites, TensorFacts, tensors_among
 from .tree import flatten, is_float, paths
 
 Positions = dict[str, int]  # path of a module that owns parameters -> when it ran last
+# from the first tensor, by the others
+CHOOSING = {"__getitem__", "index_select", "gather", "masked_select", "take_along_dim"}
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,11 @@ class Watch(Intervention):
     Args:
         owners: by the name of a parameter the path of the module that counts as its owner.
         contractions: see `Sites`.
+        choices: whether a tensor depends also on what only chose it from another, as scores choose boxes.
     """
 
-    def __init__(self, owners: Mapping[str, str], contractions: bool) -> None:
-        self.owners, self.contractions, self.taps = owners, contractions, {}
+    def __init__(self, owners: Mapping[str, str], contractions: bool, choices: bool = True) -> None:
+        self.owners, self.contractions, self.choices, self.taps = owners, contractions, choices, {}
         self.execution: Execution | None = None
 
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
@@ -58,7 +61,8 @@ class Watch(Intervention):
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
-        self._order = _Order([(tensor, self.owners[name]) for tensor, name in parameters if name in self.owners])
+        owned = [(tensor, self.owners[name]) for tensor, name in parameters if name in self.owners]
+        self._order = _Order(owned, self.choices)
         self._calls: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
@@ -98,8 +102,9 @@ class _Order(TorchFunctionMode):
     By its memory, so that what is written into a part of a tensor counts for the whole.
     """
 
-    def __init__(self, parameters: Sequence[tuple[Tensor, str]]) -> None:
+    def __init__(self, parameters: Sequence[tuple[Tensor, str]], choices: bool) -> None:
         super().__init__()
+        self._choices = choices
         self._owners = TensorFacts((tensor, frozenset((path,))) for tensor, path in parameters)
         self._behind: dict[int, Positions] = {}
         self._alive: list[Any] = []  # a place in memory is that of one tensor for as long as this is kept
@@ -120,6 +125,8 @@ class _Order(TorchFunctionMode):
 
     def _note(self, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         tensors, results = tensors_among((*args, *kwargs.values())), tensors_among((out,))
+        if name in CHOOSING and not self._choices:
+            tensors = tensors[:1]
         owners = [self._owners.get(tensor) for tensor in tensors]
         modules: frozenset[str] = frozenset().union(*(owner for owner in owners if owner))
         if tensors and all(owners):  # what is computed from parameters alone counts as the parameter
