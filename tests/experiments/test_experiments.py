@@ -376,6 +376,6 @@ def test_a_function_of_a_notebook_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("module", ["bench", "cells", "environment", "pool", "store", "worker"])
-def test_examples_run(module: str) -> None:
+def test_examples_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     failed, _ = doctest.testmod(importlib.import_module(f"workbench.experiments.{module}"))
-    assert failed == 0
+    assert failed == 0, capsys.readouterr().out
