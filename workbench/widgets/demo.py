@@ -11,7 +11,8 @@ from typing import Any
 from workbench.errors import require
 
 FOLDER = "workbench-demo"
-_LINKED = ("benchmarks.md", "limitations.md")  # pages of the documentation that notebooks lead to
+# pages of the documentation that notebooks lead to
+_LINKED = ("benchmarks.md", "limitations.md", "how_to/own_data.md", "how_to/train.md")
 _IMPORTED = ("published.py",)  # modules of the benchmarks that notebooks import
 
 
@@ -71,7 +72,7 @@ def copied(name: str, folder: Path) -> Path:
     source = known.get(name.removesuffix(".ipynb"))
     if source is None:
         raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {', '.join(known)}")
-    (folder / "docs").mkdir(parents=True, exist_ok=True)
+    (folder / "docs" / "how_to").mkdir(parents=True, exist_ok=True)
     home = source.parents[1]
     for notebook in known.values():
         # the server shows nothing outside of the folder
