@@ -8,14 +8,13 @@ the training scenes in which they are rarest. Nothing was chosen by these scores
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from camvid_models import CLASSES, CROP, LAST, UNKNOWN, VOID, VOTERS, WIDTHS, scenes, trained
+from sequences import cost_in_passes
 from torch import Tensor
 
 from workbench import augment, metrics, neo
@@ -54,7 +53,7 @@ def run(method: str, seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
         counts = held[1] != VOID
         temperature = float(fit_temperature(_everywhere(ask, held[0])[0].movedim(1, -1)[counts], held[1][counts]))
         scores, risks = _everywhere(ask, x)
-        cost = _cost(plain, ask, x[:ROWS], 2 if rows else 15)
+        cost = cost_in_passes(plain, ask, x[:ROWS], 2 if rows else 15)
     probs, calm = scores.softmax(1), (scores / temperature).softmax(1)
     of = {"dim": 1, "void": VOID}
     quality = {
@@ -111,19 +110,6 @@ def _of_scores(net: Any, x: Tensor) -> tuple[Tensor, Maps]:
 def _everywhere(ask: Ask, x: Tensor) -> tuple[Tensor, Maps]:
     scores, risks = zip(*(ask(batch) for batch in x.split(16)), strict=True)
     return torch.cat(scores), {name: torch.cat([maps[name] for maps in risks]) for name in risks[0]}
-
-
-@torch.no_grad()
-def _cost(net: Any, ask: Ask, x: Tensor, repeats: int) -> float:
-    """Processor time in passes of the plain network: median over pairs that follow one another."""
-    ratios = []
-    for _ in range(repeats):
-        start = time.process_time()
-        net(x)
-        middle = time.process_time()
-        ask(x)
-        ratios.append((time.process_time() - middle) / (middle - start))
-    return statistics.median(ratios)
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:

@@ -80,7 +80,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
     ]
 
 
-def run(data: str, forecaster: str, method: str, epochs: int) -> dict[str, Any]:
+def run(data: str, forecaster: str, method: Any, epochs: int) -> dict[str, Any]:
     prediction, risk = forecasts(data, forecaster, epochs)
     _, y, unit_of_y = windows(data)
     # windows of the held-out days and of those to judge by, one in six
@@ -93,7 +93,7 @@ def run(data: str, forecaster: str, method: str, epochs: int) -> dict[str, Any]:
         bound = score[int((len(score) + 1) * COVERAGE)] * unit
         lower, upper = prediction - bound, prediction + bound
     else:
-        lower, upper = OnlineConformal(COVERAGE, method).replay(prediction, y, risk, EVERY)  # type: ignore[arg-type]
+        lower, upper = OnlineConformal(COVERAGE, method).replay(prediction, y, risk, EVERY)
     lower, upper, y, prediction = (part[first:] * unit_of_y for part in (lower, upper, y, prediction))
     inside = ((lower <= y) & (y <= upper)).double()
     months = inside.mean(1).unfold(0, 30 * 24 // EVERY, 24 // EVERY).mean(1)

@@ -237,7 +237,7 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
     quality = (
         {"rmse": metrics.rmse(answer, y)} if model == "gru" else {"accuracy": metrics.accuracy(answer.softmax(1), y)}
     )
-    cost = _cost(net, ask, x[:BATCH], 3 if rows else 25)
+    cost = cost_in_passes(net, ask, x[:BATCH], 3 if rows else 25)
     results = []
     for name, odd in strange.items():
         risk = _in_parts(ask, odd)[1]
@@ -253,7 +253,7 @@ def _in_parts(ask: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _cost(net: nn.Module, ask: Any, x: Tensor, repeats: int) -> float:
+def cost_in_passes(net: nn.Module, ask: Any, x: Tensor, repeats: int) -> float:
     """Processor time in passes of the plain network: median over pairs that follow one another."""
     ratios = []
     for _ in range(repeats):

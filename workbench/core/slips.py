@@ -159,9 +159,8 @@ class _Listening(TorchFunctionMode):
         super().__init__()
         leaves = enumerate(flatten(prediction)[0])
         self._places = {id(leaf): (place, leaf) for place, leaf in leaves if isinstance(leaf, Tensor)}
-        self.heard: list[
-            tuple[int, str, Classes]
-        ] = []  # (place of the leaf, name of the function, what it takes that for)
+        # (place of the leaf, name of the function, what it takes that for)
+        self.heard: list[tuple[int, str, Classes]] = []
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out, first = function(*args, **(kwargs or {})), args[0] if args else (kwargs or {}).get("input")
