@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
+from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings, guarded
 from . import predict as calling
 from .copying import Persistent
@@ -412,6 +413,8 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     if own:
         copy_rest(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
     extract(new, table_of(wrapped), index, own)
+    if own:
+        engine_of(wrapped).clones.give(index, modules(new))
     scaling = extra(wrapped, "scaling")
     if scaling is None:
         return new

@@ -28,10 +28,10 @@ from .effects.attributes import (
 from .effects.branch_values import carried, put, taken, tensors_in, transfer
 from .effects.contents import Contents
 from .effects.inputs import Key
+from .effects.parameters import ParameterWrites, explained_writes
 from .effects.random import RandomSources, find_generators
 from .plan import Index, Plan
 from .rank_one import DenseSlots
-from .tree import version
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
 
@@ -67,6 +67,7 @@ class Clones:
         self._last: Clone | None = None
         self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
         self.kept = False  # whether what the present call has changed is kept already
+        self._writes: ParameterWrites | None = None  # of the present call, if it is the first in its mode
         self._tree: Tree = {}
         self._facts: tuple = ()
         self._shape: tuple = ()
@@ -125,8 +126,7 @@ class Clones:
                 if module.training is not mode:
                     module.training = mode
         if self.impure:
-            now = fingerprint(self._tree, self.impure)
-            touched = frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
+            touched = self._touched()
             starts = {key: self._start(key) for key in keys if key in missing or key not in self._current}
             for key in keys:
                 clone = self._clones[key]
@@ -157,6 +157,24 @@ class Clones:
         present = {key: self._attributes_of(clone) for key, clone in self._clones.items() if key in self._current}
         return {**self._memory, **present}
 
+    def give(self, index: Index, tree: Tree) -> None:
+        """Give another copy of the wrapped object the attributes that a branch has by now.
+
+        Args:
+            index: where the branch stands.
+            tree: the modules of the copy.
+        """
+        self.refresh()
+        key = tuple(sorted((name, i) for name, i in index.items() if i))
+        touched = self._touched()
+        put(carried(self.remembered().get(key) or self._start(key), self._tree, tree), tree)
+        transfer(touched, self._tree, tree)
+
+    def _touched(self) -> frozenset[Attribute]:
+        """The attributes that forward changes and that somebody else has changed since the last call."""
+        now = fingerprint(self._tree, self.impure)
+        return frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
+
     def recall(self, branches: dict[Key, Values]) -> None:
         """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
         self._memory, self._current = branches, set(branches)
@@ -184,6 +202,7 @@ class Clones:
     def save(self) -> None:
         """Remember how everything is, for `forget`."""
         self._saved, self.kept = (self.remembered(), self.impure, set(self.watched)), False
+        self._writes = None
 
     def refresh(self) -> None:
         """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call, or have
@@ -227,30 +246,28 @@ class Clones:
                 transfer(self.impure, self._last.tree, clone.tree)
             else:
                 transfer(self.impure - self._saved[1], self._tree, clone.tree)
-            yield
+            with explained_writes(self.root):
+                yield
             self._last = clone
+            if self._writes is not None:
+                self._writes.check_next()
             return
         if not new and not self.impure:
             yield
             self._last = clone
             return
         private = self._copy_unregistered(clone) if new else {}
-        before, contents, written = fingerprint(clone.tree), registered(clone.tree), _versions(clone.tree)
+        before, contents = fingerprint(clone.tree), registered(clone.tree)
+        writes = ParameterWrites(self.root, clone.tree)
         words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
-        yield
+        with explained_writes(self.root):
+            yield
         self._last = clone
         changes = changed(before, fingerprint(clone.tree))
         put({name: value for name, value in private.items() if name not in changes}, clone.tree)
         _refuse_layers(self.root, contents, registered(clone.tree))
-        now = _versions(clone.tree)
-        if name := next(
-            (now[key][0] for key, (_, count) in written.items() if key in now and now[key][1] != count), None
-        ):
-            raise RuntimeError(
-                f"forward of {self.root._get_name()} writes into its parameter {name!r}{' in evaluation mode' if not mode else ''}, which the "
-                "branches and the given model share: it would be written once for each of them. Switch that off in the model, or keep what "
-                "changes in a buffer"
-            )
+        writes.check(clone.tree, plan.bank, more=plan.size > 1)
+        self._writes = writes if new else None
         if words and changes:
             _complain(self.root, plan.purity, difference(words, described(clone.tree, changes), changes), new)
         self.impure |= changes
@@ -293,16 +310,6 @@ def _count_weights(tree: Tree) -> int:
     if any(not isinstance(layer, nn.Linear) for layer in layers):
         return 0
     return sum(layer.in_features * layer.out_features for layer in layers if isinstance(layer, nn.Linear))
-
-
-def _versions(tree: Tree) -> dict[int, tuple[str, int]]:
-    """id of each parameter that is shared with the given model -> its name, and how often it was written."""
-    return {
-        id(parameter): (f"{path}.{name}" if path else name, version(parameter))
-        for path, module in tree.items()
-        for name, parameter in module._parameters.items()
-        if isinstance(parameter, nn.Parameter)
-    }
 
 
 def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict]) -> None:

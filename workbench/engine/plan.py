@@ -52,6 +52,14 @@ class Bank:
                 self._rows[name] = self.get(name).unbind(0)
         return self._rows[name][i]
 
+    def rebound(self) -> str | None:
+        """The slot of a stacked tensor whose first row lies elsewhere by now, since something has set its `.data`."""
+        for name, rows in self._rows.items():
+            plain = type(rows[0]) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(rows[0])
+            if plain and rows[0].data_ptr() != self.get(name).data_ptr():
+                return name.partition("@")[0]
+        return None
+
 
 @dataclass(frozen=True)
 class Shared:

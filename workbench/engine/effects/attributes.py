@@ -56,7 +56,7 @@ def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
         return id(value)
     seen.add(id(value))
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return type(value).__name__, len(value), tuple(mark(item, depth - 1, seen) for item in value)
+        return type(value).__name__, tuple(mark(item, depth - 1, seen) for item in value)
     if isinstance(value, dict):
         return "dict", tuple((key, mark(item, depth - 1, seen)) for key, item in value.items())
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):

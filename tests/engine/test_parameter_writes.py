@@ -1,0 +1,131 @@
+"""Models that write into their parameters in forward: as plain copies do, or refused with what to write."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import vote
+
+
+class ActNorm(nn.Module):
+    """Shift and scale that are made of the first batch, as in flows."""
+
+    def __init__(self, written: str, flag: str) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
+        self.written = written
+        if flag == "buffer":
+            self.register_buffer("ready", torch.tensor(False))
+        else:
+            self.ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            shift, scale = -x.detach().mean(0), 1 / x.detach().std(0)
+            if self.written == "random":
+                shift = torch.randn(4)
+            if self.written == "no_grad":
+                with torch.no_grad():
+                    self.shift.copy_(shift)
+            else:
+                self.shift.data.copy_(shift)
+            if self.written == "set_data":
+                self.scale.data = scale
+            else:
+                self.scale.data.copy_(scale)
+            self.ready = self.ready | True
+        return (x + self.shift) * self.scale
+
+
+def net(written: str, flag: str) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), ActNorm(written, flag), nn.Tanh(), nn.Linear(4, 1))
+
+
+@pytest.fixture
+def x(seeded: None) -> torch.Tensor:
+    return torch.randn(8, 3)
+
+
+@pytest.mark.parametrize("flag", ["buffer", "attribute"])
+@pytest.mark.parametrize("share", [None, 1])
+def test_what_every_branch_writes_alike_is_right(flag: str, share: int | None, x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3, share=share)(net("data", flag)).eval()
+    copies = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    for _ in range(2):
+        torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in copies]).mean(0))
+        torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+
+
+@pytest.mark.parametrize("flag", ["buffer", "attribute"])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_would_be_gone_after_the_call_is_refused(flag: str, training: bool, x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3)(net("set_data", flag)).train(training)
+    with pytest.raises(RuntimeError, match=r"sets the \.data of its parameter '1\.scale'.*call the model once"):
+        wrapped(x, tile_and_reduce=True)
+
+
+def test_what_branches_write_differently_into_a_parameter_that_they_share_is_refused(x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3, share=1)(net("random", "buffer")).eval()
+    with pytest.raises(
+        RuntimeError, match=r"writes into its parameter '1\.shift' in evaluation mode.*call the model once"
+    ):
+        wrapped(x)
+
+
+@pytest.mark.parametrize("share", [None, 1])
+def test_writes_that_torch_counts_are_refused_with_what_to_do(share: int | None, x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3, share=share)(net("no_grad", "buffer")).eval()
+    with pytest.raises(RuntimeError, match=r"forward of Sequential.* writes into .*parameter.*call the model once"):
+        wrapped(x)
+
+
+@pytest.mark.parametrize("written", ["no_grad", "set_data", "random"])
+def test_called_once_before_wrapping_all_of_them_are_right(written: str, x: torch.Tensor) -> None:
+    model = net(written, "buffer")
+    model(x)
+    wrapped = vote.Wrapper(3)(model).eval()
+    torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+
+
+class Remembering(nn.Module):
+    """Computes its scale once and keeps it, as Gaussian processes keep a factorisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "scale" not in self.kept:
+            self.kept["scale"] = self.layer.weight.detach().norm()
+        return self.layer(x) / self.kept["scale"]
+
+
+def test_voters_have_the_attributes_of_their_own_branches(x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3)(Remembering()).eval()
+    before = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    prediction, risk = wrapped(x, return_risk=True)
+    after = wrapped.voters()
+    for voters in (before, after):
+        outputs = torch.stack([voter(x) for voter in voters])
+        torch.testing.assert_close(prediction, outputs.mean(0))
+        torch.testing.assert_close(risk, outputs.std(0, unbiased=False))
+    assert len({float(voter.kept["scale"]) for voter in after}) == 3
+    wrapped.kept = {"scale": torch.tensor(2.0)}  # what a user sets holds for all
+    assert [float(voter.kept["scale"]) for voter in wrapped.voters()] == [2.0] * 3
+
+
+class Irreps(tuple):
+    """As e3nn's: a tuple that has no length."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_an_attribute_that_is_a_tuple_without_a_length_is_none_of_our_business(x: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    model[0].irreps = Irreps([1, 2])
+    wrapped = vote.Wrapper(3)(model).eval()
+    torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
