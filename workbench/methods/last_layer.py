@@ -16,6 +16,7 @@ from ..core.ownership import engine_of, extra, table_of
 from ..core.predict import reduced
 from ..core.resolution import resolve, targets_of
 from ..engine.branch import is_batched
+from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan
 from ..engine.sites import Sites, TensorFacts, tensors_among
 from ..engine.state import Sealed
@@ -267,6 +268,11 @@ class Look:
             raise ValueError(
                 f"laplace wants a last layer that runs once in a call, and {self.name!r} ran {self.probe.calls} times as a linear layer. "
                 f"{REMEDY}"
+            )
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, result.taps.values())) and not values_unavailable():
+            raise ValueError(
+                f"laplace: {self.name!r} runs inside a torch.func transform of the model's own (grad, jacrev, vmap), where what it gives is no "
+                f"prediction. {REMEDY}"
             )
         layer: Any = self.table.module(self.path)
         if result.taps["weights"].shape[1] != layer.weight.shape[1] + (layer.bias is not None):
