@@ -35,7 +35,7 @@ def both(make: Any, data: Any, **options: Any) -> tuple[Any, Any, Any, Any]:
     """Two models after the same training, on the CPU and on the device, and their histories."""
     here = make()
     there = copy.deepcopy(here)
-    settings = {"epochs": 4, "batch_size": 8, "progress": False, "dtype": torch.float64, **options}
+    settings = {"epochs": 2, "batch_size": 8, "progress": False, "dtype": torch.float64, **options}
     with quiet():
         history = fit(in_order(here), data, **settings)
         other = fit(in_order(there), data, device=DEVICE, **settings)
@@ -61,7 +61,7 @@ def test_fit_of_images(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"validation": 0}, {"standardize": False}, {"validation": rows(12)}, {"patience": 2},
+    {"validation": 0}, {"standardize": False}, {"validation": rows(12)}, {"patience": 2, "epochs": 4},
     {"criterion": nn.L1Loss()}, {"seed": 3}, {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.01)},
 ], ids=str)  # fmt: skip
 def test_fit_with_other_settings(options: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_steps_of_voters_of_folds_do_not_wait() -> None:
             fit(wrapped, rows(n), folds=2, epochs=3, batch_size=8, progress=False, device=DEVICE)
         return len(pretend_device.WAITS)
 
-    assert waits(1600) == waits(400)
+    assert waits(800) == waits(400)
 
 
 def test_fit_from_rows_that_are_there() -> None:
@@ -138,7 +138,7 @@ def test_a_training_in_another_thread_draws_the_same(name: str, monkeypatch: pyt
         private._Private, "__missing__", lambda self, device: self.setdefault(device, generator_of(self))
     )
     start = WRAPPERS[name](MODELS["transformer"][0]())
-    options = {"epochs": 6, "batch_size": 8, "device": DEVICE, "progress": False}
+    options = {"epochs": 6 if name == "snapshot" else 2, "batch_size": 8, "device": DEVICE, "progress": False}
 
     def generator_of(made: Any) -> torch.Generator:
         return torch.Generator().manual_seed(made.seed)
