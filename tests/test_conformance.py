@@ -22,7 +22,7 @@ def _one_thread() -> Iterator[None]:
 
 # what is registered in another order than it runs is told, and its numbers are right all the same
 @pytest.mark.filterwarnings("ignore:.*for the last layers of:workbench.errors.WorkbenchWarning")
-@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 6 if DEVICE else 12))
+@pytest.mark.parametrize(("case", "wrapper"), pairs(CASES, WRAPPERS, 6 if DEVICE else len(WRAPPERS)))
 def test_wrapper_does_to_model_what_plain_models_do_or_refuses_it(
     case: str, wrapper: str, request: pytest.FixtureRequest
 ) -> None:

@@ -261,7 +261,7 @@ def cells() -> list[Any]:
         for j, wrapper in enumerate(WRAPPERS):
             for k, check in enumerate(CHECKS):
                 turn = i + j + 5 * k
-                if EXHAUSTIVE or turn % (12 if check in SLOW else 3) == 0:
+                if EXHAUSTIVE or turn % (18 if check in SLOW else 3) == 0:
                     marks = [pytest.mark.slow] * (turn % 15 > 0 or check in SLOW)
                     rows.append(pytest.param(name, wrapper, check, id=f"{name}-{wrapper}-{check}", marks=marks))
     return rows

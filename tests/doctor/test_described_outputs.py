@@ -236,7 +236,7 @@ class Detector(nn.Module):
 
 
 def test_boxes_are_one_output() -> None:
-    found = diagnose(Detector(), rows(2, 300, 3))
+    found = diagnose(Detector(), rows(2, 150, 3))
     (output,) = found.outputs
     assert output.kind().startswith("boxes of 2 images")
     assert options(found) == ["output=Detections()"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.conformance_table import WRAPPERS
+from helpers.conformance_table import WRAPPERS, is_due
 from helpers.zoo import CASES
 from torch import Tensor, nn
 
@@ -364,9 +364,11 @@ def guide() -> Any:
 
 @pytest.mark.slow
 def test_the_wrapper_of_the_guide_does_what_every_wrapper_does(guide: Any) -> None:
-    report = check_wrapper(guide.Bayes(n_samples=3))
-    assert len(report.models) > 100
-    assert {model for model, check, _ in report.refusals if check == "prediction"} == {"scripted", "generator_out"}
+    refused = {"scripted", "generator_out"}
+    models = [name for row, name in enumerate(CASES) if name in refused or is_due(row, 0, 3)]
+    report = check_wrapper(guide.Bayes(n_samples=3), models)
+    assert len(report.models) == len(models) > 30
+    assert {model for model, check, _ in report.refusals if check == "prediction"} == refused
 
 
 def test_the_wrapper_of_the_guide_adds_the_divergence_of_its_weights(guide: Any) -> None:
