@@ -30,6 +30,7 @@ def test_help_needs_nothing_heavy() -> None:
     assert "data" in done.stdout
 
 
+@pytest.mark.slow
 def test_report_runs_renders_and_says_where(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_report_runs_renders_and_says_where(
     assert "cached" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_grid_goes_on_after_a_failed_run_and_tells(
     notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

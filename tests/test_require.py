@@ -71,6 +71,7 @@ print(workbench.cli.main(["report", "a.ipynb"]))
 """
 
 
+@pytest.mark.slow
 def test_without_the_lab_its_modules_import_and_name_what_they_lack() -> None:
     result = subprocess.run([sys.executable, "-c", WITHOUT_LAB], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -165,6 +165,7 @@ def test_pickles_of_before_find_what_they_name(module: str, name: str) -> None:
     assert callable(pickle.loads(f"cworkbench.{module}\n{name}\n.".encode()))
 
 
+@pytest.mark.slow
 def test_documented_imports_of_before_give_the_objects_of_today() -> None:
     code = """
 import warnings

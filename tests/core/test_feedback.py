@@ -193,6 +193,7 @@ def test_marks_keep_nothing_alive():
     assert len(marks_of(wrapped)._storages) < 200
 
 
+@pytest.mark.slow
 def test_compiled_models_refuse_as_well():
     wrapped = vote.Wrapper(3)(Cell()).eval()
     compiled = torch.compile(wrapped, backend="eager")

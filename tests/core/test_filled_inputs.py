@@ -221,6 +221,7 @@ def test_a_call_that_fails_leaves_them_as_they_were():
     assert kept == []
 
 
+@pytest.mark.slow
 def test_compiled():
     wrapped = vote.Wrapper(2)(Appends()).eval()
     with torch.no_grad():

@@ -106,6 +106,7 @@ class OfDict(nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("inputs", ["tensor", "dict"])
 @pytest.mark.parametrize("kind", ["share", "composed"])
+@pytest.mark.slow
 def test_risk_is_exported(kind: str, inputs: str, strict: bool) -> None:
     x = torch.randn(4, 3)
     given: Any = x if inputs == "tensor" else {"u": x, "v": 2 * x}

@@ -303,6 +303,7 @@ def test_the_setting_travels(tmp_path):
     assert repr(stream(wrapped)[1]) == "BranchedState(2 vote: Cache)"
 
 
+@pytest.mark.slow
 def test_a_compiled_model_breaks_the_graph_and_is_right():
     wrapped = vote.Wrapper(2, state=1)(Cell()).eval()
     compiled = torch.compile(wrapped, backend="eager")

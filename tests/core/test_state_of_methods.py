@@ -160,6 +160,7 @@ def test_a_shared_trunk_runs_once_in_every_call(name, asked):
 # ---- compiled and exported
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("share", [None, 1])
+@pytest.mark.slow
 def test_compiled_models_stream_as_if_alone(name, share):
     build, state = MODELS[name]
     wrapped = vote.Wrapper(2, share=share, state=state)(build()).eval()

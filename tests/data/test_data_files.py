@@ -345,6 +345,7 @@ def test_without_pooch_the_extra_is_named_and_nothing_else_needs_it(monkeypatch,
     assert len(data.load("yacht").train) == 8
 
 
+@pytest.mark.slow
 def test_pooch_is_imported_for_downloads_only():
     code = "import sys; from workbench import data; data.load('cubic'); print({'pooch', 'requests'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -38,6 +38,7 @@ def test_likelihood_against_scipy(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_mean_is_that_of_all_times_and_not_of_those_seen() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.linspace(-1, 1, 800)[:, None]

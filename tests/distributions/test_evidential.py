@@ -164,6 +164,7 @@ def test_a_wrapped_model_has_three_heads_and_keeps_its_prediction() -> None:
     assert not torch.equal(heads[1], heads[2])
 
 
+@pytest.mark.slow
 def test_it_trains_and_says_the_noise_in_units_of_the_targets() -> None:
     x = torch.linspace(-2, 2, 300)[:, None] * torch.tensor([[1.0, 0.5]])
     y = 100 + 20 * x[:, :1] + 5 * torch.randn(300, 1, generator=torch.Generator().manual_seed(0))

@@ -85,6 +85,7 @@ def test_draws_of_a_joint_mixture_have_its_covariance() -> None:
     torch.testing.assert_close(draws.mean(0), predictive.mean[0].detach(), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_joint_normal_learns_a_correlation(tmp_path: Path) -> None:
     noise = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
     noise = noise @ torch.tensor([[2.0, 1.8], [0.0, 0.6]])
@@ -156,6 +157,7 @@ def test_mixture_density_crps_is_its_integral() -> None:
     torch.testing.assert_close(one.exp().item(), density)
 
 
+@pytest.mark.slow
 def test_mixture_density_finds_two_peaks() -> None:
     sign = torch.where(torch.arange(600) % 3 == 0, -1.0, 1.0)[:, None]
     x = torch.linspace(-1, 1, 600)[:, None]

@@ -72,6 +72,7 @@ def test_a_constant_learns_the_empirical_quantiles() -> None:
     assert loss(found).item() == pytest.approx(loss(best[:, None, None]).item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_linear_model_learns_the_quantile_regression() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(300, 1, generator=generator)
@@ -236,6 +237,7 @@ def test_voters_average_their_quantiles() -> None:
     assert (noisy.quantiles(X).diff(dim=0) >= 0).all()
 
 
+@pytest.mark.slow
 def test_training_finds_the_quantiles_of_skewed_noise() -> None:
     rng = np.random.default_rng(0)
     x = torch.as_tensor(rng.uniform(-1, 1, (800, 1)), dtype=torch.float32)

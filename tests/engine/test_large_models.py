@@ -196,6 +196,7 @@ def calls(function: Callable[[], Any]) -> int:
     ],
     ids=repr,
 )
+@pytest.mark.slow
 def test_work_grows_in_proportion_to_the_number_of_modules(wrapper: Wrapper) -> None:
     """Four times as many modules: not sixteen times as much to do."""
     work: dict[str, list[int]] = {}

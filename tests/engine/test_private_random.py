@@ -291,6 +291,7 @@ def test_draws_in_threads_of_torch_are_refused() -> None:
         in_thread(draw)
 
 
+@pytest.mark.slow
 def test_python_ends_in_peace_afterwards() -> None:
     script = """
         import threading, torch

@@ -20,6 +20,7 @@ def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["wrapper", "seed"]).assign(**same, **columns)
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

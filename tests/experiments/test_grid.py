@@ -103,6 +103,7 @@ def test_folds_take_the_place_of_held_rows() -> None:
     assert row["mixture_nll"] == pytest.approx(row["nll"], abs=math.log(4))
 
 
+@pytest.mark.slow
 def test_what_is_in_the_file_is_not_run_again(tmp_path: Path, own: Callable[[str], str]) -> None:
     path = tmp_path / "a.csv"
     given: dict[str, Any] = {"path": path, "metrics": own("largest"), **TINY}
@@ -344,6 +345,7 @@ def test_parquet_without_pyarrow_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["models", "specs", "measure", "sweep", "compare"])
+@pytest.mark.slow
 def test_examples_run(name: str) -> None:
     module = importlib.import_module(f"workbench.experiments.{name}")
     failed, run = doctest.testmod(module)

@@ -310,6 +310,7 @@ def test_outside_the_data_the_risk_is_larger_under_every_composition() -> None:
         assert (risk.epistemic > 0).all()
 
 
+@pytest.mark.slow
 def test_compiled_it_says_the_same() -> None:
     wrapped = compose(laplace.Wrapper(noise=0.5), sculpt.Wrapper())(net()).eval().fit([(X, None)])
     with torch.no_grad():

@@ -158,6 +158,7 @@ def test_a_state_of_before_positions_gives_a_number_a_row() -> None:
     assert ask(new.fit(X), NEW).shape == (7, 8, 8)
 
 
+@pytest.mark.slow
 def test_composed_and_compiled_it_is_the_same() -> None:
     alone = ask(wrapped_by(), NEW)
     both: Any = compose(vote.Wrapper(2), neo.Wrapper(density=Gaussian(shrinkage=RHO), output=MAP))(NET).eval().fit(X)

@@ -164,6 +164,7 @@ def test_collections_and_forward() -> None:
     torch.testing.assert_close(metric.compute(), metrics.rmse(PREDICTION, TARGET))
 
 
+@pytest.mark.slow
 def test_functions_do_not_load_the_heavy_libraries() -> None:
     code = (
         "import sys, workbench.metrics as m; m.rmse([1.0], [2.0]); "

@@ -367,6 +367,7 @@ def test_two_runs_never_share_a_name_on_any_file_system() -> None:
     assert combinations("a", {}, {"n": ["sine_gap", 0.1]})[0][0] == "a_n-sine_gap"
 
 
+@pytest.mark.slow
 def test_links_out_of_the_folder_are_replaced_and_what_they_lead_to_stays(tmp_path: Path) -> None:
     notebook, outside, folder = tmp_path / "a.ipynb", tmp_path / "outside", tmp_path / "reports"
     write_notebook(notebook, "1")

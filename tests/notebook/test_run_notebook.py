@@ -112,6 +112,7 @@ def test_a_kernel_that_dies(throwaway: Callable[[str], Run]) -> None:
     assert read_run(run.output) == run
 
 
+@pytest.mark.slow
 def test_a_run_from_inside_a_kernel(throwaway: Callable[[str], Run]) -> None:
     throwaway("ok")
     run = throwaway("nested")

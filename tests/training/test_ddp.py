@@ -124,6 +124,7 @@ def _more(rank: int, folder: str) -> None:
         train(model, bad, strategy="ddp", standardize=False)
 
 
+@pytest.mark.slow
 def test_noise_resumption_and_what_does_not_fit(tmp_path: Path) -> None:
     in_two_processes(_more, tmp_path, str(tmp_path))
 

@@ -358,6 +358,7 @@ def test_a_number_of_threads_that_makes_no_sense_is_refused(threads: Any) -> Non
 
 # ---- leaving
 @pytest.mark.parametrize("polls", [True, False], ids=["polls", "does not poll"])
+@pytest.mark.slow
 def test_python_can_end_while_a_job_runs(polls: bool) -> None:
     script = f"""
         import threading, torch

@@ -105,6 +105,7 @@ def test_the_models_given_are_not_changed():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_background_and_blocking_give_the_same_numbers(trained, monkeypatch):
     from workbench.widgets.comparison import trials
 

@@ -87,6 +87,7 @@ def test_the_notebook_is_stripped_named_and_parametrised(exported):
     )
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_gives_the_same_numbers_and_a_report(exported, tmp_path):
     comparison, path = exported
     run = run_notebook(path, tmp_path / "executed.ipynb", timeout=300)
