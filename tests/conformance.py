@@ -7,8 +7,8 @@ stands at the top of `helpers/conformance_reference.py`.
   heads it has, where it puts noise. A risk that is no variance over voters, samples or heads needs its formula in `Reference.reduced`.
 - A new model is one function with `@case(...)` in `workbench/testing/zoo/`, whose tags `tests/testing/test_zoo.py` checks.
 - The plain suite makes all checks of each model under one wrapper, in turn. In the other cells, which are slow, every model meets every
-  wrapper in the checks in `ALWAYS`; each other check is made in one of `EVERY` cells to which it applies, in turn, so that it meets every model under
-  some wrappers, and every wrapper on some models. With `WORKBENCH_EXHAUSTIVE=1` all are made everywhere.
+  wrapper in the checks in `ALWAYS`; each other check is made in one of `EVERY` cells to which it applies, in turn, so that it meets every
+  model under some wrappers, and every wrapper on some models. With `WORKBENCH_EXHAUSTIVE=1` all are made everywhere.
 - With `WORKBENCH_TEST_DEVICE=cuda` models and inputs are there, and the cells that are not slow are a sixth of the table.
 - What is refused on purpose is one row of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
