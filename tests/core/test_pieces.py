@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from workbench import vote
-from workbench.core import predict
+from workbench.core import running
+from workbench.errors import OutputShapeError
 from workbench.outputs import Binary, Logits, Probs
 
 MAPS, VOLUMES = (2, 3, 6, 5), (1, 3, 4, 6, 5)
@@ -36,7 +43,8 @@ def test_pieces_are_the_whole(name: str, piece: int, monkeypatch: pytest.MonkeyP
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, all_at_once = wrapped(x, return_risk=True)
-        monkeypatch.setattr(predict, "PIECE", piece)
+        monkeypatch.setattr(running, "PIECE", piece)
+        monkeypatch.setitem(running.OF_BRANCH, "cpu", piece)
         y, risk = wrapped(x, return_risk=True)
         only = wrapped(x)
         scores = [voter(x) for voter in wrapped.voters()]
@@ -56,19 +64,73 @@ def test_pieces_are_the_whole(name: str, piece: int, monkeypatch: pytest.MonkeyP
     assert torch.allclose(risk.aleatoric, torch.stack([entropy(p, over) for p in probs]).mean(0), atol=1e-6)
 
 
-def test_what_is_between_is_never_as_large_as_all_voters_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = predict._classes
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """The most memory that torch holds at once while something runs, beside what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(accumulate(change for _, change in changes))
 
-    def watched(record: Any, committee: Any, axes: Any, leaf: Tensor, *rest: Any) -> Any:
-        sizes.append(leaf.numel())
-        return original(record, committee, axes, leaf, *rest)
 
-    monkeypatch.setattr(predict, "_classes", watched)
-    wrapped = vote.Wrapper(4, share=1, output=Logits(dim=1))(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 19, 1)))
+TAIL = {"classes": (Logits(dim=1), nn.Conv2d(2, 19, 1)), "values": ("values", nn.Conv2d(2, 19, 1))}
+
+
+@pytest.mark.parametrize(("share", "strategy"), [(1, "auto"), (1, "replay"), (None, "loop")])
+@pytest.mark.parametrize("kind", TAIL)
+def test_with_chunk_no_more_than_a_voters_map_is_kept(kind: str, share: int | None, strategy: Any) -> None:
+    output, tail = TAIL[kind]
+    wrapper = vote.Wrapper(6, share=share, output=output, strategy=strategy)
+    wrapped = wrapper.with_options(chunk=1)(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Tanh(), tail)).eval()
+    x = torch.rand(1, 3, 128, 96)
     with torch.no_grad():
-        y, risk = wrapped.eval()(torch.rand(1, 3, 160, 120), return_risk=True)
-    assert y.shape == (1, 19, 160, 120)
-    assert risk.total.shape == (1, 160, 120)
-    assert sum(sizes) == 4 * y.numel()
-    assert max(sizes) <= predict.PIECE < sum(sizes)
+        first, first_risk = wrapped(x, return_risk=True)
+        a_map = first.numel() * first.element_size()
+        # what is added up of it, what its layers and a prediction take meanwhile
+        assert peak_bytes(lambda: wrapped(x, return_risk=True)) < 5.5 * a_map
+        y, risk = wrapped(x, return_risk=True)
+        scores = torch.stack([voter(x) for voter in wrapped.voters()])
+        assert torch.equal(wrapped(x), y)
+    assert torch.equal(first, y)
+    if kind == "values":
+        assert torch.equal(first_risk, risk)
+        assert torch.allclose(y, scores.mean(0), atol=1e-6)
+        assert torch.allclose(risk, scores.std(0, correction=0), atol=1e-6)
+        return
+    probs = scores.softmax(2)
+    assert torch.allclose(y.exp(), probs.mean(0), atol=1e-6)
+    assert torch.allclose(risk.total, entropy(probs.mean(0), 1), atol=1e-5)
+    assert torch.allclose(risk.aleatoric, entropy(probs, 2).mean(0), atol=1e-5)
+    assert torch.allclose(risk.epistemic, entropy(probs.mean(0), 1) - entropy(probs, 2).mean(0), atol=1e-5)
+
+
+def test_what_is_between_is_less_than_the_voters_maps() -> None:
+    wrapped = vote.Wrapper(6, share=1, output=Logits(dim=1))(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 19, 1)))
+    x = torch.rand(1, 3, 128, 96)
+    with torch.no_grad():
+        y, _ = wrapped.eval()(x, return_risk=True)
+        # vmap holds the maps twice where it adds their biases
+        assert peak_bytes(lambda: wrapped(x, return_risk=True)) < 13.5 * y.numel() * y.element_size()
+
+
+def test_large_maps_with_classes_that_are_ruled_out() -> None:
+    scores = torch.randn(3, 1, 4, 300, 300, generator=torch.Generator().manual_seed(0))
+    scores[:, :, 1] = -torch.inf
+    scores[1, :, 2] = -torch.inf
+    means = running.RunningClasses(Logits(dim=-3), scores, return_risk=True)
+    means.add(scores)
+    y, risks = means.result()
+    probs = scores.double().softmax(2)
+    assert torch.allclose(y.exp().double(), probs.mean(0), atol=1e-6)
+    assert torch.allclose(risks["total"].double(), torch.special.entr(probs.mean(0)).sum(1), atol=1e-5)
+    assert torch.allclose(risks["aleatoric"].double(), torch.special.entr(probs).sum(2).mean(0), atol=1e-5)
+
+
+def test_branches_of_other_shapes_are_refused_with_chunk() -> None:
+    like = torch.zeros(1, 1, 4, 30, 30)
+    means = running.RunningClasses(Logits(dim=-3), like, return_risk=True)
+    with pytest.raises(OutputShapeError, match="other shapes"):
+        means.add(like[..., :-1])

@@ -19,7 +19,8 @@ from .crossfit import Committee, committee_of
 from .method import Call, apart
 from .outputs import Values, form_of
 from .ownership import extra, table_of
-from .predict import loss_of_model, meanings_of, pair_of, plan_of, reduced, run
+from .predict import loss_of_model, plan_of, run
+from .reduction import meanings_of, pair_of, reduced
 from .said_distributions import mixture, with_moments
 from .slips import listening, warn_unsaid
 from .standardize import Scaling

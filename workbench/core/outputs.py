@@ -54,6 +54,11 @@ class State(Meaning):
 class Classes(Meaning):
     """Scores of classes or labels, whose risks are entropies in nats (Depeweg et al. 2018)."""
 
+    @property
+    def class_dim(self) -> int | None:
+        """The dimension of scores along which classes stand, None if each element is a yes or no."""
+        return None
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """Probabilities [..., classes] in float32 at least, the classes last, of scores as the model gives them."""
         raise NotImplementedError
@@ -107,20 +112,20 @@ class _AlongDimension(Classes):
 
     def log_scores(self, scores: Tensor) -> Tensor:
         # counted from behind: branches may stand in front
-        return at_least_float32(self._last(scores))
+        return at_least_float32(self.classes_last(scores))
 
     def noise(self, risk: Tensor) -> Tensor:
-        return self._last(risk)
+        return self.classes_last(risk)
 
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
-        shape = self._last(scores).shape
+        shape = self.classes_last(scores).shape
         if not target.is_floating_point():
             if target.shape != shape[:-1]:
                 raise ValueError(
                     f"class numbers have shape {list(target.shape)}, but scores {list(scores.shape)} of output={self!r} want {list(shape[:-1])}"
                 )
             return target
-        shares = self._last(target) if target.shape == scores.shape else None
+        shares = self.classes_last(target) if target.shape == scores.shape else None
         if shares is None or not _are_shares(shares):
             raise ValueError(
                 f'the output is class scores (output="{self.short}") {list(scores.shape)}, and the targets are floats '
@@ -128,13 +133,16 @@ class _AlongDimension(Classes):
             )
         return shares
 
-    def _last(self, scores: Tensor) -> Tensor:
-        dim = -1 if self.dim is None else self.dim
-        return scores if dim == -1 else scores.movedim(dim, -1)
+    @property
+    def class_dim(self) -> int:
+        return -1 if self.dim is None else self.dim
+
+    def classes_last(self, scores: Tensor) -> Tensor:
+        """The same memory with the class dimension as the last one."""
+        return scores if self.class_dim == -1 else scores.movedim(self.class_dim, -1)
 
     def _back(self, scores: Tensor) -> Tensor:
-        dim = -1 if self.dim is None else self.dim
-        return scores if dim == -1 else scores.movedim(-1, dim)
+        return scores if self.class_dim == -1 else scores.movedim(-1, self.class_dim)
 
     def at_end(self, n_dims: int) -> Self:
         return self if self.dim is None or self.dim < 0 else type(self)(self.dim - n_dims)
@@ -188,7 +196,7 @@ class Logits(_AlongDimension):
         return self.log_scores(scores).softmax(-1)
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        return self._back(_log(probs)).to(like.dtype)
+        return self._back(log_of(probs)).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
         rows, slack = self.log_scores(scores), max(1e-4, torch.finfo(scores.dtype).eps)
@@ -214,10 +222,10 @@ class Probs(_AlongDimension):
     short = "probs"
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return at_least_float32(self._last(scores))
+        return at_least_float32(self.classes_last(scores))
 
     def log_scores(self, scores: Tensor) -> Tensor:
-        return _log(self.probabilities(scores))
+        return log_of(self.probabilities(scores))
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
         return self._back(probs).to(like.dtype)
@@ -270,7 +278,7 @@ class Binary(Classes):
         # no against yes: a score of 0 and its own, which alone is uncertain
         scores = at_least_float32(scores)
         if not self.logits:
-            scores = _log(scores) - _log(1 - scores)
+            scores = log_of(scores) - log_of(1 - scores)
         return torch.stack([torch.zeros_like(scores), scores], -1)
 
     def noise(self, risk: Tensor) -> Tensor:
@@ -286,7 +294,7 @@ class Binary(Classes):
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
         no, yes = probs.unbind(-1)
-        return (_log(yes) - _log(no) if self.logits else yes).to(like.dtype)
+        return (log_of(yes) - log_of(no) if self.logits else yes).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
         outside = "" if self.logits else _outside(scores)
@@ -463,7 +471,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     )
 
 
-def _log(probs: Tensor) -> Tensor:
+def log_of(probs: Tensor) -> Tensor:
+    """The logarithm, finite at a probability of zero."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 

@@ -1,4 +1,4 @@
-"""Calls of a wrapped object: the plan of a run, and the prediction and risks of its branches."""
+"""Calls of a wrapped object: the plan of a run, its prediction, its loss."""
 
 from __future__ import annotations
 
@@ -13,35 +13,29 @@ from ..engine.combine import Ragged
 from ..engine.effects.inputs import may_change, own_inputs
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
+from ..engine.results import Running
 from ..engine.run import Branched, NotDealableError
 from ..engine.state import BranchedState, of_one_branch, states_in
-from ..engine.tree import is_float, names, paths, tensors, tree_map
+from ..engine.tree import is_float, names, tensors, tree_map
 from ..risk import Risk
-from . import detections
-from .crossfit import Committee, committee_of
+from .crossfit import committee_of
 from .dealing import NO_ROWS, deal, rows_of, tell, tell_whole
 from .detections import ragged_leaves
 from .feedback import carries_mean, mark_means, refuse_means
 from .last_layers import check_tails
-from .method import Call, apart, sqrt
+from .method import Call, apart
 from .outputs import (
-    MEAN,
-    Classes,
-    Detections,
     Meaning,
     Values,
-    at_least_float32,
     has_classes,
     has_detections,
 )
 from .ownership import engine_of, extra, table_of
-from .resolution import check_numbers, resolve, targets_of
+from .reduction import meanings_of, pair_of, reduced
+from .resolution import resolve, targets_of
 from .row_weights import weighed
-from .said_distributions import distributions_in, with_moments
-from .slips import listening, tell_doubts, tell_whole_numbers, warn_unsaid
-from .standardize import Scaling
-
-PIECE = 2**20  # scores of all branches whose entropies are computed at once, so that what is between stays in a cache
+from .running import folding_of
+from .slips import listening, warn_unsaid
 
 
 # ---- the plan of a call
@@ -116,12 +110,17 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if measuring:  # as they are now: a model may write into them also where it has not done so before
         probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
     plan = plan_of(wrapped, call, rows)
+    if not call.dealt:
+        plan.folding = folding_of(wrapped, plan.axes, committee_of(wrapped), return_risk)
     try:
         branched, _ = run(wrapped, plan, args, kwargs)
     except NotDealableError:
         record.dealable = False
         tell_whole(wrapped, "mixed", NO_ROWS)
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
+    if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
+        # as in calls that keep no branch, to the last bit
+        branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
     y, risks = reduced(wrapped, branched, return_risk, scaling)
     mark_means(wrapped, plan, y)
     if not return_risk:
@@ -133,220 +132,6 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
         return y, risks[measured[0]]
     return y, Risk(**risks)
-
-
-def reduced(
-    wrapped: Any, branched: Branched, return_risk: bool, scaling: Scaling | None = None
-) -> tuple[Any, dict[str, Any]]:
-    """The prediction and the risks by name, with the branches' axes removed; each output is what its meaning makes of the branches.
-
-    Args:
-        wrapped: the object.
-        branched: the outputs of all branches.
-        return_risk: whether risks are wanted.
-        scaling: gives values and their standard deviations in original units.
-    """
-    record, committee = wrapped._workbench, committee_of(wrapped)
-    if wrapped.training and not return_risk and not branched.axes and not has_detections(record.output):
-        output = branched.rebuild(branched.leaves)
-        if distributions_in(output):  # which a training loop asks for log_prob
-            return output, {}
-    branched, variances = with_moments(branched, pair_of(record, branched.axes))
-    if variances:
-        record.says_distributions = True
-        if committee is not None:
-            raise ValueError(
-                "cross-fitting widens the noise of risk heads, and this model says distributions: train without folds"
-            )
-    meanings = meanings_of(record, branched)
-    alone = sum(isinstance(meaning, Values) for meaning in meanings) == 1
-    leaves: list[Any] = []
-    risks: dict[str, list[Any]] = {}
-    for i, (leaf, meaning) in enumerate(zip(branched.leaves, meanings, strict=True)):
-        measured: dict[str, Any] = {}
-        if not isinstance(leaf, Tensor) or isinstance(meaning, Detections):
-            leaves.append(leaf)
-        elif meaning is None:
-            leaves.append(_majority(record, branched.axes, leaf))
-        elif isinstance(meaning, Classes):
-            check_numbers(meaning, leaf, record.told)
-            tell_doubts(wrapped, meaning, leaf, len(branched.axes))
-            y, measured = _in_pieces(record, committee, branched.axes, leaf, meaning, return_risk)
-            leaves.append(y.to(branched.plain_dtype(i)))
-        else:
-            axes = branched.axes
-            if meaning is not MEAN:
-                tell_whole_numbers(wrapped, leaf, len(axes))
-            elif (pair := pair_of(record, axes)) is not None:  # what a risk head makes of a loss is no loss
-                leaf, axes = leaf.select(axes.index(pair.name), 0), tuple(axis for axis in axes if axis != pair.name)
-            y, measured = _values(record, committee, axes, leaf, return_risk and meaning is not MEAN, variances.get(i))
-            y = y.to(branched.plain_dtype(i))
-            if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
-                y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
-            leaves.append(y)
-        for name, value in measured.items():
-            risks.setdefault(name, [None] * len(branched.leaves))[i] = value
-    if has_detections(record.output):
-        return _with_detections(record.output, branched, leaves, risks)
-    output = branched.rebuild(leaves)
-    if all(meaning is None for meaning in meanings):
-        kinds = ", ".join(
-            f"{path}: {str(leaf.dtype).removeprefix('torch.') if isinstance(leaf, Tensor) else type(leaf).__name__}"
-            for path, leaf in zip(paths(output), leaves, strict=True)
-        )
-        raise TypeError(
-            f"the output holds no floating-point tensor ({kinds}), so it has no risk; return the scores or values, and do argmax, rounding "
-            "or decoding outside the wrapped model"
-        )
-    return output, {name: branched.rebuild(values) for name, values in risks.items()}
-
-
-def _with_detections(
-    option: Any, branched: Branched, leaves: list[Any], risks: dict[str, list[Any]]
-) -> tuple[Any, dict[str, Any]]:
-    """The prediction and the risks of an output in whose place boxes still stand as the branches gave them."""
-    tree_names, depth = names(branched.rebuild(leaves)), len(branched.axes)
-    shares = []
-    for image in detections.images_of(option, tree_names, branched.leaves, depth):
-        y, measured = detections.combine(image, branched.leaves, tree_names, depth)
-        for i, leaf in y.items():
-            leaves[i] = leaf
-        if (seen := measured.pop("seen", None)) is not None:
-            shares.append((image, seen))
-        for name, by_place in measured.items():
-            for i, value in by_place.items():
-                risks.setdefault(name, [None] * len(leaves))[i] = value
-    trees = {name: branched.rebuild(values) for name, values in risks.items()}
-    for image, seen in shares:
-        trees["epistemic"] = detections.with_seen(trees["epistemic"], image, seen)
-    return branched.rebuild(leaves), trees
-
-
-def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
-    """The meaning of each part of an output; see `resolution.resolve`."""
-    return resolve(record.output, lambda: names(branched.rebuild(branched.leaves)), branched.leaves, len(branched.axes))
-
-
-def _values(
-    record: Any,
-    committee: Committee | None,
-    axes: tuple[str, ...],
-    leaf: Tensor,
-    return_risk: bool,
-    variance: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The prediction and standard deviations of values; the variance is that around them that the model itself says."""
-    by_name = {method.name: method for method in record.methods}
-    dtype, leaf = leaf.dtype, at_least_float32(leaf) if axes else leaf
-    if not return_risk:
-        for dim in reversed(range(len(axes))):
-            if committee is not None and axes[dim] == committee.axis:
-                leaf = committee.weighed(leaf, dim).mean(dim)
-            else:
-                leaf = by_name[axes[dim]].average(leaf, dim)
-        return leaf.to(dtype), {}
-    parts = {"y": leaf} if variance is None else {"y": leaf, "aleatoric": variance}
-    for dim in reversed(range(len(axes))):
-        if committee is not None and axes[dim] == committee.axis:
-            if "aleatoric" in parts:
-                parts["aleatoric"] = committee.widened(parts["aleatoric"].sqrt(), dim).square()
-            parts = committee.spread(parts, dim)
-        else:
-            parts = by_name[axes[dim]].reduce(parts, dim)
-    y = parts.pop("y").to(dtype)
-    out = {name: sqrt(variance) for name, variance in parts.items()}
-    if parts:
-        out["total"] = sqrt(sum(parts.values())) if len(parts) > 1 else next(iter(out.values()))  # type: ignore[arg-type]
-    return y, out
-
-
-def _in_pieces(
-    record: Any,
-    committee: Committee | None,
-    axes: tuple[str, ...],
-    leaf: Tensor,
-    meaning: Classes,
-    return_risk: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `_classes`, of large maps some positions at a time: probabilities and entropies of all branches would take several times their memory.
-
-    Positions have nothing to do with each other, so that the numbers are the same up to rounding.
-    """
-    shape = leaf.shape[len(axes) :]
-    of_classes = -1 if (dim := getattr(meaning, "dim", 0)) is None else dim  # counted from behind, 0 if there is none
-    sizes = {i - len(shape): size for i, size in enumerate(shape) if i - len(shape) != of_classes}
-    if (
-        values_unavailable()
-        or torch.is_grad_enabled()  # all of it is kept anyway
-        or leaf.numel() <= PIECE
-        or not (axes and sizes)
-        or pair_of(record, axes) is not None  # which may draw numbers
-    ):
-        return _classes(record, committee, axes, leaf, meaning, return_risk)
-    at = max(sizes, key=lambda i: sizes[i])
-    pieces = leaf.split(max(1, sizes[at] * PIECE // leaf.numel()), at)
-    parts = [_classes(record, committee, axes, piece, meaning, return_risk) for piece in pieces]
-    place = at + 1 if at < of_classes < 0 else at  # of risks, which have no class dimension
-    risks = {name: torch.cat([risk[name] for _, risk in parts], place) for name in parts[0][1]}
-    return torch.cat([y for y, _ in parts], at), risks
-
-
-def _classes(
-    record: Any,
-    committee: Committee | None,
-    axes: tuple[str, ...],
-    leaf: Tensor,
-    meaning: Classes,
-    return_risk: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Entropies in nats (Depeweg et al. 2018): total H(E p), aleatoric E H(p), epistemic the mutual information between class and model."""
-    if (pair := pair_of(record, axes)) is not None:
-        leaf, heads = apart(leaf, axes.index(pair.name))
-        axes = tuple(axis for axis in axes if axis != pair.name)
-        probs = pair.probs(leaf, heads, meaning)
-    else:
-        probs = meaning.probabilities(leaf)
-
-    def average(values: Tensor) -> Tensor:
-        if committee is not None and committee.axis in axes:
-            values = committee.weighed(values, axes.index(committee.axis))
-        return values.flatten(0, len(axes) - 1).mean(0)
-
-    mean = average(probs) if axes else probs
-    y = meaning.form(mean, leaf) if axes else leaf
-    if not return_risk:
-        return y, {}
-    total, each = _entropy(mean), _entropy(probs)
-    aleatoric = average(each) if axes else each
-    out = {"aleatoric": aleatoric, "total": total}
-    if axes:
-        out["epistemic"] = (total - aleatoric).clamp_min(0)
-    return y, out
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """In nats over the last dimension; the gradient at a probability of zero is zero, not infinite."""
-    return torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny)).sum(-1)
-
-
-def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
-    """The method among these axes whose second branch only stands beside the model's own, if there is one."""
-    for method in record.methods:  # a plain loop: torch.compile cannot trace a comprehension that assigns
-        axis = method.axis(Call(False, True))
-        if axis is not None and axis.own_first and axis.name in axes:
-            return method
-    return None
-
-
-def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
-    """Whole numbers and truth values: what most of the models say; a risk head has no say."""
-    if (pair := pair_of(record, axes)) is not None:
-        leaf = leaf.select(axes.index(pair.name), 0)
-        axes = tuple(axis for axis in axes if axis != pair.name)
-    if not axes:
-        return leaf
-    flat = leaf.flatten(0, len(axes) - 1)
-    return flat[0] if flat.shape[0] == 1 else flat.to(torch.int64).mode(0).values.to(leaf.dtype)
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:

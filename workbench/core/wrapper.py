@@ -79,7 +79,8 @@ class Wrapper(Settings):
         default=None,
         least=1,
         help="how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all "
-        "activations for its backward pass); None for all, or for as many as there is memory for.",
+        "activations for its backward pass); None for all, or for as many as there is memory for. Where it is set, only running means and "
+        "variances of large maps are kept.",
     )
 
     @overload

@@ -47,7 +47,7 @@ class Branched:
 
     def plain_dtype(self, i: int) -> torch.dtype:
         """The dtype in which the model itself gives a leaf."""
-        return self.plain_dtypes.get(i, self.leaves[i].dtype)
+        return self.plain_dtypes.get(i, self.leaves[i].dtype)  # of a tensor, or `Running`
 
     def sizes(self) -> tuple[int, ...]:
         """How many branches there are along each axis."""

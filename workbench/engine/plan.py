@@ -268,6 +268,8 @@ class Plan:
     state: tuple[tuple[int | str, ...], ...] = ()  # where the output holds state, of which each branch keeps its own
     # of the dotted names of an output's leaves, the places of those whose rows each branch chooses by itself
     ragged: Callable[[list[str]], Collection[int]] | None = None
+    # makes what takes in the leaves of some branches, with the axes in front, and gives `Running` statistics for those that need not be kept
+    folding: Callable[[], Callable[[list[Any], Callable[[list[Any]], Any]], list[Any]]] | None = None
 
     size: int = field(init=False)  # number of branches
     indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest

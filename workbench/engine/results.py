@@ -10,7 +10,46 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from ..errors import OutputShapeError
 from .effects.containers import Containers
+from .tree import flatten
+
+
+class Running:
+    """Statistics of a leaf of the output over the branches, in the place of their tensors: see `Plan.folding`.
+
+    Args:
+        like: the leaf of some branches, [branches, ...].
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.shape, self.dtype = like.shape[1:], like.dtype
+        self.stand_in = like.new_empty(()).expand(self.shape)  # of the right shape and dtype, without numbers
+
+    def add(self, branches: Tensor) -> None:
+        """Take in some branches, [branches, ...]."""
+        raise NotImplementedError
+
+    def check(self, branches: Tensor) -> None:
+        """Raise if branches [branches, ...] have another shape than those before."""
+        if branches.shape[1:] != self.shape:
+            raise OutputShapeError(
+                f"the output has other shapes in other branches: {sorted({tuple(self.shape), tuple(branches.shape[1:])})}; return a fixed shape"
+            )
+
+
+def folded(folding: Any, output: Any, depth: int) -> Any:
+    """The output of one branch, with running statistics in the place of the tensors that they have taken in.
+
+    Args:
+        folding: as `Plan.folding` makes it.
+        output: of the branch.
+        depth: how many axes the plan has.
+    """
+    leaves, rebuild = flatten(output)
+    with_axes = [leaf[(None,) * depth] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    taken = folding(with_axes, rebuild)
+    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, taken, strict=True)])
 
 
 @dataclass

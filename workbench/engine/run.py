@@ -26,7 +26,7 @@ from .ladder import RUNGS, STRATEGIES, Ladder
 from .plan import Bank, Index, Plan
 from .rank_one import FactoredWeightUsed
 from .request import Request
-from .results import Result, StackedResults
+from .results import Result, Running, StackedResults
 from .selections import RowTracker, Tracked, refuse_other_rows, selected
 from .state import BranchedState, unseal
 from .surroundings import interruption
@@ -229,7 +229,7 @@ class Engine:
         ].at_once:  # numbers of single branches are out of reach there
             if not (trackers and trackers[-1].ranks):
                 return
-            one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None)
+            one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
             try:
                 first = self._run_tracked(replace(request, plan=one))
             except Exception:  # what cannot be run for looking only is taken for what most models are
@@ -291,8 +291,9 @@ class Engine:
         if values_unavailable():
             return  # the graph is not the one that is looked at here
         owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
-        every = tensors(unseal(results[-1].output))
-        if not any(leaf.numel() for leaf in every):
+        last = flatten(unseal(results[-1].output))[0]
+        every = [leaf for leaf in last if isinstance(leaf, Tensor)]
+        if not any(leaf.numel() if isinstance(leaf, Tensor) else isinstance(leaf, Running) for leaf in last):
             return  # no box was found, say: another call will show it
         outputs = [leaf for leaf in every if leaf.requires_grad]
         if outputs and any(tensor.requires_grad for tensor in owned.values()):
@@ -338,7 +339,8 @@ class Engine:
         """
         plan = request.plan
         originals = self._originals()  # kept, or another tensor could get the id of one that goes meanwhile
-        alone = replace(plan, axes=(), fixed=dict(index), dealt="", bank=Bank(plan.bank.get), interventions=())
+        bank = Bank(plan.bank.get)
+        alone = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
         one, sources = replace(request, plan=alone), set(map(id, owned.values()))
         following = Followed(
             {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))

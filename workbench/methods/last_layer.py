@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.method import Call
 from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs, at_least_float32
 from ..core.ownership import engine_of, extra, table_of
-from ..core.predict import reduced
+from ..core.reduction import reduced
 from ..core.resolution import resolve, targets_of
 from ..engine.branch import is_batched
 from ..engine.effects.random import values_unavailable

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from workbench.core.outputs import IGNORED, Binary, Classes, form_of
-from workbench.core.predict import pair_of
+from workbench.core.reduction import pair_of
 from workbench.core.rows import Source, TensorRows, rows_loader, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped
 from workbench.training.criteria import LossByMeaning

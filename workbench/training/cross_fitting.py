@@ -17,7 +17,7 @@ from workbench.core import members
 from workbench.core.crossfit import Committee, seat
 from workbench.core.outputs import Binary, Probs, has_classes, meaning_of
 from workbench.core.ownership import EXTRAS, MARK
-from workbench.core.predict import pair_of
+from workbench.core.reduction import pair_of
 from workbench.core.rows import TensorRows
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random

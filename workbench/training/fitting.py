@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from workbench.core.crossfit import seat
 from workbench.core.outputs import has_detections
-from workbench.core.predict import pair_of
+from workbench.core.reduction import pair_of
 from workbench.core.rows import Batch, Source, TensorRows, place
 from workbench.core.said_distributions import nll
 from workbench.core.savepoint import Savepoint

@@ -18,7 +18,7 @@ from ..effects.inputs import Key, object_mark
 from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
-from ..results import Result
+from ..results import Result, folded
 from ..state import BranchedState, Sealed, own_sealed
 from ..tree import flatten, versions
 
@@ -44,6 +44,9 @@ def run(request: Request) -> list[Result]:
     states = request.states(leaves)
     passes: list[list[Any]] = []  # for each branch the tensors that it has written into
     saved = leaves
+    # only where outputs are not looked at any more
+    keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
+    folding = plan.folding() if keeps_none and plan.folding is not None else None
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
@@ -58,6 +61,8 @@ def run(request: Request) -> list[Result]:
         args, kwargs = rebuild(branch_leaves)
         with streams.branch(index), request.watching(clone, first=k == 0):
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
+        if folding is not None:
+            results[-1].output = folded(folding, results[-1].output, len(plan.axes))
         if not last:
             _refuse_new_buffers(clone, results[-1])
         now = versions(branch_leaves)

@@ -16,7 +16,7 @@ from ..branch import refuse_recomputing, run_branch
 from ..effects.containers import holds_mutable
 from ..effects.random import RandomSources, were_drawn
 from ..request import Request
-from ..results import Result
+from ..results import Result, folded
 from ..state import Sealed
 from ..tree import flatten, version
 
@@ -166,6 +166,7 @@ def run(request: Request) -> list[Result]:
     own, filled = _own_tensors(states), holds_mutable(args, kwargs)
     tape: Recording | None = None
     results: list[Result] = []
+    folding = plan.folding() if plan.folding is not None and request.trackers is None else None
     for k, index in enumerate(plan.indices):
         clone = request.clone(index)
         values = clone.values(plan, index)
@@ -178,6 +179,8 @@ def run(request: Request) -> list[Result]:
                 tape = Recording(branched, shared, sources)
                 results.append(run_branch(clone, plan, values, index, args, kwargs, tape, bool(states)))
                 tape.end()
+                if folding is not None:
+                    results[-1].output = folded(folding, results[-1].output, len(plan.axes))
                 continue
             if tape.random and streams.differ:
                 raise NotReplayableError("the trunk draws random numbers, and each branch is to have its own")
@@ -188,6 +191,8 @@ def run(request: Request) -> list[Result]:
             replaying = Replaying(tape, shared)
             results.append(run_branch(clone, plan, values, index, args, kwargs, replaying, bool(states)))
             tape.check()
+            if folding is not None:
+                results[-1].output = folded(folding, results[-1].output, len(plan.axes))
     return results
 
 

@@ -59,12 +59,15 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
     step = outermost.size if outermost.randomness == "same" else plan.chunk or outermost.size
     results: StackedResults | None = None
     outputs: References | None = [] if request.first else None
+    folding = plan.folding() if plan.folding is not None and step < outermost.size else None
     for start in range(0, outermost.size, step):
         if start and request.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
         if results is not None and results.inputs is not None and results.inputs.changed():
             raise RuntimeError("the model fills a list or dict among its inputs, which it would do once for each chunk")
         chunk = _Pass(request, start, min(step, outermost.size - start), rescue, outputs).run()
+        if folding is not None:
+            chunk.leaves = folding(chunk.leaves, chunk.rebuild)
         results = chunk if results is None else results + chunk
     if outputs is not None:
         _refuse_surviving(outputs)
