@@ -292,3 +292,12 @@ def test_a_state_of_the_same_meaning_loads_and_one_that_says_none_fits_all(outpu
     twin.load_state_dict(vote.Wrapper(2)(nn.Linear(3, 4)).state_dict())  # as those of earlier versions
     twin.load_state_dict(nn.Linear(3, 4).state_dict())
     assert wrapped.state_dict().keys() == vote.Wrapper(2)(nn.Linear(3, 4)).state_dict().keys()
+
+
+@pytest.mark.parametrize("void", [255, -100])
+def test_a_yes_or_no_without_a_label_is_refused_with_what_to_write(void: int) -> None:
+    target = torch.tensor([[0, 1, void, 1]])
+    with pytest.raises(
+        ValueError, match=rf"If {void} marks what has no label(?s:.*)scores\[y != {void}\](?s:.*)Logits\(dim=1\)"
+    ):
+        Binary().labels(target, torch.zeros(1, 4))

@@ -287,8 +287,11 @@ class Binary(Classes):
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
         if target.shape != scores.shape and target.squeeze(-1).shape != scores.squeeze(-1).shape:
             raise ValueError(f"yes or no of shape {list(target.shape)}, but the model gives {list(scores.shape)}")
-        if bool(((target < 0) | (target > 1)).any()):
-            raise ValueError(f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}")
+        outside = ~((target >= 0) & (target <= 1))
+        if bool(outside.any()):
+            raise ValueError(
+                f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}{_advice_on_void(target[outside])}"
+            )
         yes = target.reshape(scores.shape).to(at_least_float32(scores).dtype)
         return torch.stack([1 - yes, yes], -1)
 
@@ -453,6 +456,18 @@ def cross_entropy(logs: Tensor, labels: Tensor, reduction: str = "mean") -> Tens
         losses = -(labels * logs).sum(-1)
         return losses.mean() if reduction == "mean" else losses.sum()
     return F.cross_entropy(logs.flatten(0, -2), labels.flatten(), reduction=reduction)
+
+
+def _advice_on_void(outside: Tensor) -> str:
+    """What to write if one number marks what has no label."""
+    void = outside[0].item()
+    if not bool((outside == void).all()):
+        return ""
+    return (
+        f". If {void:g} marks what has no label: Binary() has no number for that; train with a criterion that leaves it out, "
+        f"lambda scores, y: binary_cross_entropy_with_logits(scores[y != {void:g}], y[y != {void:g}].float()), or give two scores for each yes "
+        f"or no along a dimension of their own, output=Logits(dim=1), where {IGNORED} is left out everywhere"
+    )
 
 
 def _are_shares(target: Tensor) -> bool:
