@@ -9,6 +9,7 @@ from torch import Tensor
 from workbench import compose, sample, sculpt, vote
 from workbench.distributions import Cauchy, Laplace, LogNormal, Normal, StudentT
 from workbench.distributions.base import Distribution
+from workbench.distributions.joint import JointNormal
 from workbench.distributions.mixture import Mixture
 
 FAMILIES = [Normal(), Laplace(), StudentT(4.0), Cauchy(), LogNormal()]
@@ -151,3 +152,40 @@ def test_of_a_wrapped_model() -> None:
 def test_models_without_a_distribution(model: torch.nn.Module, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         model.predictive(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("family", [Normal(), JointNormal(3)])
+def test_paths_have_the_covariance_of_the_members(family: Distribution) -> None:
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(4, 2, 3, generator=generator, dtype=torch.float64)  # members, rows, steps
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    heads = () if isinstance(family, Normal) else (3,)
+    risk = torch.randn(*heads, 4, 2, 3, generator=generator, dtype=torch.float64)
+    risk = risk if heads else risk.abs() + 0.1
+    mixture = Mixture(family, loc, risk, weights)
+    paths = mixture.sample_paths((60_000,), generator)
+    assert paths.shape == (60_000, 2, 3)
+    for row in range(2):
+        mean = sum(float(w) * loc[m, row] for m, w in enumerate(weights))
+        expected = torch.zeros(3, 3, dtype=torch.float64)
+        for m, w in enumerate(weights):
+            apart = loc[m, row] - mean
+            inside = (
+                family.covariance(loc[m, row], risk[:, m, row])
+                if isinstance(family, JointNormal)
+                else risk[m, row].square().diag()
+            )
+            expected += w * (inside + apart[:, None] * apart)
+        assert torch.allclose(paths[:, row].T.cov(), expected, rtol=0.03, atol=0.03)
+        assert torch.allclose(paths[:, row].mean(0), mean, atol=0.03)
+    # rows are forecasts by themselves: what members speak for one says nothing of the other
+    assert float(torch.corrcoef(torch.stack([paths[:, 0, 0], paths[:, 1, 0]]))[0, 1]) == pytest.approx(0, abs=0.02)
+
+
+def test_steps_drawn_by_themselves_lose_what_members_agree_on() -> None:
+    loc = torch.tensor([-5.0, 5.0])[:, None, None].expand(2, 1, 4)
+    mixture = Mixture(Normal(), loc, torch.full((2, 1, 4), 0.1), torch.tensor([0.5, 0.5]))
+    torch.manual_seed(0)
+    assert mixture.sample((400,)).sign().diff(dim=-1).any()
+    assert not mixture.sample_paths((400,)).sign().diff(dim=-1).any()
+    assert mixture.sample_paths().shape == (1, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -138,3 +140,91 @@ def test_pits() -> None:
 def test_bad_input_says_what_was_found(call: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("season", [1, 4])
+def test_mase_by_a_plain_loop(season: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    past, target, prediction = (torch.randn(shape, generator=generator) for shape in ((20, 2), (5, 3, 2), (5, 3, 2)))
+    terms = []
+    for k in range(2):
+        naive = [abs(float(past[t, k] - past[t - season, k])) for t in range(season, 20)]
+        scale = sum(naive) / (20 - season)
+        terms.append((target[..., k] - prediction[..., k]).abs() / scale)
+    expected = torch.stack(terms, -1)
+    assert torch.allclose(metrics.mase(prediction, target, past, season, "none"), expected.double(), rtol=1e-5)
+    keep = torch.rand(5, 3, 2, generator=generator) > 0.5
+    assert float(metrics.mase(prediction, target, past, season, mask=keep)) == pytest.approx(
+        float(expected[keep].mean()), rel=1e-5
+    )
+    alone = metrics.mase(prediction[..., 0], target[..., 0], past[:, 0], season)
+    assert float(alone) == pytest.approx(float(terms[0].mean()), rel=1e-5)
+    gaps = target.where(keep, float("nan"))
+    assert metrics.mase(prediction, gaps, past, season, void=float("nan")) == metrics.mase(
+        prediction, target, past, season, mask=keep
+    )
+
+
+def test_mase_of_the_naive_forecast_on_its_own_past_is_one() -> None:
+    past = torch.tensor([3.0, 5.0, 4.0, 9.0, 1.0])
+    assert metrics.mase(past[None, :-2], past[None, 2:], past, season=2) == 1
+
+
+def test_pinball_by_a_plain_loop_and_beside_crps() -> None:
+    levels, target = [0.1, 0.5, 0.8], torch.tensor([[0.0, 2.0], [-1.0, 1.0]], dtype=torch.float64)
+    quantiles = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)[:, None, None].expand(3, 2, 2)
+    expected = torch.zeros(2, 2, dtype=torch.float64)
+    for q, level in zip((-1.0, 0.0, 1.0), levels, strict=True):
+        for i in range(2):
+            for j in range(2):
+                gap = float(target[i, j]) - q
+                expected[i, j] += (level * gap if gap >= 0 else (level - 1) * gap) / 3
+    assert torch.allclose(metrics.pinball(quantiles, target, levels, "none"), expected)
+    many = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    normal = torch.distributions.Normal(0.0, 1.0).icdf(many)[:, None].double()
+    crps = metrics.crps(torch.zeros(1), torch.ones(1), torch.tensor([0.7]))
+    assert 2 * float(metrics.pinball(normal, torch.tensor([0.7]), many)) == pytest.approx(float(crps), abs=1e-3)
+    assert metrics.pinball(torch.tensor([[1.0]]), torch.tensor([3.0]), 0.25) == 0.5
+
+
+def test_coverage_over_time_by_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(5)
+    target = torch.randn(12, 3, generator=generator)
+    lower, upper = torch.full((12, 3), -0.5), torch.full((12, 3), 0.8)
+    upper[4], lower[5, 1] = -9.0, -float("inf")  # an empty interval, and one without a lower end
+    keep = torch.rand(12, 3, generator=generator) > 0.3
+    keep[6:9] = False
+    for mask in (None, keep):
+        shares = []
+        for start in range(10):
+            inside = [
+                float(lower[t, h] <= target[t, h] <= upper[t, h])
+                for t in range(start, start + 3)
+                for h in range(3)
+                if mask is None or mask[t, h]
+            ]
+            shares.append(sum(inside) / len(inside) if inside else float("nan"))
+        said = metrics.coverage_over_time(lower, upper, target, 3, mask=mask)
+        assert torch.allclose(said, torch.tensor(shares, dtype=torch.float64), equal_nan=True)
+    assert metrics.coverage_over_time(lower[:, 0], upper[:, 0], target[:, 0], 12).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.mase([[1.0]], [[2.0]], [1.0, 1.0]), "the same in all seasons of 1"),
+        (lambda: metrics.mase([[1.0]], [[2.0]], [1.0, 2.0], 2), "past has 2 times, and season=2 needs more than 2"),
+        (lambda: metrics.mase([[1.0]], [[2.0]], torch.rand(4, 3)), r"past must have shape \[time\], or \[time, k\]"),
+        (lambda: metrics.pinball([[1.0]], [2.0], [0.1, 0.9]), "one for each of 2 levels"),
+        (lambda: metrics.pinball([[1.0]], [2.0], 1.5), "every level must lie strictly between 0 and 1"),
+        (
+            lambda: metrics.mase([[float("nan")]], [[2.0]], [1.0, 2.0]),
+            r"prediction has 1 NaN or infinite values of 1 \(shape \(1, 1\)\)",
+        ),
+        (lambda: metrics.pinball([[1.0]], [[2.0]], [0.1]), r"found \(1, 1\) for target \(1, 1\)"),
+        (lambda: metrics.coverage_over_time([0.0], [1.0], [0.5], 2), "window must be at most 1, found 2"),
+    ],
+)
+def test_what_no_forecast_is_scored_by(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -56,6 +56,8 @@ def test_a_class_takes_direction_and_range_of_its_function(miss_rate: Any) -> No
         ("path_coverage", None, 0, 1),
         ("auroc", "max", 0, 1),
         ("brier", "min", 0, 2),
+        ("mase", "min", 0, math.inf),
+        ("pinball", "min", 0, math.inf),
         ("nll", "min", -math.inf, math.inf),
         ("mixture_nll", "min", -math.inf, math.inf),
         ("picp", None, 0, 1),
@@ -70,7 +72,7 @@ def test_directions_and_ranges(name: str, direction: str | None, low: float, hig
 
 
 def test_every_function_that_gives_one_number_is_registered() -> None:
-    assert len(metrics.METRICS) == 36
+    assert len(metrics.METRICS) == 38
     assert set(metrics.METRICS) < set(metrics.__all__)
 
 

@@ -16,6 +16,21 @@ from workbench.data.files import fetch
 from workbench.data.loading import load, names
 from workbench.data.provenance import checksum
 from workbench.data.registry import card
+from workbench.data.series import Windows, windows
 from workbench.data.splits import LazySplit, Split
 
-__all__ = ["Card", "Column", "Data", "LazySplit", "Split", "card", "checksum", "fetch", "load", "names", "toy"]
+__all__ = [
+    "Card",
+    "Column",
+    "Data",
+    "LazySplit",
+    "Split",
+    "Windows",
+    "card",
+    "checksum",
+    "fetch",
+    "load",
+    "names",
+    "toy",
+    "windows",
+]

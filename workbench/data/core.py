@@ -16,6 +16,7 @@ from workbench.data.columns import Card, Column
 from workbench.data.conversion import check_targets
 from workbench.data.digests import arrays_of, digest, row_bytes
 from workbench.data.drawing import partition
+from workbench.data.series import as_series, windows
 from workbench.data.splits import LazySplit, Split
 from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
@@ -298,6 +299,45 @@ class Data:
         """
         options = _options(task, classes, void, None, None, name, card)
         return cls(**assembly.of_huggingface(dataset, x, y, test, split, workers, options))
+
+    @classmethod
+    def from_series(
+        cls,
+        series: Any,
+        *,
+        window: int,
+        horizon: int = 1,
+        test: float = 0.2,
+        target: Any = None,
+        name: str = "your data",
+        card: Card | None = None,
+    ) -> Data:
+        """A Data of the windows of a series, in the order of time: all that test rows forecast comes after all that training rows have seen.
+
+        Args:
+            series, window, horizon, target: as for `workbench.data.windows`.
+            test: share of the values, the latest, that test rows forecast.
+            name, card: as for `from_arrays`.
+
+        Raises:
+            TypeError, ValueError: one of the parts is shorter than a window and its horizon, or there is NaN.
+
+        Example:
+            >>> d = Data.from_series(torch.arange(100.0), window=8, horizon=2)
+            >>> d.train.x.shape, d.train.y.max(), d.test.y.min()
+            (torch.Size([71, 8]), tensor(79.), tensor(80.))
+        """
+        if not isinstance(test, float) or not 0 < test < 1:
+            raise ValueError(
+                f"test: found {test!r:.100}; the latest rows are for tests, give a share of them such as 0.2"
+            )
+        values = as_series(series)
+        cut = len(values) - round(test * len(values))
+        (x, y, _), (test_x, test_y, _) = (
+            windows(part, window, horizon, target=target) for part in (values[:cut], values[max(0, cut - window) :])
+        )
+        options = _options("regression", None, None, None, None, name, card)
+        return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -162,10 +162,35 @@ class Mixture(torch.distributions.Distribution):
             warn_deprecated(f"sample({sample_shape}) of a Mixture", f"sample(({sample_shape},))")
             sample_shape = (sample_shape,)
         shape = self._extended_shape(torch.Size(sample_shape))
+        return self._draws(shape, len(shape) - len(self._event_shape), generator)  # all of an event are of one member
+
+    def sample_paths(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Joint draws [sample..., n, ...] of whole rows: one member speaks for all steps of a path, as one voter would.
+
+        The covariance of a path's steps is that of the members' locations plus, on the diagonal, the mean variance of their noise. In
+        `sample` each step is drawn by itself, and what members disagree on averages out over a path. Within a member the noise of steps is
+        independent, but for the targets of `Normal(joint=True)`, whose covariance it has.
+
+        Args:
+            sample_shape: how many paths of each row, such as (500,).
+            generator: source of the random numbers, on the device of the prediction; None is torch's own.
+
+        Example:
+            >>> from workbench.distributions import Normal
+            >>> two = Mixture(Normal(), torch.tensor([-5.0, 5.0])[:, None, None].expand(2, 1, 3), torch.ones(2, 1, 3), torch.tensor([0.5, 0.5]))
+            >>> paths = two.sample_paths((100,))  # of one row with three steps
+            >>> bool((paths.sign() == paths.sign()[..., :1]).all())
+            True
+        """
+        shape = self._extended_shape(torch.Size(sample_shape))
+        return self._draws(shape, len(torch.Size(sample_shape)) + min(1, len(self._batch_shape)), generator)
+
+    def _draws(self, shape: torch.Size, depth: int, generator: torch.Generator | None) -> Tensor:
+        """Draws of a shape, behind whose first `depth` dimensions all are of one member."""
         with torch.no_grad():
-            rows = shape[: len(shape) - len(self._event_shape)]  # all of an event are of one member
+            rows, beyond = shape[:depth], len(shape) - depth
             member = torch.multinomial(self.weights.to(self.loc), rows.numel(), replacement=True, generator=generator)
-            member = member.reshape(1, *rows, *[1] * len(self._event_shape)).expand(1, *shape)
+            member = member.reshape(1, *rows, *[1] * beyond).expand(1, *shape)
             loc, risk = self._members(shape)
             heads = self._heads
             risk = risk.gather(len(heads), member.expand(*heads, *member.shape)).squeeze(len(heads))

@@ -1,7 +1,7 @@
 """Experiments of many cells: each in a process of its own, results on disk after each, a killed run goes on.
 
 `run_cells` runs a function over a list of arguments; `workbench bench` is that for the modules in `benchmarks/`. `grid` runs models x wrappers
-x data x seeds; `workbench compare` is that on the command line.
+x data x seeds; `workbench compare` is that on the command line. `backtest` makes forecasts of a series as if time went by.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .backtests import Backtest, backtest
     from .cells import run_cells
     from .sweep import grid
 
-_HOMES = {"grid": "sweep", "run_cells": "cells"}
-__all__ = ["grid", "run_cells"]
+_HOMES = {"Backtest": "backtests", "backtest": "backtests", "grid": "sweep", "run_cells": "cells"}
+__all__ = ["Backtest", "backtest", "grid", "run_cells"]
 
 
 def __getattr__(name: str) -> Any:

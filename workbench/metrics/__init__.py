@@ -45,6 +45,7 @@ _TABLES = {
     "CoverageCurve": regression,
     "StepCoverage": forecasts,
     "coverage_by_step": forecasts,
+    "coverage_over_time": forecasts,
     "pit": regression,
     "pit_samples": ensembles,
     "ReliabilityCurve": classification,

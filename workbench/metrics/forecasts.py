@@ -1,4 +1,4 @@
-"""Metrics of horizons and of several targets at once: calibration of each step, and scores and coverage of whole paths.
+"""Metrics of horizons and of several targets at once: calibration of each step and over time, scores of forecasts and of whole paths.
 
 A path is all that one row of the target has: the steps of a horizon, or several targets. Where `void` or `mask` leave out steps, the rest of the
 path is scored; paths without any step do not count.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.distributions import Normal
 from workbench.metrics import _pieces
-from workbench.metrics._inputs import family_of, level_in_unit, numbers, real
+from workbench.metrics._inputs import family_of, level_in_unit, numbers, real, same_shape, whole
 from workbench.metrics._pieces import counted, mean_of
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import Family, central, checked_levels, counts_inside, pits
@@ -93,6 +93,138 @@ def coverage_by_step(
     _pieces.some(count.any())
     expected, observed = expected.to(inside.device), inside / count[:, None]
     return StepCoverage(expected, observed, (observed - expected).abs().mean(-1), count)
+
+
+def coverage_over_time(
+    lower: Any, upper: Any, target: Any, window: int, *, void: float | None = None, mask: Any = None
+) -> Tensor:
+    """Share of targets inside their intervals over each stretch of consecutive times: whether coverage lasts.
+
+    Args:
+        lower, upper: ends of the intervals [times, ...] in the order of time; an empty interval, lower above upper, holds nothing.
+        target: shaped like them; all but the first dimension (steps of a horizon, series) count together.
+        window: how many times are in a stretch.
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Returns:
+        [times - window + 1], float64; NaN for a stretch without targets. The first is that of the times 0 to window - 1.
+
+    Example:
+        >>> coverage_over_time(torch.zeros(4), torch.ones(4), torch.tensor([0.5, 0.5, 2.0, 2.0]), window=2)
+        tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
+    """
+    low, high, y = (real(name, value) for name, value in (("lower", lower), ("upper", upper), ("target", target)))
+    same_shape(lower=low, upper=high, target=y)
+    if y.ndim == 0:
+        raise ValueError("target must have shape [times, ...], found one number")
+    whole("window", window, most=len(y))
+    keep = counted(mask, void, y, y.shape)
+    keep = torch.ones_like(y, dtype=torch.bool) if keep is None else keep.to(y.device)
+    low, high = (numbers(name, end.to(y.device), finite=False) for name, end in (("lower", low), ("upper", high)))
+    keep = keep.to(low.device)
+    y = numbers("target", y.where(keep.to(y.device), 0), whole=y)
+    inside = (
+        ((low <= y) & (y <= high) & keep).double().flatten(1).sum(1)
+        if y.ndim > 1
+        else ((low <= y) & (y <= high) & keep).double()
+    )
+    count = keep.double().flatten(1).sum(1) if y.ndim > 1 else keep.double()
+    _pieces.some(count.any())
+    return inside.unfold(0, window, 1).sum(-1) / count.unfold(0, window, 1).sum(-1)
+
+
+@metric("min")
+def mase(
+    prediction: Any,
+    target: Any,
+    past: Any,
+    season: int = 1,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Mean absolute scaled error of forecasts: below 1 they beat the seasonal naive forecast of the past, one season ahead.
+
+    |target - prediction| / mean of |past[t] - past[t - season]|, the in-sample error of the naive forecast (Hyndman & Koehler 2006). It has no
+    unit, so that series of different units can be averaged.
+
+    Args:
+        prediction: [n, steps], or of k series [n, steps, k].
+        target: Shaped like prediction.
+        past: the values known before all of the targets [time], or of k series [time, k], each of which is the scale of its own.
+        season: How many times lie between values of one season; 1 is the naive forecast.
+        reduction: "mean", or "none" for each element's term.
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Raises:
+        ValueError: the past is not longer than a season, or the same in all seasons, so that nothing can be scaled by it.
+
+    Example:
+        >>> mase(torch.tensor([[3.0, 3.0]]), torch.tensor([[4.0, 6.0]]), past=torch.tensor([1.0, 3.0, 2.0]))  # (1 + 3) / 2 / 1.5
+        tensor(1.3333, dtype=torch.float64)
+    """
+    whole("season", season)
+    known = numbers("past", past)
+    shape = real("target", target).shape
+    if known.ndim < 1 or known.shape[1:] != shape[len(shape) - known.ndim + 1 :] or known.ndim > max(1, len(shape)):
+        raise ValueError(
+            f"past must have shape [time], or [time, k] for targets [..., k]; found {tuple(known.shape)} for {tuple(shape)}"
+        )
+    if len(known) <= season:
+        raise ValueError(f"past has {len(known)} times, and season={season} needs more than {season}")
+    scale = (known[season:] - known[:-season]).abs().mean(0)
+    if (scale == 0).any():
+        raise ValueError(
+            f"past is the same in all seasons of {season}: its naive forecast has no error that could be the unit"
+        )
+    unit = scale.expand(shape)
+    pieces = _pieces.value_pieces(prediction=prediction, target=target, unit=unit, void=void, mask=mask)
+    return mean_of(((y - p).abs() / u.to(p.device) for p, y, u in pieces), reduction)
+
+
+@metric("min")
+def pinball(
+    quantiles: Any,
+    target: Any,
+    levels: Sequence[float] | Tensor | float,
+    reduction: str = "mean",
+    *,
+    void: float | None = None,
+    mask: Any = None,
+) -> Tensor:
+    """Pinball loss of predicted quantiles, the mean over the levels; lower is better.
+
+    level * (target - quantile) above the quantile, (1 - level) * (quantile - target) below it (Koenker & Bassett 1978), in units of the
+    target. Over many levels at equal distances, twice its mean tends to the CRPS.
+
+    Args:
+        quantiles: [levels, ...], one prediction for each level.
+        target: [...].
+        levels: Probability of each quantile, strictly between 0 and 1; a number if there is one.
+        reduction: "mean", or "none" for each element's mean over the levels.
+        void: Number that marks what has no target, such as NaN.
+        mask: Truth values shaped like target, true where an element counts.
+
+    Example:
+        >>> pinball(torch.tensor([[0.0], [1.0]]), torch.tensor([2.0]), levels=[0.5, 0.9])  # (0.5 * 2 + 0.9 * 1) / 2
+        tensor(0.9500, dtype=torch.float64)
+    """
+    at = checked_levels([levels] if isinstance(levels, int | float) else levels)
+    predicted = real("quantiles", quantiles)
+    if not predicted.ndim or len(predicted) != len(at):
+        raise ValueError(
+            f"quantiles must have shape [levels, *target], one for each of {len(at)} levels; found {tuple(predicted.shape)}"
+        )
+
+    def losses(q: Tensor, y: Tensor) -> Tensor:
+        each = at.to(q.device).reshape(-1, *[1] * (q.ndim - 1))
+        return torch.maximum(each * (y - q), (each - 1) * (y - q)).mean(0)
+
+    pieces = _pieces.sample_pieces(target, void=void, mask=mask, quantiles=predicted)
+    return mean_of((losses(q, y) for q, y in pieces), reduction)
 
 
 @metric("min")

@@ -1,0 +1,413 @@
+"""Rolling back-tests: forecasts of a series at one origin after another, each made of what was known by then."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench import metrics
+from workbench.calibration.base import check_model, named, output_of
+from workbench.core.method import evaluating
+from workbench.core.wrapped import is_wrapped
+from workbench.data.drawing import whole_number
+from workbench.data.series import as_series, chosen, windows
+from workbench.distributions.mixture import Mixture
+from workbench.engine.effects.private_random import own_random
+from workbench.errors import require
+from workbench.risk import Risk
+from workbench.training import fit
+from workbench.training.checkpoint import Checkpoint, describe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OWN_OPTIONS = ("wrapped", "data", "checkpoint", "progress", "strategy")  # of `fit`, which the back-test sets itself
+
+
+@dataclass(frozen=True, eq=False)
+class Backtest:
+    """Forecasts of a back-test beside what came.
+
+    Args:
+        origin: int64 [origins], how many values of the series were known.
+        prediction: [origins, horizon] or [origins, horizon, series].
+        risk: the risks of the predictions by name, of the same shape; vacuitic [origins].
+        truth: what came, shaped like the predictions.
+        series: all values of what was forecast [time] or [time, series].
+        paths: joint draws [paths, *prediction], where they were asked for.
+    """
+
+    origin: Tensor
+    prediction: Tensor
+    risk: Risk
+    truth: Tensor
+    series: Tensor
+    paths: Tensor | None = None
+
+    def summary(self, level: float = 0.9, season: int = 1) -> dict[str, float]:
+        """Metrics over all origins and steps.
+
+        Args:
+            level: of the intervals, which are those of normal distributions with the total risk as standard deviation.
+            season: how many times lie between values of one season (24 for days of hours), for `mase`: its unit is the error of the seasonal
+                naive forecast before the first origin.
+
+        Returns:
+            rmse, mae and mase; with risks crps, coverage (and its least over the steps), width and interval_score; with paths energy_score
+            and path_coverage (of enough paths for the level).
+
+        Raises:
+            ValueError: a forecast is not finite, level or season are out of range, or the series never changes before the first origin.
+        """
+        y, truth, total = self.prediction, self.truth, self.risk.total
+        past = self.series[: int(self.origin[0])]
+        scores = {
+            "rmse": metrics.rmse(y, truth),
+            "mae": metrics.mae(y, truth),
+            "mase": metrics.mase(y, truth, past, season),
+        }
+        if total is not None:
+            steps = [metrics.picp(y[:, h], total[:, h], truth[:, h], level) for h in range(y.shape[1])]
+            scores |= {
+                "crps": metrics.crps(y, total, truth),
+                "coverage": torch.stack(steps).mean(),
+                "worst_step": torch.stack(steps).min(),
+                "width": metrics.mpiw(y, total, level),
+                "interval_score": metrics.interval_score(y, total, truth, level),
+            }
+        if self.paths is not None:
+            scores["energy_score"] = metrics.energy_score(self.paths, truth)
+            if len(self.paths) >= max(3.0, level / (1 - level)):
+                scores["path_coverage"] = metrics.path_coverage(self.paths, truth, level)
+        return {name: float(value) for name, value in scores.items()}
+
+    def by_step(self, level: float = 0.9) -> pd.DataFrame:
+        """Metrics of each step of the horizon: rmse and mae; with risks crps, coverage and width.
+
+        Args:
+            level: as for `summary`.
+
+        Returns:
+            One row for each step; the index counts from 1.
+        """
+        rows = []
+        for h in range(self.prediction.shape[1]):
+            y, truth = self.prediction[:, h], self.truth[:, h]
+            row = {"rmse": metrics.rmse(y, truth), "mae": metrics.mae(y, truth)}
+            if self.risk.total is not None:
+                risk = self.risk.total[:, h]
+                row |= {
+                    "crps": metrics.crps(y, risk, truth),
+                    "coverage": metrics.picp(y, risk, truth, level),
+                    "width": metrics.mpiw(y, risk, level),
+                }
+            rows.append({name: float(value) for name, value in row.items()})
+        pandas = require("pandas")
+        return pandas.DataFrame(rows, index=pandas.RangeIndex(1, len(rows) + 1, name="step"))
+
+    def __repr__(self) -> str:
+        n, horizon = self.prediction.shape[:2]
+        risks = ", ".join(self.risk.names()) or "none"
+        return f"Backtest({n} origins from {int(self.origin[0])} to {int(self.origin[-1])}, {horizon} steps, risks: {risks})"
+
+
+def backtest(
+    forecaster: nn.Module | Callable[[], nn.Module],
+    series: Any,
+    *,
+    window: int,
+    horizon: int = 1,
+    start: int,
+    every: int = 1,
+    refit: int | None = None,
+    history: int | None = None,
+    target: Any = None,
+    validation: float = 0.1,
+    paths: int = 0,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Backtest:
+    """Forecast a series at one origin after another, each time of the values before it alone.
+
+    At an origin t the values 0 to t - 1 are known: the model looks at the last `window` of them, and forecasts those from t on. Where it is
+    trained, its windows, their targets, the rows that its best epoch is chosen by and its standardisation are all of values before t.
+
+    Args:
+        forecaster: a wrapped (or calibrated) model, x [n, window] -> [n, horizon], or of k series [n, window, k] -> [n, horizon, k]; or a
+            function without arguments that makes a wrapped one. The model itself stays as it is: copies of it are trained, each from its
+            weights as they are now.
+        series: values [time], or of k series at the same times [time, k]; finite.
+        window: how many values are looked back at.
+        horizon: how many values are forecast.
+        start: the first origin.
+        every: how many times lie between two origins.
+        refit: a copy is trained at the first origin and at every `refit`-th after it; 1 trains at each origin, a number as large as that
+            of the origins once. None never trains: the model must then have been trained on values before `start`.
+        history: how many of the latest values are trained on; None: all.
+        target: the number of the one of k series that is forecast, or several numbers; None: all of them.
+        validation: share of the windows, the latest, by which the best epoch is chosen; windows whose targets overlap with theirs are left
+            out of the training. 0 for none, as with `folds=`.
+        paths: how many joint draws of each forecast are kept, `wrapped.predictive(x).sample_paths`.
+        seed: of the training, and of what a model draws to predict.
+        checkpoint: file to keep finished forecasts in. If it exists, the back-test goes on from there, to the same forecasts as without a break.
+        progress: whether to show a bar, if it takes more than two seconds.
+        options: more of `workbench.fit`: epochs, lr, batch_size, criterion, folds, device, ... Several series [time, k] are standardised each
+            by itself, unless `standardize` or `criterion` are given.
+
+    Returns:
+        Forecasts, risks and truth, with `summary()` and `by_step()`. Risks are the model's own; for intervals that keep their coverage,
+        `OnlineConformal(0.9).replay(result.prediction, result.truth, result.risk.total, every)`.
+
+    Raises:
+        TypeError: forecaster is not wrapped, or an argument is of the wrong type.
+        ValueError: a number is out of range, the series has NaN or is too short, the model's forecasts have another shape, or checkpoint is of
+            another back-test.
+        KeyboardInterrupt: Ctrl-C; finished forecasts are in the checkpoint.
+
+    Example:
+        >>> from workbench import vote
+        >>> series = torch.linspace(0, 30, 200).sin()
+        >>> result = backtest(vote.Wrapper(2)(nn.Linear(8, 3)), series, window=8, horizon=3, start=150, every=10, refit=3, epochs=2)
+        >>> result
+        Backtest(5 origins from 150 to 190, 3 steps, risks: epistemic, total)
+        >>> sorted(result.summary())
+        ['coverage', 'crps', 'interval_score', 'mae', 'mase', 'rmse', 'width', 'worst_step']
+    """
+    values = as_series(series).detach()
+    _check_numbers(values, window, horizon, start, every, refit, history, paths, validation, options)
+    wanted = chosen(values, target)
+    with own_random(seed, values.device):
+        model = forecaster if isinstance(forecaster, nn.Module) else forecaster()
+    _check_forecaster(model, refit)
+    numbers: dict[str, Any] = {"window": window, "horizon": horizon, "start": start, "every": every, "refit": refit}
+    numbers |= {"history": history, "target": target, "validation": validation, "paths": paths, "seed": seed}
+    settings = {name: str(value) for name, value in numbers.items()}
+    settings |= {name: describe(value) for name, value in options.items()}
+    settings |= {"series": _digest({"": values}), "model": _digest(model.state_dict(), repr(model))}
+    keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
+    origins = range(start, len(values) - horizon + 1, every)
+    rows = _stored(keeper)
+
+    def trained(origin: int) -> nn.Module:
+        known = slice(0 if history is None else max(0, origin - history), origin)
+        x, y, _ = windows(values[known], window, horizon, target=target)
+        return _fitted(copy.deepcopy(model), x, y, values.dim() == 2, horizon, validation, seed, options)
+
+    try:
+        _forecast_all(
+            rows, origins, model, values, wanted, window, horizon, refit, paths, seed, progress, trained, keeper
+        )
+    finally:
+        if keeper is not None and rows:
+            keeper.write(_joined(rows), force=True)
+    truth = torch.stack([wanted[t : t + horizon] for t in origins])
+    joined = _joined(rows)
+    drawn = joined.pop("paths", None)
+    prediction = joined.pop("prediction")
+    drawn = None if drawn is None else drawn.movedim(0, 1)
+    return Backtest(torch.tensor(origins), prediction, Risk(**joined), truth, wanted, drawn)
+
+
+def _forecast_all(
+    rows: list[dict[str, Tensor]],
+    origins: range,
+    model: nn.Module,
+    values: Tensor,
+    wanted: Tensor,
+    window: int,
+    horizon: int,
+    refit: int | None,
+    paths: int,
+    seed: int,
+    progress: bool,
+    trained: Callable[[int], nn.Module],
+    keeper: Checkpoint | None,
+) -> None:
+    """Add to the rows what is said at each origin that has none yet."""
+    from tqdm.auto import tqdm
+
+    shape = (1, *wanted[:horizon].shape)
+    current = model if refit is None else None
+    total = len(origins)
+    with tqdm(
+        total=total, initial=len(rows), desc="back-test", unit="origin", delay=2, disable=not progress, leave=False
+    ) as bar:
+        for number in range(len(rows), total):
+            # a back-test that goes on begins in the middle of a stretch, and trains once more what spoke there
+            if refit is not None and (current is None or number % refit == 0):
+                current = trained(origins[number - number % refit])
+            assert current is not None
+            rows.append(_said(current, values[origins[number] - window : origins[number]][None], shape, paths, seed))
+            if keeper is not None:
+                keeper.write(_joined(rows))
+            bar.update()
+
+
+def _said(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: int) -> dict[str, Tensor]:
+    """Prediction, risks and paths of one origin, by name and without the dimension of rows."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    x, place = x.to(like), like.device
+    with evaluating(model, whole=True), torch.no_grad(), own_random(seed, place):
+        prediction, risk = model(x, return_risk=True)
+        if not isinstance(prediction, Tensor) or prediction.shape != shape:
+            found = list(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
+            raise ValueError(
+                f"forecaster: of x {list(x.shape)} it gives {found}, but horizon and target ask for {list(shape)}"
+            )
+        row = {
+            "prediction": prediction,
+            **{name: getattr(named(model, risk), name) for name in named(model, risk).names()},
+        }
+        if paths:
+            row["paths"] = _draws(model, x, paths)
+    return {name: value[0].cpu() for name, value in row.items()}
+
+
+def _draws(model: Any, x: Tensor, paths: int) -> Tensor:
+    predictive = model.predictive(x) if is_wrapped(model) else None
+    if not isinstance(predictive, Mixture):
+        raise ValueError(
+            f"paths: {type(predictive if is_wrapped(model) else model).__name__} has no joint draws; give a wrapped model whose last layers say "
+            "a distribution, such as compose(vote.Wrapper(), sculpt.Wrapper())(model), or paths=0"
+        )
+    return predictive.sample_paths((paths,))[:, 0][None]
+
+
+def _fitted(
+    wrapped: Any,
+    x: Tensor,
+    y: Tensor,
+    several: bool,
+    horizon: int,
+    validation: float,
+    seed: int,
+    options: dict[str, Any],
+) -> nn.Module:
+    """The model trained on windows in the order of time, of which the latest choose its best epoch."""
+    held_out = 0 if "folds" in options else round(validation * len(x))
+    rows = len(x) - held_out - (horizon - 1 if held_out else 0)
+    if rows < 2:
+        raise ValueError(
+            f"start: {len(x)} windows lie before an origin, of which {max(0, rows)} are left to train on; give a later start, a longer history, "
+            "or validation=0"
+        )
+    if several and not {"standardize", "criterion"} & options.keys() and getattr(wrapped, "scaling", None) is None:
+        _standardize(wrapped, x[:rows], y[:rows])
+    stopped, callback = [], options.get("callback")
+    if callback is not None:
+        options = {**options, "callback": lambda now: stopped.append(1) if (end := callback(now)) else None or end}
+    history = fit(
+        wrapped,
+        (x[:rows], y[:rows]),
+        validation=(x[len(x) - held_out :], y[len(x) - held_out :]) if held_out else 0,
+        seed=seed,
+        progress=False,
+        **options,
+    )
+    if history.interrupted and not stopped:
+        raise KeyboardInterrupt
+    return wrapped
+
+
+def _standardize(wrapped: Any, x: Tensor, y: Tensor) -> None:
+    """Bring each series to mean 0 and standard deviation 1, where the targets allow it."""
+    families = [method.distribution for method in wrapped._workbench.methods]
+    if not all(getattr(family, name, True) for family in families for name in ("standardizable", "location_scale")):
+        return  # `fit` knows what such targets may be divided by
+    like = next((p for p in wrapped.parameters() if p.is_floating_point()), x)
+    moments: dict[str, Tensor] = {}
+    for name, rows in (("x", x), ("y", y)):
+        each = rows.double().flatten(0, 1) if rows.dim() == 3 else rows.double().flatten()
+        scale, mean = torch.std_mean(each, 0, correction=0)
+        moments |= {f"{name}_mean": mean.to(like), f"{name}_scale": scale.where(scale > 0, 1.0).to(like)}
+    wrapped.scale(**moments)
+
+
+def _check_numbers(
+    values: Tensor,
+    window: int,
+    horizon: int,
+    start: int,
+    every: int,
+    refit: int | None,
+    history: int | None,
+    paths: int,
+    validation: Any,
+    options: dict[str, Any],
+) -> None:
+    least = {"window": (window, 1), "horizon": (horizon, 1), "start": (start, window), "every": (every, 1)}
+    least |= {"paths": (paths, 0)}
+    least |= {} if refit is None else {"refit": (refit, 1)}
+    least |= {} if history is None else {"history": (history, window + horizon)}
+    for name, (number, smallest) in least.items():
+        if isinstance(number, bool) or whole_number(name, number) < smallest:
+            raise ValueError(f"{name} must be a whole number of at least {smallest}; found {number!r}")
+    if start + horizon > len(values):
+        raise ValueError(
+            f"start: the series has {len(values)} values, none to compare with the forecast of {horizon} from {start} on"
+        )
+    if not bool(values.isfinite().all()):
+        first = int((~values.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"series: found {int((~values.isfinite()).sum())} numbers that are NaN or infinite, the first at time {first}; fill them with "
+            "what was known at the time, such as the last value (pandas: frame.ffill())"
+        )
+    if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 <= validation < 1:
+        raise ValueError(
+            f"validation must be a share of at least 0 and below 1, of the latest windows; found {validation!r:.100}"
+        )
+    offered = inspect.signature(fit).parameters
+    for name in options:
+        if name in OWN_OPTIONS or name not in offered:
+            raise TypeError(f"backtest() and fit() together take no option {name!r}")
+    if options and refit is None:
+        raise ValueError(f"{', '.join(options)}: without refit= nothing is trained; give refit=1, or leave these out")
+
+
+def _check_forecaster(model: Any, refit: int | None) -> None:
+    check_model(model)
+    if refit is not None and not is_wrapped(model):
+        raise TypeError(
+            f"forecaster: a {type(model).__name__} was fitted to rows of its own; give the wrapped model to be trained, or refit=None"
+        )
+    if (form := output_of(model)) != "values":
+        raise ValueError(f"forecaster: it gives {form}; a back-test is of values")
+
+
+def _digest(state: dict[str, Any], text: str = "") -> str:
+    total = hashlib.sha256(text.encode())
+    for name, value in state.items():
+        total.update(name.encode())
+        if isinstance(value, Tensor):
+            total.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        else:
+            total.update(repr(value).encode())
+    return total.hexdigest()
+
+
+def _joined(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _stored(keeper: Checkpoint | None) -> list[dict[str, Tensor]]:
+    """The rows of the origins that are in the file."""
+    state = None if keeper is None else keeper.read()
+    if state is None:
+        return []
+    del state["settings"]
+    n = len(state["prediction"])
+    return [{name: value[i] for name, value in state.items()} for i in range(n)]
+
+
+__all__ = ["Backtest", "backtest"]
