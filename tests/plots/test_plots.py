@@ -32,6 +32,7 @@ def calls(rng):
     return {
         "boxes": lambda **k: plots.boxes(rng.random((8, 9)), [[1, 1, 5, 6]], spread=[[1, 1, 1, 1]], scores=[0.5], **k),
         "coverage_by_step": lambda **k: plots.coverage_by_step(xx - 1, xx + 1, xx, **k),
+        "coverage_over_time": lambda **k: plots.coverage_over_time(xx - 1, xx + 1, xx, 5, **k),
         "fan": lambda **k: plots.fan(rng.normal(size=(50, 6)), past=x[:5], truth=x[:6], **k),
         "overlay": lambda **k: plots.overlay(rng.random((8, 9)), rng.random((8, 9)), **k),
         "tokens": lambda **k: plots.tokens([" a", " word"], risk[:2], **k),

@@ -96,3 +96,15 @@ def test_what_does_not_fit_is_refused_before_a_figure_is_made(call: Any, words: 
     with pytest.raises(ValueError, match=words):
         call()
     assert not plt.get_fignums()
+
+
+def test_coverage_over_time_stands_at_the_end_of_each_window() -> None:
+    y = torch.tensor([0.5, 0.5, 3.0, float("nan"), 3.0])
+    ax = plots.coverage_over_time(torch.zeros(5), torch.ones(5), y, 2, level=0.8)
+    line = ax.lines[-1]
+    assert list(line.get_xdata()) == [1, 2, 3, 4]
+    assert list(line.get_ydata()) == [1, 0.5, 0, 0]
+    assert len(plots.coverage_over_time(torch.zeros(5), 4 + torch.zeros(5), y, 2, ax, label="wide").lines) == 3
+    assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2", "coverage", "wide"]
+    with pytest.raises(ValueError, match="level: expected a share"):
+        plots.coverage_over_time(torch.zeros(5), torch.ones(5), y, 2, level=90)

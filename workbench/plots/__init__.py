@@ -13,7 +13,7 @@ from workbench.plots.detection import ood, ood_histogram, roc
 from workbench.plots.maps import maps, overlay
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error, targets
 from workbench.plots.selective import risk_coverage, sparsification
-from workbench.plots.sequences import coverage_by_step, fan, tokens
+from workbench.plots.sequences import coverage_by_step, coverage_over_time, fan, tokens
 from workbench.plots.summary import history, risk_split
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "boxes",
     "coverage",
     "coverage_by_step",
+    "coverage_over_time",
     "decision_map",
     "fan",
     "history",

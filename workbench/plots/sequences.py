@@ -142,6 +142,66 @@ def coverage_by_step(
     return ax
 
 
+def coverage_over_time(
+    lower: Values,
+    upper: Values,
+    target: Values,
+    window: int,
+    ax: Axes | None = None,
+    *,
+    level: float = 0.9,
+    label: str = "coverage",
+) -> Axes:
+    """Draw the share of targets that lie in their interval over a moving window of times: where coverage was lost.
+
+    Around the nominal level stand the limits of 1.96 standard errors of a share of `window` independent times; the steps of one forecast count
+    as one, since their errors go together, and forecasts that overlap move further.
+
+    Args:
+        lower, upper: ends of the intervals [times, ...] in the order of time; infinite ones are ends, an empty interval holds nothing.
+        target: shaped like them; NaN where it is not known.
+        window: how many times are in a share.
+        ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare methods.
+        level: the nominal coverage, between 0 and 1.
+        label: name in the legend.
+
+    Returns:
+        The Axes; each share stands at the last time of its window, counted from 0.
+
+    Raises:
+        ValueError: for shapes that do not match, ends that are NaN, no targets, or a level or window out of range.
+
+    Example:
+        >>> import torch
+        >>> y = torch.linspace(-1, 3, 200)
+        >>> ax = coverage_over_time(torch.full_like(y, -2), torch.full_like(y, 2), y, window=50)
+        >>> int(ax.get_lines()[-1].get_xdata()[0]), ax.get_legend_handles_labels()[1]
+        (49, ['nominal', 'chance, n = 50', 'coverage'])
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level: expected a share between 0 and 1, found {level:g}")
+    from workbench.metrics import coverage_over_time as shares_of
+
+    shares = shares_of(lower, upper, target, window, void=float("nan")).numpy(force=True)
+    ax = new_axes(ax)
+    times = np.arange(window - 1, window - 1 + len(shares))
+    if "nominal" not in ax.get_legend_handles_labels()[1]:
+        error = 1.96 * np.sqrt(level * (1 - level) / window)
+        ax.axhline(level, color=ink(ax), linestyle=(0, (4, 2)), linewidth=1, alpha=0.7, label="nominal")
+        ax.axhspan(
+            max(0.0, level - error),
+            min(1.0, level + error),
+            color=ink(ax),
+            alpha=0.12,
+            linewidth=0,
+            label=f"chance, n = {window:,}",
+        )
+    ax.plot(times, shares, linewidth=1.6, label=label)
+    ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
+    legend(ax, headroom=True)
+    return ax
+
+
 def tokens(
     words: Sequence[str],
     risk: Values,
