@@ -199,3 +199,49 @@ def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             OnlineConformal(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by_risk", [False, True])
+def test_enbpi_by_a_plain_loop_over_bootstrap_voters(by_risk: bool) -> None:
+    """Algorithm 1 of Xu & Xie 2021: linear models on bootstrap rows, out-of-bag residuals, a window that slides with each truth."""
+    n, times, voters = 40, 60, 12
+    x, noise = draw(n + times, seed=1), draw(n + times, seed=2)
+    y = 2 * x + noise * torch.linspace(0.5, 2, n + times)
+    rows = torch.randint(n, (voters, n), generator=torch.Generator().manual_seed(3))
+    slopes = [float((x[chosen] * y[chosen]).sum() / x[chosen].square().sum()) for chosen in rows]
+    unseen = [[b for b in range(voters) if i not in rows[b].tolist()] for i in range(n)]
+    assert all(unseen)
+    out_of_bag = torch.stack([sum(slopes[b] for b in bag) / len(bag) * x[i] for i, bag in enumerate(unseen)])
+    prediction = sum(slopes) / voters * x[n:]
+    unit = 1 + draw(n + times, seed=4).abs() if by_risk else torch.ones(n + times).double()
+
+    residuals = ((y[:n] - out_of_bag).abs() / unit[:n]).tolist()
+    expected = []
+    for time in range(times):
+        expected.append(quantile(residuals, 0.2))
+        residuals = [*residuals[1:], float((y[n + time] - prediction[time]).abs() / unit[n + time])]
+
+    online = OnlineConformal(0.8, "enbpi", window=n)
+    online.start(out_of_bag[:, None], y[:n, None], unit[:n, None] if by_risk else None)
+    lower, upper = online.replay(prediction[:, None], y[n:, None], unit[n:, None] if by_risk else None)
+    bound = torch.tensor(expected, dtype=torch.float64) * unit[n:]
+    assert torch.allclose(upper[:, 0], prediction + bound)
+    assert torch.allclose(lower[:, 0], prediction - bound)
+
+
+def test_a_start_that_cannot_be_is_refused() -> None:
+    y = draw(5, 2)
+    with pytest.raises(ValueError, match="takes no scores to start with"):
+        OnlineConformal(method="pid").start(y, y)
+    with pytest.raises(ValueError, match=r"must have shape \[n, steps, ...\], found \[5\]"):
+        OnlineConformal().start(y[:, 0], y[:, 0])
+    with pytest.raises(ValueError, match="shapes must be equal"):
+        OnlineConformal().start(y, y[:, :1])
+    with pytest.raises(ValueError, match="'enbpi' has none"):
+        OnlineConformal(method="enbpi", rate=0.1)
+    online = OnlineConformal(method="aci", window=3)
+    online.start(y, 0 * y)
+    with pytest.raises(ValueError, match=r"were \[2\] without risk, found \[3\]"):
+        online.interval(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="before the first interval"):
+        online.start(y, y)

@@ -11,7 +11,7 @@ from torch import Tensor
 from workbench.calibration.base import level
 from workbench.metrics._inputs import numbers, real, risks, same_shape, whole
 
-Method = Literal["aci", "dtaci", "pid"]
+Method = Literal["aci", "dtaci", "pid", "enbpi"]
 RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)  # of the experts (Gibbs & Candes 2024, section 4)
 INTERVAL = 500  # times over which the experts' regret is bounded, of the same section
 SATURATION = 5.0  # of the integrator: the smaller, the sooner misses widen without a bound
@@ -41,10 +41,13 @@ class OnlineConformal:
     - "dtaci": its dynamically tuned form (Gibbs & Candes 2024): several rates at once, weighted by how well each has done of late.
     - "pid": quantile tracking with an integrator (Angelopoulos, Candes & Tibshirani 2023, without their scorecaster): the bound itself moves by
       rate * s * (e - 1 + coverage), with s the largest past score, and s tan(log(t + 1) / (5 (t + 1)) * sum of (e - 1 + coverage)) is added.
+    - "enbpi": the quantile of the latest `window` scores at `coverage`, after `start` with out-of-bag scores of an ensemble (Xu & Xie 2021,
+      algorithm 1: symmetric intervals; with n out-of-bag rows their window is n). Its level does not move: coverage holds as far as the
+      latest errors are like the next, not whatever the series does.
 
     Args:
         coverage: strictly between 0 and 1.
-        method: "dtaci", "aci" or "pid".
+        method: "dtaci", "aci", "pid" or "enbpi".
         rate: of "aci" and "pid"; None: 0.005 and 0.1.
         window: how many of the latest times count.
 
@@ -64,16 +67,53 @@ class OnlineConformal:
     ) -> None:
         if method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}; found {method!r:.100}")
-        if rate is not None and (method == "dtaci" or not 0 < rate < math.inf):
+        if rate is not None and (method in ("dtaci", "enbpi") or not 0 < rate < math.inf):
             raise ValueError(
-                f"rate must be above 0 and finite, and method='dtaci' has rates of its own; found {rate!r:.100} for {method!r}"
+                "rate must be above 0 and finite, method='dtaci' has rates of its own, and 'enbpi' has none; "
+                f"found {rate!r:.100} for {method!r}"
             )
         whole("window", window, least=2)
         self.coverage, self.method, self.window = float(level("coverage", coverage)), method, window
-        self.rate = {"aci": 0.005, "pid": 0.1}.get(method, math.nan) if rate is None else float(rate)
+        self.rate = {"aci": 0.005, "pid": 0.1, "enbpi": 0.0}.get(method, math.nan) if rate is None else float(rate)
         self._time = 0
         self._pending: list[_Forecast] = []
         self._scores = torch.empty(0)  # of the latest times [window, steps, ...], NaN where no truth has come
+
+    def start(self, prediction: Any, target: Any, risk: Any = None) -> None:
+        """Take scores of rows that were forecast before the first interval, each by models that have not seen it.
+
+        Of a cross-fitted ensemble that is `history.out_of_fold`, with folds that are stretches of time (`fit(..., folds=number_of_fold)`);
+        windows that overlap with rows of another fold have been seen in part.
+
+        Args:
+            prediction: [n, steps, ...], rows in the order of time.
+            target: what came, of the same shape.
+            risk: standard deviations > 0 of the same shape (or a Risk: its total), if later forecasts have them; else None.
+
+        Raises:
+            ValueError: shapes differ, numbers are NaN or infinite, or the method is "pid", which has no window of scores.
+            RuntimeError: there are forecasts already.
+
+        Example:
+            >>> online = OnlineConformal(0.5, method="enbpi", window=3)
+            >>> online.start(torch.zeros(3, 1), torch.tensor([[1.0], [-2.0], [3.0]]))
+            >>> online.interval(torch.tensor([10.0]))
+            (tensor([8.]), tensor([12.]))
+        """
+        if self.method == "pid":
+            raise ValueError(
+                "method='pid' follows the coverage alone and takes no scores to start with; leave start out"
+            )
+        if self._scores.dim() > 1:
+            raise RuntimeError("start(...) comes before the first interval; make a new OnlineConformal")
+        y, truth = numbers("prediction", prediction), numbers("target", target)
+        unit = torch.ones_like(y) if risk is None else risks(risk, positive=True).to(y.device)
+        same_shape(prediction=y, target=truth, risk=unit)
+        if y.dim() < 2:
+            raise ValueError(f"prediction must have shape [n, steps, ...], found {list(y.shape)}")
+        scores = ((truth.to(y.device) - y).abs() / unit)[-self.window :]
+        self._begin(scores[0], risk is not None)
+        self._scores[self.window - len(scores) :] = scores
 
     def interval(self, prediction: Any, risk: Any = None) -> tuple[Tensor, Tensor]:
         """Intervals of the next steps, before their truth is known.
