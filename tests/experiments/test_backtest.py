@@ -180,6 +180,14 @@ def test_paths_of_each_origin() -> None:
     assert 0 <= result.summary()["path_coverage"] <= 1
 
 
+def test_folds_are_stretches_of_time() -> None:
+    settings = {**SETTINGS, "start": 80, "refit": 99, "epochs": 2}
+    result = backtest(made, SERIES, **settings, folds=2)
+    stretches = torch.arange(72) * 2 // 72  # of the windows that end before 80
+    assert same(result, backtest(made, SERIES, **settings, folds=stretches))
+    assert not same(result, backtest(made, SERIES, **settings, folds=1 - stretches))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -156,7 +156,7 @@ def backtest(
         history: how many of the latest values are trained on; None: all.
         target: the number of the one of k series that is forecast, or several numbers; None: all of them.
         validation: share of the windows, the latest, by which the best epoch is chosen; windows whose targets overlap with theirs are left
-            out of the training. 0 for none, as with `folds=`.
+            out of the training. 0 for none, as with `folds=` (which here are stretches of time).
         paths: how many joint draws of each forecast are kept, `wrapped.predictive(x).sample_paths`.
         seed: of the training, and of what a model draws to predict.
         checkpoint: file to keep finished forecasts in. If it exists, the back-test goes on from there, to the same forecasts as without a break.
@@ -294,7 +294,8 @@ def _fitted(
     options: dict[str, Any],
 ) -> nn.Module:
     """The model trained on windows in the order of time, of which the latest choose its best epoch."""
-    held_out = 0 if "folds" in options else round(validation * len(x))
+    folds = options.get("folds")
+    held_out = 0 if folds is not None else round(validation * len(x))
     rows = len(x) - held_out - (horizon - 1 if held_out else 0)
     if rows < 2:
         raise ValueError(
@@ -303,13 +304,15 @@ def _fitted(
         )
     if several and not {"standardize", "criterion"} & options.keys() and getattr(wrapped, "scaling", None) is None:
         _standardize(wrapped, x[:rows], y[:rows])
+    if isinstance(folds, int) and 2 <= folds <= rows:  # stretches of time, since neighbours overlap
+        options = {**options, "folds": torch.arange(rows) * folds // rows}
     stopped, callback = [], options.get("callback")
     if callback is not None:
         options = {**options, "callback": lambda now: stopped.append(1) if (end := callback(now)) else None or end}
     history = fit(
         wrapped,
         (x[:rows], y[:rows]),
-        validation=(x[len(x) - held_out :], y[len(x) - held_out :]) if held_out else 0,
+        validation=(x[len(x) - held_out :], y[len(x) - held_out :]) if held_out else None if folds is not None else 0,
         seed=seed,
         progress=False,
         **options,
