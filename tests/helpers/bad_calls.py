@@ -279,7 +279,9 @@ def meant(draw: Any, name: str) -> tuple[Any, ...]:
 
 @st.composite
 def metric_calls(draw: Any) -> Call:
-    name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - {"metric"})))
+    # those of series take a past, levels or a window beside; test_metrics_forecasts.py gives them what is wrong
+    others = {"metric", "mase", "pinball", "coverage_over_time"}
+    name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - others)))
     function = getattr(metrics, name)
     if draw(st.booleans()) and not function.__module__.endswith(".boxes"):
         return name, function, draw(meant(name)), draw(options(_options_of(function)))
