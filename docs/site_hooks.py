@@ -38,6 +38,7 @@ REFERENCE = {
     "distributions": ("workbench.distributions",),
     "calibration": ("workbench.calibration",),
     "metrics": ("workbench.metrics",),
+    "text": ("workbench.text",),
     "data": ("workbench.data",),
     "plots": ("workbench.plots",),
     "widgets": ("workbench.widgets",),

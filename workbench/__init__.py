@@ -18,7 +18,7 @@ from .methods import BUILT_IN
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import calibration, data, distributions, experiments, metrics, notebook, outputs, plots, widgets
+    from . import calibration, data, distributions, experiments, metrics, notebook, outputs, plots, text, widgets
     from .calibration import calibrate, selective, top_uncertain
     from .core.files import load, save
     from .core.registry import register
@@ -37,7 +37,18 @@ if TYPE_CHECKING:
 # name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
 _HOMES = {
     **dict.fromkeys(
-        ("calibration", "data", "distributions", "experiments", "metrics", "notebook", "outputs", "plots", "widgets"),
+        (
+            "calibration",
+            "data",
+            "distributions",
+            "experiments",
+            "metrics",
+            "notebook",
+            "outputs",
+            "plots",
+            "text",
+            "widgets",
+        ),
         "",
     ),
     **dict.fromkeys(BUILT_IN, "methods"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from ..distributions.base import Distribution
 from ..distributions.mixture import Mixture
 from ..distributions.parametric import Parametric
 from ..engine.run import Branched
+from ..engine.state import Path
 from ..risk import Risk
 from .crossfit import Committee, committee_of
 from .method import Call, apart
-from .outputs import Values, form_of
+from .outputs import Classes, Values, form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, plan_of, run
 from .reduction import meanings_of, pair_of, reduced
+from .resolution import check_numbers
 from .said_distributions import mixture, with_moments
 from .slips import listening, warn_unsaid
 from .standardize import Scaling
@@ -183,3 +186,52 @@ def _mixture(
     if isinstance(said, Parametric):
         return Mixture(said, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
     return Mixture(family(wrapped), loc, risk.reshape(-1, *shape), weights.reshape(-1))
+
+
+def next_token_probabilities(
+    wrapped: Any, args: tuple, kwargs: dict[str, Any], state: Sequence[Path]
+) -> tuple[Any, Tensor]:
+    """What each member says about the token after the last one, in one pass.
+
+    Args:
+        wrapped: a language model whose only class scores are those of tokens, [rows, tokens, vocabulary].
+        args, kwargs: its inputs.
+        state: the paths at which its output holds what it hands on from step to step.
+
+    Returns:
+        The model's output with the scores of the members' mean at the last position alone, [rows, 1, vocabulary], and the probabilities
+        [members, rows, vocabulary].
+
+    Raises:
+        ValueError: if no output, or several, hold class scores.
+    """
+    record = wrapped._workbench
+    plan = dataclasses.replace(plan_of(wrapped, Call(False, True)), state=tuple(state))
+    branched, _ = run(wrapped, plan, args, kwargs)
+    meanings = meanings_of(record, branched)
+    places = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Classes)]
+    if len(places) != 1:
+        raise ValueError(
+            f"the model gives {len(places)} outputs of class scores, and the scores of the next token are one: wrap it with "
+            "output={'logits': Logits(dim=-1)}, from workbench.outputs import Logits"
+        )
+    [place] = places
+    meaning: Any = meanings[place]
+    leaf, axes, pair = branched.leaves[place], branched.axes, pair_of(record, branched.axes)
+    if leaf.dim() != len(axes) + 3 or getattr(meaning, "dim", None) != -1:
+        raise ValueError(
+            f"scores of tokens are [rows, tokens, vocabulary], the vocabulary last, and the output is {meaning} of shape "
+            f"{list(leaf.shape[len(axes) :])}: wrap the model with output={{'logits': Logits(dim=-1)}}, from workbench.outputs import Logits"
+        )
+    leaf = leaf[..., -1:, :]
+    check_numbers(meaning, leaf, record.told)
+    if pair is None:
+        probs = meaning.probabilities(leaf)
+    else:
+        leaf, heads = apart(leaf, axes.index(pair.name))
+        probs = pair.probs(leaf, heads, meaning)
+    n_axes = len(axes) - (pair is not None)
+    probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]
+    leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
+    leaves[place] = meaning.form(probs.mean(0), leaf)
+    return branched.rebuild(leaves), probs[:, :, 0]

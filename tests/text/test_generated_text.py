@@ -1,0 +1,247 @@
+"""Generated text: tokens, log-probabilities and risks are those of plain copies of the voters that read all tokens anew at every step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from workbench import compose, neo, sample, sculpt, vote
+from workbench.outputs import Logits
+from workbench.text import generate
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("seeded")
+
+TOKENS = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1}
+SCORES = {"logits": Logits(dim=-1)}
+ENDS = [2, 5, 9, 13, 14]
+PROMPTS = [[3, 4, 5, 6], [7, 8]]
+
+
+def gpt(eos: Any = None) -> Any:
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=32, eos_token_id=eos, **TOKENS)
+    return transformers.GPT2LMHeadModel(config).double().eval()
+
+
+def llama(eos: Any = None) -> Any:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, max_position_embeddings=32, eos_token_id=eos, **TOKENS)
+    return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def wrapped_as(build: Any, eos: Any = None, **settings: Any) -> Any:
+    """Voters whose scores differ, so that tokens are not chosen by rounding."""
+    wrapped = vote.Wrapper(3, output=SCORES, **settings)(build(eos)).eval()
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return wrapped
+
+
+def plain_steps(wrapped: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """The probabilities [voters, steps, vocabulary] from which each token was chosen, without padding and without a cache."""
+    voters = [copy.deepcopy(voter).eval() for voter in wrapped.voters()]
+    steps = []
+    with torch.no_grad():
+        for t in range(len(tokens)):
+            ids = torch.tensor([[*prompt, *tokens[:t]]])
+            steps.append(torch.stack([voter(ids, use_cache=False).logits[0, -1].softmax(-1) for voter in voters]))
+    return torch.stack(steps, 1)
+
+
+def entropy(probs: torch.Tensor) -> torch.Tensor:
+    return -(probs * probs.log()).sum(-1)
+
+
+def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: list[list[int]]) -> None:
+    for row in range(len(written.tokens)):
+        n = int(written.lengths[row])
+        tokens = written.tokens[row, :n].tolist()
+        each = plain_steps(wrapped, prompts[row // written.n_return], tokens)
+        mean, at = each.mean(0), torch.tensor(tokens)[:, None]
+        expected = {
+            "log_probs": mean.gather(-1, at)[:, 0].log(),
+            "total": entropy(mean),
+            "aleatoric": entropy(each).mean(0),
+            "epistemic": entropy(mean) - entropy(each).mean(0),
+            "alternatives": mean.sort(-1, descending=True).values[:, :5],
+        }
+        measured = {
+            "log_probs": written.log_probs,
+            **{name: written.risk[name] for name in ("total", "aleatoric", "epistemic")},
+            "alternatives": written.alternative_probs,
+        }
+        for name, values in expected.items():
+            torch.testing.assert_close(measured[name][row, :n], values, rtol=1e-5, atol=1e-6, msg=name)
+        members = each.gather(-1, at.expand(3, -1, -1))[..., 0].log()
+        torch.testing.assert_close(written.member_log_probs[:, row, :n], members, rtol=1e-5, atol=1e-6)
+        assert written.log_probs[row, n:].isnan().all()
+        assert written.risk.total[row, n:].isnan().all()
+        # scores of the sequence, by hand
+        logs = expected["log_probs"]
+        assert written.mean_log_prob[row].item() == pytest.approx(sum(logs.tolist()) / n, rel=1e-5)
+        assert written.perplexity[row].item() == pytest.approx(2.718281828459045 ** (-sum(logs.tolist()) / n), rel=1e-5)
+        assert written.max_entropy[row].item() == pytest.approx(max(expected["total"].tolist()), rel=1e-5)
+        assert written.mean_entropy[row].item() == pytest.approx(sum(expected["total"].tolist()) / n, rel=1e-5)
+        own = [(-voter.sum() / n).exp().item() for voter in members]
+        middle = sum(own) / 3
+        by_hand = (sum((value - middle) ** 2 for value in own) / 3) ** 0.5
+        assert written.perplexity_spread[row].item() == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"share": 1}, {"state": "past_key_values"}])
+@pytest.mark.parametrize("build", [gpt, llama])
+def test_greedy_search_of_unequal_prompts(build: Any, settings: dict[str, Any]) -> None:
+    wrapped = wrapped_as(build, **settings)
+    written = generate(wrapped, PROMPTS, max_new_tokens=4)
+    for row, prompt in enumerate(PROMPTS):
+        tokens = written.tokens[row].tolist()
+        assert plain_steps(wrapped, prompt, tokens).mean(0).argmax(-1).tolist() == tokens
+    assert_those_of_plain_voters(written, wrapped, PROMPTS)
+    assert written.risk.epistemic.max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_sample": True}, {"num_beams": 3, "length_penalty": -3.0}, {"num_beams": 4, "do_sample": True}]
+)
+@pytest.mark.parametrize("build", [gpt, llama])
+def test_samples_and_beams_with_an_end(build: Any, options: dict[str, Any]) -> None:
+    wrapped = wrapped_as(build, eos=ENDS)
+    written = generate(wrapped, PROMPTS, max_new_tokens=6, num_return_sequences=2, seed=1, **options)
+    assert len(written.tokens) == 4
+    assert len(set(written.lengths.tolist())) > 1
+    ends = torch.isin(written.tokens, torch.tensor(ENDS)) & written.mask
+    for row in range(4):  # nothing belongs to a text after its end
+        assert not ends[row, : int(written.lengths[row]) - 1].any()
+    assert_those_of_plain_voters(written, wrapped, PROMPTS)
+
+
+def test_tokens_are_those_of_transformers() -> None:
+    wrapped = wrapped_as(gpt, state="past_key_values")
+    ids, before = torch.tensor(PROMPTS[:1]), torch.random.get_rng_state()
+    for options in ({"num_beams": 3}, {"do_sample": True, "top_k": 5, "temperature": 0.7}):
+        written = generate(wrapped, ids, max_new_tokens=6, seed=3, **options)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            assert torch.equal(wrapped.generate(ids, max_new_tokens=6, **options), written.sequences)
+    assert "forward" not in wrapped.__dict__
+
+
+def test_padding_on_the_left_is_seen_and_elsewhere_refused() -> None:
+    wrapped = wrapped_as(llama)
+    ids = torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]])
+    listed = generate(wrapped, PROMPTS[:2], max_new_tokens=4)
+    torch.testing.assert_close(generate(wrapped, ids, max_new_tokens=4).risk.total, listed.risk.total)
+    with pytest.raises(ValueError, match="pad on the left"):
+        generate(wrapped, ids.flip(1))
+    with pytest.raises(ValueError, match="attention_mask"):
+        generate(wrapped, ids, attention_mask=torch.ones(2, 3))
+
+
+def test_every_step_is_one_pass_of_each_voter() -> None:
+    wrapped = wrapped_as(gpt, strategy="loop")
+    generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model
+    widths: list[int] = []
+    wrapped.transformer.wte.register_forward_hook(lambda module, args, output: widths.append(args[0].shape[1]))
+    generate(wrapped, PROMPTS[:1], max_new_tokens=4)
+    assert sorted(widths, reverse=True) == [4] * 3 + [1] * 9
+
+
+def test_samples_of_noise_and_risk_heads() -> None:
+    noisy = sample.Wrapper(4, output=SCORES)(gpt()).eval()
+    assert generate(noisy, PROMPTS, max_new_tokens=3).member_log_probs.shape == (4, 2, 3)
+    heads = compose(vote.Wrapper(2, output=SCORES), sculpt.Wrapper(sculpt.LogitNormal, n_layers=1))(gpt()).eval()
+    written = generate(heads, PROMPTS, max_new_tokens=3)
+    assert written.member_log_probs.shape == (2, 2, 3)
+    torch.testing.assert_close(written.risk.total, written.risk.aleatoric + written.risk.epistemic)
+
+
+REFUSED = {
+    "plain": (lambda: gpt(), {}, TypeError, r"vote\.Wrapper"),
+    "training": (lambda: wrapped_as(gpt).train(), {}, ValueError, r"model\.eval\(\)"),
+    "values": (lambda: vote.Wrapper(3)(gpt()).eval(), {}, ValueError, r"Logits\(dim=-1\)"),
+    "neo": (lambda: compose(vote.Wrapper(2), neo.Wrapper(), output=SCORES)(gpt()).eval(), {}, ValueError, "neo"),
+    "assistant": (lambda: wrapped_as(gpt), {"assistant_model": None}, TypeError, "assistant_model"),
+    "stops": (lambda: wrapped_as(gpt), {"stop_strings": ["a"]}, TypeError, "stop_strings"),
+    "no tokens": (lambda: wrapped_as(gpt), {"max_new_tokens": 0}, ValueError, "max_new_tokens"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    make, options, error, text = REFUSED[case]
+    with pytest.raises(error, match=text):
+        generate(make(), PROMPTS, **{"max_new_tokens": 2, **options})
+
+
+def test_a_generation_config_with_another_strategy_is_refused() -> None:
+    wrapped = wrapped_as(gpt)
+    wrapped.generation_config.guidance_scale = 2.0
+    with pytest.raises(ValueError, match="guidance_scale"):
+        generate(wrapped, PROMPTS)
+    wrapped.generation_config.guidance_scale = None
+    wrapped.generation_config.prompt_lookup_num_tokens = 3
+    with pytest.raises(ValueError, match="assisted"):
+        generate(wrapped, PROMPTS)
+
+
+def test_an_encoder_is_refused() -> None:
+    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    wrapped: Any = vote.Wrapper(2, output=SCORES)(transformers.T5ForConditionalGeneration(config)).eval()
+    with pytest.raises(TypeError, match="encoder"):
+        generate(wrapped, PROMPTS)
+
+
+class Letters:
+    """A tokenizer of single characters."""
+
+    pad_token_id, eos_token_id = 0, 2
+    signs = "_^$<&>\"'abcdefghijkl"
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [self.signs.index(sign) for sign in text]}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [self.signs[i] for i in ids]
+
+    def decode(self, ids: torch.Tensor, skip_special_tokens: bool = False) -> str:
+        return "".join(self.signs[i] for i in ids.tolist() if i > 2 or not skip_special_tokens)
+
+
+def test_texts_and_their_scores() -> None:
+    wrapped = wrapped_as(gpt)
+    written = generate(
+        wrapped, ["abc", "d"], tokenizer=Letters(), max_new_tokens=5, do_sample=True, num_return_sequences=3, seed=0
+    )
+    assert written.texts is not None
+    assert len(written.texts) == 6
+    entropies = written.semantic_entropy(lambda a, b: a == b, discrete=True)
+    for i, value in enumerate(entropies):
+        texts = written.texts[3 * i : 3 * i + 3]
+        shares = torch.tensor([texts.count(text) / 3 for text in set(texts)])
+        assert value == pytest.approx(float(-(shares * shares.log()).sum()), abs=1e-6)
+    assert len(written.lexical_similarity()) == len(written.self_consistency()) == 2
+    with pytest.raises(ValueError, match="do_sample=True"):
+        generate(wrapped, ["abc"], tokenizer=Letters(), max_new_tokens=2).lexical_similarity()
+    with pytest.raises(ValueError, match="tokenizer="):
+        generate(wrapped, PROMPTS, max_new_tokens=2, do_sample=True, num_return_sequences=2).self_consistency()
+
+
+def test_html_shows_every_token_and_escapes_it() -> None:
+    written = generate(wrapped_as(gpt), ["abc"], tokenizer=Letters(), max_new_tokens=6)
+    html = written._repr_html_()
+    assert html.count("<span") == int(written.lengths[0])
+    assert html.count("title=") == html.count("<span")
+    tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
+    object.__setattr__(written, "tokens", tokens[:, : int(written.lengths[0])])
+    assert "<span style" in written.html("epistemic")
+    shown = written.html("epistemic").replace("<span ", "").replace("</span>", "")
+    assert ">&lt;" in shown
+    assert ">&amp;" in shown
+    assert "<<" not in shown
+    with pytest.raises(ValueError, match="kind"):
+        written.html("vacuitic")  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Scores of several answers that were sampled for one prompt: how far they say the same."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
+
+from torch import Tensor
+
+Equivalence = Callable[[str, str], bool]
+
+
+def self_consistency(answers: Sequence[Hashable]) -> float:
+    """The share of the answers that are the most frequent one (Wang et al. 2023, "Self-consistency improves chain of thought reasoning").
+
+    Args:
+        answers: final answers of one prompt, such as the number at the end of a chain of thought; equal ones are the same answer.
+
+    Returns:
+        Between 1 / n and 1; higher is to be trusted more.
+
+    Raises:
+        ValueError: if there are no answers.
+
+    Example:
+        >>> self_consistency(["42", "42", "41", "42"])
+        0.75
+    """
+    _at_least(answers, 1)
+    return Counter(answers).most_common(1)[0][1] / len(answers)
+
+
+def rouge_l(candidate: Sequence[Hashable] | str, reference: Sequence[Hashable] | str) -> float:
+    """F-measure of the longest common subsequence of two texts (Lin 2004, "ROUGE: a package for automatic evaluation of summaries").
+
+    With l the length of the subsequence, precision l / |candidate| and recall l / |reference|, it is their harmonic mean (beta = 1).
+
+    Args:
+        candidate, reference: texts, which are split into words at white space as they are (no stemming, case kept), or sequences of tokens.
+
+    Returns:
+        Between 0 and 1; two empty texts are alike, 1.
+
+    Example:
+        >>> rouge_l("the cat sat", "the cat was here")
+        0.5714285714285714
+    """
+    a = candidate.split() if isinstance(candidate, str) else list(candidate)
+    b = reference.split() if isinstance(reference, str) else list(reference)
+    if not a and not b:
+        return 1.0
+    lengths = [0] * (len(b) + 1)
+    for item in a:
+        row = [0]
+        for j, other in enumerate(b):
+            row.append(lengths[j] + 1 if item == other else max(lengths[j + 1], row[j]))
+        lengths = row
+    return 2 * lengths[-1] / (len(a) + len(b))
+
+
+def lexical_similarity(answers: Sequence[str] | Sequence[Sequence[Hashable]]) -> float:
+    """The mean ROUGE-L over all pairs of answers (Fomicheva et al. 2020; with ROUGE-L as in Kuhn et al. 2023, "Semantic uncertainty").
+
+    Args:
+        answers: two or more answers to one prompt, texts or sequences of tokens.
+
+    Returns:
+        Between 0 and 1; higher is to be trusted more.
+
+    Raises:
+        ValueError: for fewer than two answers.
+
+    Example:
+        >>> lexical_similarity(["a b c", "a b c", "x y z"])
+        0.3333333333333333
+    """
+    _at_least(answers, 2)
+    pairs = list(combinations(answers, 2))
+    return sum(rouge_l(a, b) for a, b in pairs) / len(pairs)
+
+
+def meaning_clusters(answers: Sequence[str], equivalent: Equivalence) -> list[int]:
+    """The number of the cluster of meaning that each answer falls into (Farquhar et al. 2024, algorithm 1).
+
+    Each answer is compared with the first one of every cluster, in order, and joins the first that it is equivalent to.
+
+    Args:
+        answers: to one prompt.
+        equivalent: `equivalent(first, answer)`, whether two answers mean the same; in the paper, whether each entails the other.
+
+    Returns:
+        Whole numbers, from 0 in the order in which clusters appear.
+
+    Example:
+        >>> meaning_clusters(["Paris", "PARIS", "Rome"], lambda a, b: a.lower() == b.lower())
+        [0, 0, 1]
+    """
+    firsts: list[str] = []
+    numbers = []
+    for answer in answers:
+        number = next((k for k, first in enumerate(firsts) if equivalent(first, answer)), len(firsts))
+        if number == len(firsts):
+            firsts.append(answer)
+        numbers.append(number)
+    return numbers
+
+
+def semantic_entropy(
+    answers: Sequence[str], equivalent: Equivalence, log_probs: Sequence[float] | Tensor | None = None
+) -> float:
+    """The entropy in nats over meanings (Farquhar et al. 2024, "Detecting hallucinations ... using semantic entropy", Nature).
+
+    P(c) is the sum of exp(log p) over the answers of a cluster, normalised over the clusters; the entropy is -sum P(c) log P(c). Without
+    log-probabilities P(c) is the share of the answers, their discrete semantic entropy.
+
+    Args:
+        answers: sampled for one prompt.
+        equivalent: `equivalent(a, b)`, whether two answers mean the same; see `meaning_clusters`.
+        log_probs: of the answers [n], length-normalised as in the paper: `Generation.mean_log_prob`.
+
+    Returns:
+        Between 0 and log n; lower is to be trusted more.
+
+    Raises:
+        ValueError: if there are no answers, another number of log-probabilities, or some above 0 or not finite.
+
+    Example:
+        >>> round(semantic_entropy(["yes", "Yes", "no"], lambda a, b: a.lower() == b.lower(), [-1.0, -1.0, -1.0]), 4)
+        0.6365
+    """
+    _at_least(answers, 1)
+    given = [0.0] * len(answers) if log_probs is None else [float(value) for value in log_probs]
+    if len(given) != len(answers):
+        raise ValueError(f"log_probs: expected one for each of {len(answers)} answers, found {len(given)}")
+    if any(not math.isfinite(value) or value > 1e-6 for value in given):
+        raise ValueError(f"log_probs: expected finite logarithms of probabilities, at most 0, found {given}")
+    highest = max(given)
+    masses: dict[int, float] = {}
+    for number, value in zip(meaning_clusters(answers, equivalent), given, strict=True):
+        masses[number] = masses.get(number, 0.0) + math.exp(value - highest)
+    whole = sum(masses.values())
+    return -sum(mass / whole * math.log(mass / whole) for mass in masses.values()) + 0.0
+
+
+def _at_least(answers: Sequence[object], n: int) -> None:
+    if isinstance(answers, str):
+        raise ValueError("answers: expected a list of answers to one prompt, found a single text")
+    if len(answers) < n:
+        raise ValueError(
+            f"answers: expected {n} or more to one prompt, found {len(answers)}; generate with do_sample=True, num_return_sequences=5"
+        )
