@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import WorkbenchWarning, vote
+from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -61,9 +63,9 @@ def spread(wrapped: Any) -> float:
     return float(logits.std(0).min())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the output has no row")
 def test_voters_that_stay_alike_are_told_and_the_remedy_works(tmp_path: Path) -> None:
-    wrapped: Any = vote.Wrapper(3, finetune=True)(bert(0.0))
+    wrapped: Any = vote.Wrapper(3, finetune=True, output="logits")(bert(0.0))
     with pytest.warns(WorkbenchWarning, match=r"stay alike.*wrapped\.loss.*compute_loss"):
         train(wrapped, tmp_path, transformers.Trainer)
     assert spread(wrapped) == 0
@@ -83,3 +85,84 @@ def test_dropout_lets_voters_differ(tmp_path: Path) -> None:
     with pytest.warns(WorkbenchWarning, match=r"mean of the voters.*wrapped\.loss"):
         train(wrapped, tmp_path, transformers.Trainer)
     assert spread(wrapped) > 1e-6
+
+
+def gpt() -> nn.Module:
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=30, n_layer=1, n_head=2, n_embd=8, n_positions=16, **dropout)
+    )
+
+
+def scores(predictions: Any) -> dict[str, float]:
+    assert len(predictions.predictions) == len(predictions.label_ids) == 16
+    return {"count": float(len(predictions.predictions))}
+
+
+MODES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[Tensor, Tensor], Tensor]]] = {
+    "classes": (lambda: bert(0.0), "logits", lambda ids, labels: labels),
+    "tokens": (gpt, {"logits": Logits(dim=-1)}, lambda ids, labels: torch.where(ids > 20, -100, ids)),
+    "values": (lambda: bert(0.0), "values", lambda ids, labels: ids[:, :2].float() / 30),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the output has no row")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [*((mode, {}) for mode in MODES), ("tokens", {"bf16": True}), ("tokens", {"gradient_checkpointing": True})],
+    ids=str,
+)
+def test_a_stock_trainer_gives_each_voter_its_own_gradient(mode: str, options: dict[str, bool], tmp_path: Path) -> None:
+    make, output, labels = MODES[mode]
+    rows: Any = Rows()
+    rows.labels = labels(rows.ids, rows.labels)
+    model: Any = make()
+    if mode == "values":
+        model.config.problem_type = "regression"
+    wrapped: Any = vote.Wrapper(3, output=output)(model)
+
+    def first_gradients(trained: Any, steps: int) -> tuple[Any, dict[str, Tensor]]:
+        gradients: dict[str, Tensor] = {}
+
+        class FirstStep(transformers.TrainerCallback):
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                for name, parameter in trained.named_parameters() if not gradients else ():
+                    if parameter.grad is not None:
+                        gradients[name.removesuffix("@vote")] = parameter.grad.clone()
+
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=16,
+            max_grad_norm=0.0,
+            max_steps=steps,
+            save_steps=steps,
+            save_strategy="steps" if steps > 1 else "no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            **options,
+        )
+        trainer = transformers.Trainer(
+            model=trained,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=rows,
+            compute_metrics=scores,
+            callbacks=[FirstStep()],
+        )
+        trainer.train()
+        return trainer, gradients
+
+    expected = [first_gradients(voter.train(), 1)[1] for voter in wrapped.voters()]
+    trainer, gradients = first_gradients(wrapped, 2)
+    assert gradients.keys() >= expected[0].keys()
+    tolerance = {"rtol": 0.05, "atol": 5e-3} if "bf16" in options else {"rtol": 1e-4, "atol": 1e-6}
+    for name in expected[0]:
+        plain = torch.stack([each[name] for each in expected]) / 3
+        torch.testing.assert_close(gradients[name].reshape(plain.shape), plain, **tolerance)
+    assert trainer.evaluate()["eval_count"] == 16
+    if not options:
+        trainer.args.max_steps = 3
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert trainer.state.global_step == 3
