@@ -39,6 +39,7 @@ class Method:
     # the marks of buffers that stay in float32 at least where the model is cast to half precision
     statistics: tuple[str, ...] = ()
     detections: str = ""  # why boxes cannot be matched over its branches, "" if they can
+    channels_first = False  # whether it takes inputs for images [rows, channels, height, width]
     members = False  # whether its branches are whole models, which `voters()` gives one by one
     # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]
     member_marks: tuple[str, ...] = ()

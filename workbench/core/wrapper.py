@@ -18,6 +18,7 @@ from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
 from ..engine.surroundings import Surroundings
 from .decorated import decorated
+from .frameworks import is_keras, wrap_foreign, wrap_foreign_function
 from .function import Function
 from .last_layers import watched
 from .lone_calls import watch_layers
@@ -91,7 +92,7 @@ class Wrapper(Settings):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         target: Any = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(target, (nn.Module, *_FUNCTIONS)) or _is_class_of_models(target):
+        if isinstance(target, (nn.Module, *_FUNCTIONS)) or _is_class_of_models(target) or is_keras(target):
             return cls()(target)  # used as a decorator without parentheses
         return super().__new__(cls)
 
@@ -160,10 +161,14 @@ class Wrapper(Settings):
             >>> h.shape, part(torch.zeros(4, 3)).shape
             (torch.Size([4, 8]), torch.Size([4, 1]))
         """
+        if (foreign := wrap_foreign(self, target, method, at)) is not None:
+            return foreign
         if _is_class_of_models(target):
             return decorated(target, lambda instance: self._wrap_in_place(instance, method, at))
         if isinstance(target, _FUNCTIONS) or (callable(target) and not isinstance(target, nn.Module | type)):
-            target = Function(target)
+            function, target = target, Function(target)
+            if (foreign := wrap_foreign_function(self, function, [*target.children()])) is not None:
+                return foreign
         if not isinstance(target, nn.Module):
             what = (
                 f"the class {target.__name__}"

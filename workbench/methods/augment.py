@@ -125,6 +125,10 @@ class Augment(Method):
     name, kind, order = "augment", "epistemic", 22
     detections = "boxes are not turned back with the image; use vote.Wrapper or sample.Wrapper"
 
+    def __init__(self, wrapper: Any) -> None:
+        super().__init__(wrapper)
+        self.channels_first = isinstance(self.wrapper.transforms, str)
+
     def settings(self) -> dict[str, Any]:
         transforms = self.wrapper.transforms
         # functions have no name that another process knows

@@ -1,0 +1,234 @@
+"""Keras models as torch modules: their variables registered as parameters and buffers, and swapped in by a scope of Keras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import torch
+from torch import Tensor, nn
+
+_OMITTED = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variable of a Keras model is registered.
+
+    Args:
+        variable: of the Keras model.
+        path: of the module that holds its tensor.
+        name: of the tensor there.
+        buffer: whether it is a buffer.
+    """
+
+    variable: Any
+    path: str
+    name: str
+    buffer: bool
+
+
+class LayerTensors(nn.Module):
+    """The tensors of one layer, and how it initialises them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._initializers: _Shared = _Shared({})
+
+    def __getstate__(self) -> dict[str, Any]:  # what is left out here is shared by all copies
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, _Shared)}
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, each by its own initialiser."""
+        for name, initializer in self._initializers.value.items():
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                new = _fresh(initializer)(tuple(parameter.shape), keras.backend.standardize_dtype(parameter.dtype))
+                with torch.no_grad():
+                    parameter.copy_(new)
+
+
+class KerasModule(nn.Module):
+    """A torch module that calls a Keras model, or a function of some, with its own parameters and buffers in place of their variables.
+
+    The parameters are those of the Keras variables, and buffers share their memory, so that either side sees what the other trains.
+
+    Args:
+        models: the Keras models.
+        run: what is called; the model itself by default.
+    """
+
+    def __init__(self, models: list[Any], run: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        places: list[Place] = []
+        seen: set[int] = set()
+        for model in models:
+            prefix = "" if run is None else _free(self._modules, _stem(model.name))
+            self._add(model, prefix, places, seen)
+        states = [v for model in models for v in model.variables if id(v) not in seen]
+        self._calls = _Shared(_Calls(run or models[0], run is not None, tuple(places), tuple(states)))
+
+    def _add(self, layer: Any, path: str, places: list[Place], seen: set[int]) -> None:
+        holder = LayerTensors() if path else self
+        if path:
+            parent, _, name = path.rpartition(".")
+            self.get_submodule(parent).add_module(name, holder)
+        for buffer, variables in ((False, layer._trainable_variables), (True, layer._non_trainable_variables)):
+            for variable in variables:
+                if id(variable) in seen:
+                    continue
+                seen.add(id(variable))
+                tensor = variable._value
+                name = _free({**holder._parameters, **holder._buffers, **holder._modules}, variable.name)
+                if buffer or not (tensor.is_floating_point() or tensor.is_complex()):
+                    holder._buffers[name], buffer_here = tensor.detach(), True
+                else:
+                    holder._parameters[name], buffer_here = tensor, False
+                    if path and (initializer := _initializer(layer, variable)) is not None:
+                        holder._initializers.value[name] = initializer
+                places.append(Place(variable, path, name, buffer_here))
+        for inner in _inner(layer):
+            if any(id(v) not in seen for v in inner.weights):
+                name = _free(holder._modules, _stem(inner.name))
+                self._add(inner, f"{path}.{name}" if path else name, places, seen)
+
+    def __getstate__(self) -> dict[str, Any]:  # what is left out here is shared by all copies
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, _Shared)}
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where each variable is registered, in the order of the layers."""
+        return self._calls.value.places
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        """The variables of random numbers, which all branches draw from one after another."""
+        return self._calls.value.states
+
+    @property
+    def notes(self) -> set[str]:
+        """What calls have shown: "losses" of its layers, a "mask" on an output."""
+        return self._calls.value.notes
+
+    def forward(self, *args: Any, training: Any = _OMITTED, **kwargs: Any) -> Any:
+        """Call the Keras model.
+
+        Args:
+            training: as of a Keras model, where None is what the model takes by default; if it is not given, the mode of the module.
+        """
+        calls = self._calls.value
+        if training is _OMITTED:
+            training = self.training
+        if not calls.is_function:
+            kwargs["training"] = training
+        given = [self._held(place) for place in calls.places]
+        mapping = [(place.variable, tensor) for place, tensor in zip(calls.places, given, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            before = [scope.get_current_value(place.variable) for place in calls.places]
+            output = calls.run(*args, **kwargs)
+        for place, tensor, old in zip(calls.places, given, before, strict=True):
+            new = scope.get_current_value(place.variable)
+            if new is old:
+                continue
+            if not place.buffer:
+                raise RuntimeError(
+                    f"the model assigns to its weight {place.path}.{place.name} when it is called, which branches share; keep what changes in "
+                    "a variable with trainable=False"
+                )
+            with torch.no_grad():
+                tensor.copy_(new)
+        for state in calls.states:
+            new = scope.get_current_value(state)
+            if new is not None:
+                state.assign(new)
+        if scope.losses:
+            calls.notes.add("losses")
+        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(output)):
+            calls.notes.add("mask")
+        return keras.tree.map_structure(_unmasked, output)
+
+    def _held(self, place: Place) -> Tensor:
+        module: Any = self.get_submodule(place.path) if place.path else self
+        return getattr(module, place.name)
+
+
+def refuse_layers(model: Any) -> None:
+    """Refuse a model with parts that do not read their variables through Keras.
+
+    Raises:
+        ValueError: if a torch module is among its layers.
+    """
+    for layer in model._flatten_layers():
+        if any(cls.__name__ == "TorchModuleWrapper" for cls in type(layer).__mro__):
+            inner = type(layer.module).__name__
+            raise ValueError(
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which uses its parameters past Keras, so "
+                "that branches would not differ there: write the layer in Keras, or write the whole model in torch and wrap that"
+            )
+
+
+class _Shared:
+    """Holds what copies of a module share."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> _Shared:
+        return self
+
+
+class _Calls:
+    """How a Keras model is called."""
+
+    def __init__(self, run: Any, is_function: bool, places: tuple[Place, ...], states: tuple[Any, ...]) -> None:
+        self.run, self.is_function, self.places, self.states = run, is_function, places, states
+        self.notes: set[str] = set()
+
+
+def _inner(layer: Any) -> Iterator[Any]:
+    """The layers inside a layer, in the order of the model."""
+    ordered = layer.layers if isinstance(layer, keras.Model) else []
+    known = set(map(id, ordered))
+    yield from ordered
+    yield from (inner for inner in layer._layers if id(inner) not in known)
+
+
+def _stem(name: str) -> str:
+    """A name without the number that Keras counts all layers of a program by."""
+    return re.sub(r"\W", "_", re.sub(r"_\d+$", "", name)) or "layer"
+
+
+def _free(taken: Any, name: str) -> str:
+    name, n = re.sub(r"\W", "_", name) or "variable", 0
+    while (numbered := f"{name}_{n}" if n else name) in taken:
+        n += 1
+    return numbered
+
+
+def _unmasked(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and hasattr(leaf, "_keras_mask"):
+        del leaf._keras_mask
+    return leaf
+
+
+def _initializer(layer: Any, variable: Any) -> Any:
+    """The initialiser that a layer has for a variable, by the names that Keras gives them; None if it has none of these."""
+    for name in (variable.name, variable.name.removesuffix("_kernel")):
+        initializer = getattr(layer, f"{name}_initializer", None)
+        if isinstance(initializer, keras.initializers.Initializer):
+            return initializer
+    return None
+
+
+def _fresh(initializer: Any) -> Any:
+    """An initialiser that draws other numbers: Keras' own give the same at every call."""
+    config = initializer.get_config()
+    if "seed" in config:
+        config["seed"] = int(torch.randint(2**31 - 1, ()))
+    return type(initializer).from_config(config)
+
+
+__all__ = ["KerasModule", "Place", "refuse_layers"]
