@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from ..engine.clone import eager, is_scripted
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
+from .frameworks import is_keras
 from .method import Method
 from .ownership import MARK
 from .wrapped import Wrapped, is_wrapped
@@ -47,6 +48,12 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
         raise TypeError(
             f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
             "first, then shard the wrapped one"
+        )
+    foreign = [name for name, module in model.named_modules() if is_keras(module)]
+    if foreign:
+        raise TypeError(
+            f"the sub-module {foreign[0]!r} of {type(model).__name__} is a Keras layer, which does not read its weights from the module: wrap the "
+            "Keras model by itself, or write the whole in one of the two"
         )
     inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
     if inside:

@@ -424,5 +424,14 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
 
 
 def is_wrapped(model: object) -> bool:
-    """Whether a model is a wrapped one."""
+    """Whether a model is a wrapped one.
+
+    Raises:
+        TypeError: if it stands for one, as a wrapped Keras model does, which knows no more than calls.
+    """
+    if hasattr(type(model), "_workbench_torch"):
+        raise TypeError(
+            f"this {type(model).__name__} is a wrapped Keras model: give model.as_torch(), the wrapped torch module behind it, which has the same "
+            "weights"
+        )
     return isinstance(model, Wrapped) and "_workbench" in model.__dict__

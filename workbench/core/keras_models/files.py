@@ -40,7 +40,8 @@ def load_from(store: Any, wrapped: Any) -> None:
         )
     kinds = json.loads(np.asarray(store[_NAMES]).astype(np.uint8).tobytes().decode())
     state = {
-        name: torch.from_numpy(np.array(store[str(i)])).to(getattr(torch, kind)) for i, (name, kind) in enumerate(kinds.items())
+        name: torch.from_numpy(np.array(store[str(i)])).to(getattr(torch, kind))
+        for i, (name, kind) in enumerate(kinds.items())
     }
     wrapped.load_state_dict(state)
 

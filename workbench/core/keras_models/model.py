@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from ...engine.plan import Stacked
 from ...errors import WorkbenchWarning
 from ..outputs import has_classes
-from ..ownership import MARK, table_of
+from ..ownership import EXTRAS, MARK, table_of
 from ..wrapped import PUBLIC
 from .compiled import compile_alike
 from .files import load_from, write_into
+from .plain import new_like
 from .tensors import KerasModule, refuse_layers
 from .variables import variables_of
 
@@ -46,12 +47,14 @@ class WrappedKeras:
 
     _workbench_plain: Any
     wrappers: tuple[Any, ...]
-    _workbench_torch: Any
+    _workbench_torch: Any = None
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
 
     # ---- calls
-    def __call__(self, *args: Any, return_risk: bool | None = None, tile_and_reduce: bool | None = None, **kwargs: Any) -> Any:
+    def __call__(
+        self, *args: Any, return_risk: bool | None = None, tile_and_reduce: bool | None = None, **kwargs: Any
+    ) -> Any:
         """As the model itself; with `return_risk=True` the pair (prediction, risk).
 
         Args:
@@ -66,14 +69,23 @@ class WrappedKeras:
         wrapped = self._materialize(args, kwargs)
         step, training = self._workbench_step, kwargs.pop("training", None)
         mode = bool(step if training is None and step is not None else training)
+        if (
+            training is None
+        ):  # what the model takes by default; else the mode says it, which looks at a model may change
+            kwargs["training"] = None
         if return_risk is None:
             return_risk = step is not None and self._head is not None
-            if return_risk and mode and tile_and_reduce is None and any(m.deals(True) for m in wrapped._workbench.methods):
+            if (
+                return_risk
+                and mode
+                and tile_and_reduce is None
+                and any(m.deals(True) for m in wrapped._workbench.methods)
+            ):
                 tile_and_reduce = False
         before = wrapped.training
         wrapped.train(mode)
         try:
-            return wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, training=training, **kwargs)
+            return wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, **kwargs)
         finally:
             wrapped.train(before)
 
@@ -106,7 +118,9 @@ class WrappedKeras:
                 self.__dict__[name] = value
         for name, layer in plain._modules.items():
             self._modules.setdefault(name, layer)
-        self.__dict__.update(built=True, _workbench_module=module, _workbench_torch=wrapped.eval(), _workbench_done=len(self.wrappers))
+        self.__dict__.update(
+            built=True, _workbench_module=module, _workbench_torch=wrapped.eval(), _workbench_done=len(self.wrappers)
+        )
 
     def as_torch(self) -> Any:
         """The wrapped torch module over the same variables: what `workbench.fit`, `calibrate` and all else of workbench take.
@@ -141,15 +155,8 @@ class WrappedKeras:
 
     def _plain_with(self, module: Any) -> Any:
         plain = self._workbench_plain
-        new = keras.models.clone_model(plain)
-        if not _is_built(new):
-            new.build_from_config(plain.get_build_config())
+        new = new_like(plain)
         places = {id(place.variable): place for place in self._workbench_module.places}
-        if [tuple(v.shape) for v in new.weights] != [tuple(v.shape) for v in plain.weights]:
-            raise RuntimeError(
-                f"keras.models.clone_model makes a {type(plain).__name__} of other weights, so that voters cannot be given as plain models: "
-                "give the class a get_config that says all arguments of its constructor"
-            )
         for variable, old in zip(new.weights, plain.weights, strict=True):
             place = places[id(old)]
             holder: Any = module.get_submodule(place.path) if place.path else module
@@ -279,6 +286,13 @@ class WrappedKeras:
             self.as_torch().fit(rows)
         return history
 
+    def _should_torch_compile(self) -> bool:
+        if self.jit_compile:  # type: ignore[attr-defined]
+            raise ValueError(
+                "jit_compile=True: the steps of a wrapped Keras model cannot be compiled; compile(..., jit_compile=False)"
+            )
+        return False
+
     def _refuse_training(self) -> None:
         head = self._head
         if head is None:
@@ -298,7 +312,9 @@ class WrappedKeras:
         """The compiled loss; of a model with a risk head its sum with the likelihood."""
         notes = self._workbench_module.notes if self._workbench_module is not None else ()
         if "losses" in notes or "mask" in notes:
-            what = "adds losses of its own (add_loss, activity_regularizer)" if "losses" in notes else "masks its output"
+            what = (
+                "adds losses of its own (add_loss, activity_regularizer)" if "losses" in notes else "masks its output"
+            )
             raise NotImplementedError(
                 f"a layer of this Keras model {what}, which does not reach the loss of a wrapped model: leave it out, or write a train_step that "
                 "computes the whole loss from the predictions"
@@ -365,13 +381,18 @@ class WrappedKeras:
         load_from(store, self.as_torch())
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("save", "save_weights(path) keeps all weights, and load_weights reads them into a model that was wrapped alike")
+        self._refuse_config(
+            "save",
+            "save_weights(path) keeps all weights, and load_weights reads them into a model that was wrapped alike",
+        )
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config("export", "torch.export.export takes a voter: model.as_torch().voters()[0]")
 
     def get_config(self) -> Any:
-        self._refuse_config("get_config", "model.voters() and model.unwrap() are plain Keras models, and can be copied and saved")
+        self._refuse_config(
+            "get_config", "model.voters() and model.unwrap() are plain Keras models, and can be copied and saved"
+        )
 
     def quantize(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config("quantize", "quantize a plain model of model.voters()")
@@ -379,7 +400,7 @@ class WrappedKeras:
     def _refuse_config(self, what: str, remedy: str) -> None:
         raise NotImplementedError(
             f"{what} of a wrapped Keras model: its voters and noise are in no config of the {type(self).__name__} that Keras could build it from. "
-            f"{remedy[0].upper()}{remedy[1:]}"
+            f"Instead: {remedy}"
         )
 
     def __reduce__(self) -> Any:
@@ -421,7 +442,9 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
     cls = type(model)
     if cls not in _CLASSES:
         _CLASSES[cls] = types.new_class(
-            cls.__name__, (WrappedKeras, cls), exec_body=lambda ns: ns.update(__module__=cls.__module__, __doc__=cls.__doc__)
+            cls.__name__,
+            (WrappedKeras, cls),
+            exec_body=lambda ns: ns.update(__module__=cls.__module__, __doc__=cls.__doc__),
         )
     new = twin(model, _CLASSES[cls])
     new.__dict__.update(
@@ -435,7 +458,9 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
     )
     example = next((w.example for w in wrappers if w.example is not None), None)
     if example is not None:
-        new._materialize(*keras.tree.map_structure(_as_tensor, (example if isinstance(example, tuple) else (example,), {})))
+        new._materialize(
+            *keras.tree.map_structure(_as_tensor, (example if isinstance(example, tuple) else (example,), {}))
+        )
     elif _is_built(model):
         new._make()
     compile_alike(new, before if before is not None else model)
@@ -477,6 +502,8 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _learns(variable: Any) -> bool:
+    if getattr(variable, "_workbench_slot", "").startswith(f"{EXTRAS}.density"):  # learned in closed form
+        return False
     source = getattr(variable, "_workbench_source", variable)
     return bool(variable.trainable and source.trainable)
 

@@ -18,13 +18,21 @@ def variables_of(model: Any) -> list[Any]:
     key = tuple(map(id, tensors.values()))
     cached = model.__dict__.get("_workbench_variables")
     if cached is None or cached[0] != key:
-        cached = model.__dict__["_workbench_variables"] = (key, [*tensors.values()], _variables(model, wrapped, tensors))
+        cached = model.__dict__["_workbench_variables"] = (
+            key,
+            [*tensors.values()],
+            _variables(model, wrapped, tensors),
+        )
     return list(cached[2])
 
 
 def _variables(model: Any, wrapped: Any, tensors: dict[str, torch.Tensor]) -> list[Any]:
     places = {f"{p.path}.{p.name}" if p.path else p.name: p.variable for p in model._workbench_module.places}
-    known = {v._workbench_slot: v for v in (model.__dict__.get("_workbench_variables") or ((), (), ()))[2] if hasattr(v, "_workbench_slot")}
+    known = {
+        v._workbench_slot: v
+        for v in (model.__dict__.get("_workbench_variables") or ((), (), ()))[2]
+        if hasattr(v, "_workbench_slot")
+    }
     out = []
     for name, tensor in tensors.items():
         if name in places:
@@ -65,7 +73,9 @@ class _EachRow(keras.constraints.Constraint):
         self.constraint = constraint
 
     def __call__(self, w: Any) -> Any:
-        return torch.stack([keras.ops.convert_to_tensor(self.constraint(row)) for row in keras.ops.convert_to_tensor(w)])
+        return torch.stack(
+            [keras.ops.convert_to_tensor(self.constraint(row)) for row in keras.ops.convert_to_tensor(w)]
+        )
 
 
 __all__ = ["variables_of"]

@@ -70,7 +70,9 @@ def wrap_function(wrapper: Any, function: Callable[..., Any], modules: list[Any]
         if isinstance(module, WrappedKeras):
             raise ValueError(f"{name} uses a model that is wrapped already: wrap the function or the model, not both")
         if not module.built or not module.weights:
-            raise ValueError(f"{name} uses the Keras model {module.name!r}, which has no weights yet: call it once before wrapping")
+            raise ValueError(
+                f"{name} uses the Keras model {module.name!r}, which has no weights yet: call it once before wrapping"
+            )
         refuse_layers(module)
     return wrapper(KerasModule(modules, function).eval())
 
