@@ -47,6 +47,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
     monkeypatch.chdir(tmp_path)  # what the code writes is not left in the repository
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # which a page sets for the whole process
     monkeypatch.setattr("workbench.core.registry._REGISTERED", {})  # the guide's wrapper stays in the guide
     scope: dict[str, Any] = {"__name__": page.stem}
     with torch.random.fork_rng():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ Y = np.sin(X.sum(1, keepdims=True)).astype("float32")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def keras() -> Iterator[Any]:
+def keras() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERAS_BACKEND", "torch")
         module = pytest.importorskip("keras")
@@ -30,7 +30,7 @@ def keras() -> Iterator[Any]:
         pytest.skip("Keras was imported with another backend")
     module.utils.set_random_seed(0)
     globals()["k"] = module
-    yield module
+    return module
 
 
 k: Any = None
@@ -173,7 +173,7 @@ def layered() -> list[tuple[Any, Any]]:
     convolutions = [k.layers.Conv2D(4, 3), k.layers.BatchNormalization(), k.layers.MaxPooling2D(), k.layers.Flatten()]
     attended = k.Input((5, 8))
     pooled = k.layers.GlobalAveragePooling1D()(k.layers.MultiHeadAttention(2, 4)(attended, attended))
-    named = {"a": k.Input((3,)), "b": k.Input((2,))}
+    named = {"a": k.Input((3,), name="a"), "b": k.Input((2,), name="b")}
     joined = k.layers.Concatenate()([named["a"], named["b"]])
     return [
         (k.Sequential([k.Input((8, 8, 3)), *convolutions, k.layers.Dense(2)]), images),
@@ -398,7 +398,7 @@ def test_a_decorated_class_builds_wrapped_models() -> None:
     model = Net(units=5)
     model.compile("adam", "mse")
     model.fit(X, Y, epochs=1, verbose=0)
-    y, risk = model(X, return_risk=True)
+    _, risk = model(X, return_risk=True)
     assert isinstance(model, Net)
     assert float(risk.min()) > 0
     torch.testing.assert_close(model.shifted(torch.as_tensor(X)), model(X + 3))
@@ -440,7 +440,7 @@ def test_weights_are_saved_and_loaded(make: Callable[[], Any], tmp_path: Path) -
     models[1].load_weights(path)
     assert models[1].evaluate(X, Y, verbose=0) == pytest.approx(models[0].evaluate(X, Y, verbose=0), rel=1e-6)
     other = vote.Wrapper(3)(sequential())
-    with pytest.raises((RuntimeError, ValueError), match="n_voters|sculpt"):
+    with pytest.raises((RuntimeError, ValueError), match=r"n_voters|sculpt"):
         other.load_weights(path)
     plain = sequential()
     plain.save_weights(path)
@@ -505,7 +505,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
 def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     model = sequential() if target == "model" else net_class()
     monkeypatch.setattr(k.backend, "backend", lambda: "tensorflow")
-    with pytest.raises(TypeError, match="on the tensorflow backend.*KERAS_BACKEND=torch"):
+    with pytest.raises(TypeError, match=r"on the tensorflow backend.*KERAS_BACKEND=torch"):
         vote.Wrapper(model) if target == "class" else vote.Wrapper(2)(model)
 
 

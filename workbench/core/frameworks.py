@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from ..introspect.objects import is_keras
 
 
 def wrap_foreign(wrapper: Any, target: Any, method: str, at: str | None) -> Any:
@@ -46,11 +47,4 @@ def wrap_foreign_function(wrapper: Any, function: Callable[..., Any], modules: l
     return keras_models.wrap_function(wrapper, function, modules)
 
 
-def is_keras(target: Any) -> bool:
-    """Whether something is a Keras layer or model, or a class of them; no Keras is imported to find out."""
-    layers = getattr(sys.modules.get("keras"), "layers", None)
-    kind = target if isinstance(target, type) else type(target)
-    return layers is not None and issubclass(kind, layers.Layer)
-
-
-__all__ = ["is_keras", "wrap_foreign", "wrap_foreign_function"]
+__all__ = ["wrap_foreign", "wrap_foreign_function"]

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..engine.clone import eager, is_scripted
+from ..introspect.objects import is_keras
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
-from .frameworks import is_keras
 from .method import Method
 from .ownership import MARK
 from .wrapped import Wrapped, is_wrapped
@@ -52,8 +52,8 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
     foreign = [name for name, module in model.named_modules() if is_keras(module)]
     if foreign:
         raise TypeError(
-            f"the sub-module {foreign[0]!r} of {type(model).__name__} is a Keras layer, which does not read its weights from the module: wrap the "
-            "Keras model by itself, or write the whole in one of the two"
+            f"the sub-module {foreign[0]!r} of {type(model).__name__} is a Keras layer, which does not read its weights from the module: wrap "
+            "the Keras model by itself, or write the whole in one of the two"
         )
     inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
     if inside:

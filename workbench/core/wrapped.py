@@ -431,7 +431,7 @@ def is_wrapped(model: object) -> bool:
     """
     if hasattr(type(model), "_workbench_torch"):
         raise TypeError(
-            f"this {type(model).__name__} is a wrapped Keras model: give model.as_torch(), the wrapped torch module behind it, which has the same "
-            "weights"
+            f"this {type(model).__name__} is a wrapped Keras model: give model.as_torch(), the wrapped torch module behind it, which has the "
+            "same weights"
         )
     return isinstance(model, Wrapped) and "_workbench" in model.__dict__

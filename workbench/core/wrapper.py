@@ -17,8 +17,9 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
 from ..engine.surroundings import Surroundings
+from ..introspect.objects import is_keras
 from .decorated import decorated
-from .frameworks import is_keras, wrap_foreign, wrap_foreign_function
+from .frameworks import wrap_foreign, wrap_foreign_function
 from .function import Function
 from .last_layers import watched
 from .lone_calls import watch_layers

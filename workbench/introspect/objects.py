@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -28,6 +29,13 @@ def is_atom(value: Any) -> bool:
 def is_scripted(module: nn.Module) -> bool:
     """Whether a module lives in C++, out of reach of structural copies."""
     return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def is_keras(target: Any) -> bool:
+    """Whether something is a Keras layer or model, or a class of them; no Keras is imported to find out."""
+    layers = getattr(sys.modules.get("keras"), "layers", None)
+    kind = target if isinstance(target, type) else type(target)
+    return layers is not None and issubclass(kind, layers.Layer)
 
 
 def is_generator(value: Any) -> bool:

@@ -22,7 +22,7 @@ from workbench.core.rows import Batch, Source, TensorRows, place
 from workbench.core.said_distributions import nll
 from workbench.core.savepoint import Savepoint
 from workbench.core.standardize import Key
-from workbench.core.wrapped import Wrapped
+from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.engine.effects.private_random import own_random
 from workbench.training.augmentation import Augmentation, augmentations, changed
 from workbench.training.batches import Batches
@@ -270,7 +270,7 @@ def fit(
 def _checked(wrapped: Any) -> Wrapped:
     if isinstance(wrapped, Wrapped):
         return wrapped
-    if isinstance(wrapped, nn.Module):
+    if isinstance(wrapped, nn.Module) and not is_wrapped(wrapped):  # which says what to give for a wrapped Keras model
         raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
 

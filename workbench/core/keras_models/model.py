@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 import warnings
 from collections.abc import Iterator
@@ -10,34 +9,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...engine.plan import Stacked
 from ...errors import WorkbenchWarning
-from ..outputs import has_classes
-from ..ownership import EXTRAS, MARK, table_of
+from ..ownership import EXTRAS
 from ..wrapped import PUBLIC
 from .compiled import compile_alike
 from .files import load_from, write_into
 from .plain import new_like
 from .tensors import KerasModule, refuse_layers
+from .training import NO_LOSS, KerasTraining, as_tensor, name_of
 from .variables import variables_of
 
 _CLASSES: dict[type, type] = {}
 _UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names that Keras has for something else
-NO_LOSS = (
-    "You are using a wrapper that requires the loss function to be modified, and the model is compiled with none. Please either: a) compile "
-    "the model before wrapping it, .compile(loss=your_loss); or b) combine your loss with {0}.loss_function by hand, and assign it to "
-    "model.compute_loss, as in\n"
-    "def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=None):\n"
-    "    y_hat, risk = y_pred\n"
-    "    return your_loss(y, y_hat) + {0}.loss_function(y, y_hat, risk)"
-)
 
 
-class WrappedKeras:
+class WrappedKeras(KerasTraining):
     """What a Keras model is after wrapping; its class comes before the user's.
 
     The layers are those of the given model, and are never written into: each branch of a call runs them in a scope of Keras that has other
@@ -65,7 +54,7 @@ class WrappedKeras:
         """
         if _is_symbolic((args, kwargs)):
             return self._workbench_plain(*args, **kwargs)
-        args, kwargs = keras.tree.map_structure(_as_tensor, (args, kwargs))
+        args, kwargs = keras.tree.map_structure(as_tensor, (args, kwargs))
         wrapped = self._materialize(args, kwargs)
         step, training = self._workbench_step, kwargs.pop("training", None)
         mode = bool(step if training is None and step is not None else training)
@@ -216,133 +205,6 @@ class WrappedKeras:
         self.__dict__["training"] = mode
         return self
 
-    # ---- training
-    @property
-    def _head(self) -> Any:
-        """The distribution whose likelihood joins the loss, if there is one."""
-        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
-        return next((m.distribution for m in kinds if m.distribution is not None), None)
-
-    @contextmanager
-    def _stepping(self, training: bool) -> Iterator[None]:
-        before = self._workbench_step
-        self.__dict__["_workbench_step"] = training
-        try:
-            yield
-        finally:
-            self.__dict__["_workbench_step"] = before
-
-    def train_step(self, data: Any) -> Any:
-        self._refuse_training()
-        with self._stepping(True):
-            return super().train_step(data)  # type: ignore[misc]
-
-    def test_step(self, data: Any) -> Any:
-        with self._stepping(False):
-            return super().test_step(data)  # type: ignore[misc]
-
-    def predict_step(self, data: Any) -> Any:
-        with self._stepping(False):
-            return super().predict_step(data)  # type: ignore[misc]
-
-    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Weights and the optimizer's variables, from a first batch; losses and metrics make theirs when they are called."""
-        if self._workbench_torch is None:
-            if data_batch is None:
-                data_batch = next(data[0] for _, _, data in iterator)
-            x = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
-            self._materialize((keras.tree.map_structure(_as_tensor, x),), {})
-        if self.optimizer is not None and not self.optimizer.built:  # type: ignore[attr-defined]
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-
-    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Keras does; what is learned in closed form is then fitted to the same inputs. A model that is not compiled is only fitted.
-
-        Args:
-            x, y, args, kwargs: as of `keras.Model.fit`; x alone, an array of inputs, for a model that is not compiled.
-        """
-        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
-        closed = any(method.needs_fit for method in kinds)
-        collecting = next((method.name for method in kinds if method.collects), None)
-        if collecting:
-            raise ValueError(
-                f"{collecting} gathers weights while workbench.fit trains, which fit of Keras does not tell it: call "
-                "workbench.fit(model.as_torch(), (x, y), epochs=...)"
-            )
-        inputs = keras.tree.flatten(x)
-        if closed and (len(inputs) != 1 or not hasattr(inputs[0], "shape")):
-            raise ValueError(
-                "fit: this model also learns from the training inputs in closed form, and takes them as one array or tensor here; for others "
-                "train the given model by itself, and then call model.as_torch().fit(batches)"
-            )
-        history: Any = self
-        if not (closed and not self.compiled):  # type: ignore[attr-defined]
-            history = super().fit(x, y, *args, **kwargs)  # type: ignore[misc]
-        if closed:
-            held_out = kwargs.get("validation_split", 0.0) if kwargs.get("validation_data") is None else 0.0
-            rows = _as_tensor(inputs[0])
-            rows = rows[: math.floor(len(rows) * (1 - held_out))]
-            self._materialize((rows[:1],), {})
-            self.as_torch().fit(rows)
-        return history
-
-    def _should_torch_compile(self) -> bool:
-        if self.jit_compile:  # type: ignore[attr-defined]
-            raise ValueError(
-                "jit_compile=True: the steps of a wrapped Keras model cannot be compiled; compile(..., jit_compile=False)"
-            )
-        return False
-
-    def _refuse_training(self) -> None:
-        head = self._head
-        if head is None:
-            return
-        distribution = head() if isinstance(head, type) else head
-        classes = self._workbench_torch is not None and has_classes(self._workbench_torch._workbench.output)
-        if classes or distribution.n_heads != 1 or not distribution.own_prediction:
-            what = "class outputs" if classes else type(distribution).__name__
-            raise ValueError(
-                f"{what} with a risk head cannot be trained by fit of Keras, whose losses see one prediction and its standard deviation: call "
-                "workbench.fit(model.as_torch(), (x, y), epochs=...)"
-            )
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Any:
-        """The compiled loss; of a model with a risk head its sum with the likelihood."""
-        notes = self._workbench_module.notes if self._workbench_module is not None else ()
-        if "losses" in notes or "mask" in notes:
-            what = (
-                "adds losses of its own (add_loss, activity_regularizer)" if "losses" in notes else "masks its output"
-            )
-            raise NotImplementedError(
-                f"a layer of this Keras model {what}, which does not reach the loss of a wrapped model: leave it out, or write a train_step that "
-                "computes the whole loss from the predictions"
-            )
-        head, risk = self._head, None
-        if head is not None and self._workbench_step is not None:
-            y_pred, risk = y_pred
-            if self._compile_loss is None:  # type: ignore[attr-defined]
-                raise ValueError(NO_LOSS.format(_name(head)))
-        options = {"training": training} if _takes_training(super().compute_loss) else {}  # type: ignore[misc]
-        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)  # type: ignore[misc]
-        return loss if risk is None else loss + _likelihood(head, y, y_pred, risk, sample_weight)
-
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if self._head is not None and self._workbench_step is not None:
-            y_pred = y_pred[0]
-        return super().compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[misc]
-
-    @property
-    def losses(self) -> list[Tensor]:
-        """Regularizers of the weights; of weights that vote, the mean over voters, as each has its share of the rows."""
-        out = []
-        for variable in self.trainable_weights:
-            source = getattr(variable, "_workbench_source", variable)
-            if source.regularizer is not None:
-                out.append(_regularization(self._workbench_torch, variable, source))
-        return out
-
     # ---- files
     @property
     def layers(self) -> list[Any]:
@@ -399,8 +261,8 @@ class WrappedKeras:
 
     def _refuse_config(self, what: str, remedy: str) -> None:
         raise NotImplementedError(
-            f"{what} of a wrapped Keras model: its voters and noise are in no config of the {type(self).__name__} that Keras could build it from. "
-            f"Instead: {remedy}"
+            f"{what} of a wrapped Keras model: its voters and noise are in no config of the {type(self).__name__} that Keras could build it "
+            f"from. Instead: {remedy}"
         )
 
     def __reduce__(self) -> Any:
@@ -412,7 +274,7 @@ class WrappedKeras:
 
 def twin(model: Any, cls: type) -> Any:
     """A model of a class over the same layers, with bookkeeping of its own."""
-    new = object.__new__(cls)
+    new: Any = object.__new__(cls)
     new.__dict__.update(model.__dict__)
     for name in ("_modules", "_parameters", "_buffers"):
         new.__dict__[name] = dict(model.__dict__[name])
@@ -459,13 +321,13 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
     example = next((w.example for w in wrappers if w.example is not None), None)
     if example is not None:
         new._materialize(
-            *keras.tree.map_structure(_as_tensor, (example if isinstance(example, tuple) else (example,), {}))
+            *keras.tree.map_structure(as_tensor, (example if isinstance(example, tuple) else (example,), {}))
         )
     elif _is_built(model):
         new._make()
     compile_alike(new, before if before is not None else model)
     if new._head is not None and not decorated and (not new.compiled or new._compile_loss is None):
-        warnings.warn(NO_LOSS.format(_name(new._head)), WorkbenchWarning, stacklevel=6)
+        warnings.warn(NO_LOSS.format(name_of(new._head)), WorkbenchWarning, stacklevel=6)
     return new
 
 
@@ -476,8 +338,8 @@ def _refuse_methods(wrapped: Any, module: KerasModule) -> None:
         moving = [p for p in module.places if p.buffer and p.variable._value.is_floating_point()]
         if method.collects and moving:
             raise ValueError(
-                f"{method.name} would have to renew the statistics of {moving[0].path} for each set of weights, and knows those of torch's layers "
-                "only: use vote or sample"
+                f"{method.name} would have to renew the statistics of {moving[0].path} for each set of weights, and knows those of torch's "
+                "layers only: use vote or sample"
             )
         if method.channels_first and keras.config.image_data_format() != "channels_first":
             raise ValueError(
@@ -495,59 +357,11 @@ def _is_symbolic(values: Any) -> bool:
     return any(isinstance(leaf, keras.KerasTensor) or (isinstance(leaf, Tensor) and leaf.is_meta) for leaf in leaves)
 
 
-def _as_tensor(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic):
-        return keras.ops.convert_to_tensor(leaf)
-    return leaf
-
-
 def _learns(variable: Any) -> bool:
     if getattr(variable, "_workbench_slot", "").startswith(f"{EXTRAS}.density"):  # learned in closed form
         return False
     source = getattr(variable, "_workbench_source", variable)
     return bool(variable.trainable and source.trainable)
-
-
-def _name(head: Any) -> str:
-    return (head if isinstance(head, type) else type(head)).__name__
-
-
-def _takes_training(function: Any) -> bool:
-    import inspect
-
-    return "training" in inspect.signature(function).parameters
-
-
-def _likelihood(head: Any, y: Any, y_hat: Any, risk: Any, sample_weight: Any) -> Tensor:
-    """The negative log-likelihood as Keras averages losses: over rows and outputs, each row times its weight."""
-    distribution = head() if isinstance(head, type) else head
-    targets, outputs = keras.tree.flatten(y), keras.tree.flatten(y_hat)
-    if len(targets) != 1 or len(outputs) != 1:
-        raise NotImplementedError(
-            f"a model of {len(outputs)} outputs with a risk head: combine the losses by hand in model.compute_loss, which gets "
-            "y_pred = (y_hat, risk), or train it by workbench.fit(model.as_torch(), ...)"
-        )
-    target = keras.ops.convert_to_tensor(targets[0], dtype=keras.backend.standardize_dtype(outputs[0].dtype))
-    if target.dim() == outputs[0].dim() - 1 and outputs[0].shape[-1] == 1:
-        target = target.unsqueeze(-1)
-    leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
-    losses = distribution.loss_function(target, outputs[0], leaf, reduction="none")
-    if sample_weight is not None:
-        weight = keras.ops.convert_to_tensor(sample_weight, dtype=keras.backend.standardize_dtype(losses.dtype))
-        losses = losses * weight.reshape(*weight.shape, *[1] * (losses.dim() - weight.dim()))
-    return losses.mean()
-
-
-def _regularization(wrapped: Any, variable: Any, source: Any) -> Tensor:
-    if variable is source:
-        return source.regularizer(variable)
-    rule = table_of(wrapped).record.rules.get(variable._workbench_slot.partition(MARK)[0])
-    if not isinstance(rule, Stacked):
-        raise NotImplementedError(
-            f"{source.path} has a regularizer, and its values in the branches are none that can be regularised one by one "
-            f"({variable._workbench_slot}): leave the regularizer out, or wrap by vote alone with share=None"
-        )
-    return torch.stack([keras.ops.sum(source.regularizer(row)) for row in variable.value]).mean()
 
 
 __all__ = ["WrappedKeras", "twin", "wrapped_twin"]

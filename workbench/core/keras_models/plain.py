@@ -17,9 +17,9 @@ def new_like(model: Any) -> Any:
     Raises:
         RuntimeError: if its config does not say all that its constructor needs, or gives weights of other shapes.
     """
-    cls = type(model)
+    cls: Any = type(model)
     try:
-        if type(model).from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(model):
+        if cls.from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(model):
             new = keras.models.clone_model(model)
         else:
             taken = inspect.signature(cls.__init__).parameters

@@ -72,7 +72,7 @@ class KerasModule(nn.Module):
         self._calls = _Shared(_Calls(run or models[0], run is not None, tuple(places), tuple(states)))
 
     def _add(self, layer: Any, path: str, places: list[Place], seen: set[int]) -> None:
-        holder = LayerTensors() if path else self
+        holder: Any = LayerTensors() if path else self
         if path:
             parent, _, name = path.rpartition(".")
             self.get_submodule(parent).add_module(name, holder)
@@ -165,8 +165,8 @@ def refuse_layers(model: Any) -> None:
         if any(cls.__name__ == "TorchModuleWrapper" for cls in type(layer).__mro__):
             inner = type(layer.module).__name__
             raise ValueError(
-                f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which uses its parameters past Keras, so "
-                "that branches would not differ there: write the layer in Keras, or write the whole model in torch and wrap that"
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which uses its parameters past Keras, "
+                "so that branches would not differ there: write the layer in Keras, or write the whole model in torch and wrap that"
             )
 
 

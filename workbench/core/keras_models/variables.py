@@ -59,8 +59,8 @@ def _variable(name: str, tensor: torch.Tensor, source: Any, wrapped: Any) -> Any
         if source.constraint is not None and variable.trainable:
             if not isinstance(table_of(wrapped).record.rules.get(name.partition(MARK)[0]), Stacked):
                 raise NotImplementedError(
-                    f"{source.path} has a constraint, and its values in the branches are none that can be constrained one by one ({name}): leave "
-                    "the constraint out, or wrap by vote alone with share=None"
+                    f"{source.path} has a constraint, and its values in the branches are none that can be constrained one by one ({name}): "
+                    "leave the constraint out, or wrap by vote alone with share=None"
                 )
             variable.constraint = _EachRow(source.constraint)
     return variable

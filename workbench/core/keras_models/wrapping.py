@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from torch import nn
 
-from ..frameworks import is_keras
+from ...introspect.objects import is_keras
 from .model import WrappedKeras, wrapped_twin
 from .tensors import KerasModule, refuse_layers
 

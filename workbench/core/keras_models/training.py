@@ -1,0 +1,215 @@
+"""Training of wrapped Keras models: steps, losses and what is fitted in closed form."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...engine.plan import Stacked
+from ..outputs import has_classes
+from ..ownership import MARK, table_of
+
+NO_LOSS = (
+    "You are using a wrapper that requires the loss function to be modified, and the model is compiled with none. Please either: a) compile "
+    "the model before wrapping it, .compile(loss=your_loss); or b) combine your loss with {0}.loss_function by hand, and assign it to "
+    "model.compute_loss, as in\n"
+    "def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=None):\n"
+    "    y_hat, risk = y_pred\n"
+    "    return your_loss(y, y_hat) + {0}.loss_function(y, y_hat, risk)"
+)
+
+
+class KerasTraining:
+    """How a wrapped Keras model is trained and evaluated by Keras; a part of `WrappedKeras`."""
+
+    wrappers: tuple[Any, ...]
+    _workbench_torch: Any
+    _workbench_module: Any
+    _workbench_step: bool | None  # in a step of Keras: whether it trains
+    _materialize: Any
+    as_torch: Any
+    trainable_weights: Any
+
+    @property
+    def _head(self) -> Any:
+        """The distribution whose likelihood joins the loss, if there is one."""
+        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
+        return next((m.distribution for m in kinds if m.distribution is not None), None)
+
+    @contextmanager
+    def _stepping(self, training: bool) -> Iterator[None]:
+        before = self._workbench_step
+        self.__dict__["_workbench_step"] = training
+        try:
+            yield
+        finally:
+            self.__dict__["_workbench_step"] = before
+
+    def train_step(self, data: Any) -> Any:
+        self._refuse_training()
+        with self._stepping(True):
+            return super().train_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
+
+    def test_step(self, data: Any) -> Any:
+        with self._stepping(False):
+            return super().test_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
+
+    def predict_step(self, data: Any) -> Any:
+        with self._stepping(False):
+            return super().predict_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Weights and the optimizer's variables, from a first batch; losses and metrics make theirs when they are called."""
+        if self._workbench_torch is None:
+            if data_batch is None:
+                data_batch = next(data[0] for _, _, data in iterator)
+            x = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
+            self._materialize((keras.tree.map_structure(as_tensor, x),), {})
+        if self.optimizer is not None and not self.optimizer.built:  # type: ignore[attr-defined]
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as Keras does; what is learned in closed form is then fitted to the same inputs. A model that is not compiled is only fitted.
+
+        Args:
+            x, y, args, kwargs: as of `keras.Model.fit`; x alone, an array of inputs, for a model that is not compiled.
+        """
+        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
+        closed = any(method.needs_fit for method in kinds)
+        collecting = next((method.name for method in kinds if method.collects), None)
+        if collecting:
+            raise ValueError(
+                f"{collecting} gathers weights while workbench.fit trains, which fit of Keras does not tell it: call "
+                "workbench.fit(model.as_torch(), (x, y), epochs=...)"
+            )
+        inputs = keras.tree.flatten(x)
+        if closed and (len(inputs) != 1 or not hasattr(inputs[0], "shape")):
+            raise ValueError(
+                "fit: this model also learns from the training inputs in closed form, and takes them as one array or tensor here; for others "
+                "train the given model by itself, and then call model.as_torch().fit(batches)"
+            )
+        history: Any = self
+        if not (closed and not self.compiled):  # type: ignore[attr-defined]
+            history = super().fit(x, y, *args, **kwargs)  # type: ignore[misc]
+        if closed:
+            held_out = kwargs.get("validation_split", 0.0) if kwargs.get("validation_data") is None else 0.0
+            rows = as_tensor(inputs[0])
+            rows = rows[: math.floor(len(rows) * (1 - held_out))]
+            self._materialize((rows[:1],), {})
+            self.as_torch().fit(rows)
+        return history
+
+    def _should_torch_compile(self) -> bool:
+        if self.jit_compile:  # type: ignore[attr-defined]
+            raise ValueError(
+                "jit_compile=True: the steps of a wrapped Keras model cannot be compiled; compile(..., jit_compile=False)"
+            )
+        return False
+
+    def _refuse_training(self) -> None:
+        head = self._head
+        if head is None:
+            return
+        distribution = head() if isinstance(head, type) else head
+        classes = self._workbench_torch is not None and has_classes(self._workbench_torch._workbench.output)
+        if classes or distribution.n_heads != 1 or not distribution.own_prediction:
+            what = "class outputs" if classes else type(distribution).__name__
+            raise ValueError(
+                f"{what} with a risk head cannot be trained by fit of Keras, whose losses see one prediction and its standard deviation: call "
+                "workbench.fit(model.as_torch(), (x, y), epochs=...)"
+            )
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """The compiled loss; of a model with a risk head its sum with the likelihood."""
+        notes = self._workbench_module.notes if self._workbench_module is not None else ()
+        if "losses" in notes or "mask" in notes:
+            what = (
+                "adds losses of its own (add_loss, activity_regularizer)" if "losses" in notes else "masks its output"
+            )
+            raise NotImplementedError(
+                f"a layer of this Keras model {what}, which does not reach the loss of a wrapped model: leave it out, or write a train_step "
+                "that computes the whole loss from the predictions"
+            )
+        head, risk = self._head, None
+        if head is not None and self._workbench_step is not None:
+            y_pred, risk = y_pred
+            if self._compile_loss is None:  # type: ignore[attr-defined]
+                raise ValueError(NO_LOSS.format(name_of(head)))
+        options = {"training": training} if _takes_training(super().compute_loss) else {}  # type: ignore[misc]
+        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)  # type: ignore[misc]
+        return loss if risk is None else loss + _likelihood(head, y, y_pred, risk, sample_weight)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if self._head is not None and self._workbench_step is not None:
+            y_pred = y_pred[0]
+        return super().compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[misc]
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """Regularizers of the weights; of weights that vote, the mean over voters, as each has its share of the rows."""
+        out = []
+        for variable in self.trainable_weights:
+            source = getattr(variable, "_workbench_source", variable)
+            if source.regularizer is not None:
+                out.append(_regularization(self._workbench_torch, variable, source))
+        return out
+
+
+def name_of(head: Any) -> str:
+    return (head if isinstance(head, type) else type(head)).__name__
+
+
+def as_tensor(leaf: Any) -> Any:
+    """An array as a tensor, of Keras' type if it is of floating-point numbers, as its own fit makes them; anything else as it is."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return keras.ops.convert_to_tensor(leaf, dtype=keras.config.floatx() if leaf.dtype.kind == "f" else None)
+    return leaf
+
+
+def _takes_training(function: Any) -> bool:
+    return "training" in inspect.signature(function).parameters
+
+
+def _likelihood(head: Any, y: Any, y_hat: Any, risk: Any, sample_weight: Any) -> Tensor:
+    """The negative log-likelihood as Keras averages losses: over rows and outputs, each row times its weight."""
+    distribution = head() if isinstance(head, type) else head
+    targets, outputs = keras.tree.flatten(y), keras.tree.flatten(y_hat)
+    if len(targets) != 1 or len(outputs) != 1:
+        raise NotImplementedError(
+            f"a model of {len(outputs)} outputs with a risk head: combine the losses by hand in model.compute_loss, which gets "
+            "y_pred = (y_hat, risk), or train it by workbench.fit(model.as_torch(), ...)"
+        )
+    target = keras.ops.convert_to_tensor(targets[0], dtype=keras.backend.standardize_dtype(outputs[0].dtype))
+    if target.dim() == outputs[0].dim() - 1 and outputs[0].shape[-1] == 1:
+        target = target.unsqueeze(-1)
+    leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
+    losses = distribution.loss_function(target, outputs[0], leaf, reduction="none")
+    if sample_weight is not None:
+        weight = keras.ops.convert_to_tensor(sample_weight, dtype=keras.backend.standardize_dtype(losses.dtype))
+        losses = losses * weight.reshape(*weight.shape, *[1] * (losses.dim() - weight.dim()))
+    return losses.mean()
+
+
+def _regularization(wrapped: Any, variable: Any, source: Any) -> Tensor:
+    if variable is source:
+        return source.regularizer(variable)
+    rule = table_of(wrapped).record.rules.get(variable._workbench_slot.partition(MARK)[0])
+    if not isinstance(rule, Stacked):
+        raise NotImplementedError(
+            f"{source.path} has a regularizer, and its values in the branches are none that can be regularised one by one "
+            f"({variable._workbench_slot}): leave the regularizer out, or wrap by vote alone with share=None"
+        )
+    return torch.stack([keras.ops.sum(source.regularizer(row)) for row in variable.value]).mean()
+
+
+__all__ = ["NO_LOSS", "KerasTraining", "as_tensor", "name_of"]
