@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,10 +141,10 @@ def test_sculpt_and_sample_leave_the_prediction_and_say_risk(make: Callable[[], 
 
 def test_sample_of_fixed_noise_equals_noise_by_hand() -> None:
     plain = sequential()
-    wrapped = sample.Wrapper(400, sample.Normal(0.1), where="weights")(plain)
+    wrapped = sample.Wrapper(50, sample.Normal(0.1), where="weights")(plain)
     y, risk = wrapped(X, return_risk=True)
     assert 0 < risk.mean().item() < 1
-    assert (y - plain(X)).abs().max().item() < 4 * risk.max().item() / 20
+    assert (y - plain(X)).abs().max().item() < 4 * risk.max().item() / 7
 
 
 def test_neo_says_what_it_says_of_the_same_network_in_torch() -> None:
@@ -296,7 +294,7 @@ def test_regularizers_and_constraints_hold_for_each_voter() -> None:
     wrapped = vote.Wrapper(3)(plain)
     wrapped.compile(k.optimizers.SGD(0.01), "mse")
     with pytest.warns(WorkbenchWarning, match="regularizer"):
-        expected = sum(float((0.5 * voter.weights[0].value ** 2).sum()) for voter in by_hand(wrapped, plain, 3)) / 3
+        expected = sum((0.5 * voter.weights[0].value ** 2).sum().item() for voter in by_hand(wrapped, plain, 3)) / 3
     assert float(sum(wrapped.losses)) == pytest.approx(expected, rel=1e-5)
     wrapped.train_on_batch(X, Y)
     with pytest.warns(WorkbenchWarning, match="regularizer"):
@@ -378,7 +376,20 @@ def test_heads_of_voters_train_on_their_rows() -> None:
     first = wrapped.fit(X, Y, epochs=1, verbose=0).history["loss"][0]
     last = wrapped.fit(X, Y, epochs=10, verbose=0).history["loss"][-1]
     assert last < first
-    assert wrapped(X, return_risk=True)[1].names() == ("aleatoric", "epistemic", "total")
+    y, risk = wrapped(X, return_risk=True)
+    assert risk.names() == ("aleatoric", "epistemic", "total")
+    prediction, risks = wrapped.predict(X, verbose=0)
+    torch.testing.assert_close(torch.as_tensor(prediction), y.detach())
+    torch.testing.assert_close(torch.as_tensor(risks["epistemic"]), risk.epistemic.detach())
+    first = wrapped.evaluate(X, Y, verbose=0)
+    expected = float(((y - torch.as_tensor(Y)) ** 2).mean()) + nll(Y, y, risk.aleatoric)
+    assert first == pytest.approx(expected, rel=1e-4)
+    labels = np.arange(12) % 3
+    classes = k.Sequential([k.Input((4,)), k.layers.Dense(3)])
+    classes.compile("sgd", k.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for method in ("fit", "evaluate"):
+        with pytest.raises(ValueError, match=r"workbench\.fit\(model\.as_torch\(\)"):
+            getattr(sculpt.Wrapper(sculpt.LogitNormal, output="logits")(classes), method)(X, labels, verbose=0)
 
 
 # ---- classes, functions, files
@@ -507,8 +518,3 @@ def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch, target: str
     monkeypatch.setattr(k.backend, "backend", lambda: "tensorflow")
     with pytest.raises(TypeError, match=r"on the tensorflow backend.*KERAS_BACKEND=torch"):
         vote.Wrapper(model) if target == "class" else vote.Wrapper(2)(model)
-
-
-def test_importing_workbench_imports_no_keras() -> None:
-    code = "import sys; from workbench import vote; vote.Wrapper(); assert 'keras' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -171,7 +171,7 @@ class WrappedKeras(KerasTraining):
 
     @property
     def trainable_weights(self) -> list[Any]:
-        return [v for v in self.weights if _learns(v)] if self.trainable else []  # type: ignore[attr-defined]
+        return [v for v in self.weights if _learns(v)] if self.trainable else []
 
     @property
     def non_trainable_weights(self) -> list[Any]:

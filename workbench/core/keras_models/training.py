@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...engine.plan import Stacked
+from ...risk import Risk
 from ..outputs import has_classes
 from ..ownership import MARK, table_of
 
@@ -59,12 +60,18 @@ class KerasTraining:
             return super().train_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
+        if self._compile_loss is not None:  # type: ignore[attr-defined]
+            self._refuse_training()
         with self._stepping(False):
             return super().test_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
+        """As of Keras; of a model with a risk head the pair of prediction and risk, where several risks are a dict of them."""
         with self._stepping(False):
-            return super().predict_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
+            out = super().predict_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
+        if self._head is not None and isinstance(out[1], Risk):
+            return out[0], {name: getattr(out[1], name) for name in out[1].names()}
+        return out
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Weights and the optimizer's variables, from a first batch; losses and metrics make theirs when they are called."""
@@ -119,7 +126,7 @@ class KerasTraining:
         if head is None:
             return
         distribution = head() if isinstance(head, type) else head
-        classes = self._workbench_torch is not None and has_classes(self._workbench_torch._workbench.output)
+        classes = any(has_classes(wrapper.output) for wrapper in self.wrappers)
         if classes or distribution.n_heads != 1 or not distribution.own_prediction:
             what = "class outputs" if classes else type(distribution).__name__
             raise ValueError(
