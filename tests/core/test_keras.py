@@ -295,7 +295,7 @@ def test_regularizers_and_constraints_hold_for_each_voter() -> None:
     wrapped.compile(k.optimizers.SGD(0.01), "mse")
     with pytest.warns(WorkbenchWarning, match="regularizer"):
         expected = sum((0.5 * voter.weights[0].value ** 2).sum().item() for voter in by_hand(wrapped, plain, 3)) / 3
-    assert float(sum(wrapped.losses)) == pytest.approx(expected, rel=1e-5)
+    assert sum(wrapped.losses).item() == pytest.approx(expected, rel=1e-5)
     wrapped.train_on_batch(X, Y)
     with pytest.warns(WorkbenchWarning, match="regularizer"):
         assert float(wrapped.as_torch().state_dict()["dense.kernel@vote"].min()) >= 0

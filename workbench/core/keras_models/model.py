@@ -117,11 +117,7 @@ class WrappedKeras(KerasTraining):
         Raises:
             RuntimeError: if the model has no weights yet.
         """
-        if self._workbench_torch is None:
-            if not _is_built(self._workbench_plain):
-                raise RuntimeError(f"{type(self).__name__} has no weights yet: call it once with inputs, or build it")
-            self._make()
-        wrapped = self._workbench_torch
+        wrapped = self._made()
         if any(v.regularizer is not None for v in self._workbench_plain.trainable_variables):
             warnings.warn(
                 "weights of this Keras model have a regularizer, which only the model's own fit and train_on_batch add to the loss",
@@ -130,17 +126,25 @@ class WrappedKeras(KerasTraining):
             )
         return wrapped
 
+    def _made(self) -> Any:
+        """The wrapped torch module, made by now if the model has weights."""
+        if self._workbench_torch is None:
+            if not _is_built(self._workbench_plain):
+                raise RuntimeError(f"{type(self).__name__} has no weights yet: call it once with inputs, or build it")
+            self._make()
+        return self._workbench_torch
+
     def unwrap_shared(self) -> Any:
         """The given Keras model."""
         return self._workbench_plain
 
     def unwrap(self) -> Any:
         """A plain Keras model, with the weights of the first voter if any vote."""
-        return self._plain_with(self.as_torch().unwrap())
+        return self._plain_with(self._made().unwrap())
 
     def voters(self) -> list[Any]:
         """Every voter as a plain Keras model with weights of its own."""
-        return [self._plain_with(voter) for voter in self.as_torch().voters()]
+        return [self._plain_with(voter) for voter in self._made().voters()]
 
     def _plain_with(self, module: Any) -> Any:
         plain = self._workbench_plain
@@ -154,7 +158,7 @@ class WrappedKeras(KerasTraining):
 
     def __getattr__(self, name: str) -> Any:
         if name in PUBLIC and name not in _UNLIKE_KERAS:
-            return getattr(self.as_torch(), name)
+            return getattr(self._made(), name)
         return super().__getattr__(name)  # type: ignore[misc]
 
     # ---- variables
@@ -192,10 +196,10 @@ class WrappedKeras(KerasTraining):
         return source.named_parameters(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.as_torch().state_dict(*args, **kwargs)
+        return self._made().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.as_torch().load_state_dict(*args, **kwargs)
+        return self._made().load_state_dict(*args, **kwargs)
 
     def _track_variables(self) -> None:
         """Torch sees the parameters by `named_parameters`."""
@@ -223,24 +227,24 @@ class WrappedKeras(KerasTraining):
             self.__dict__["_workbench_saving"] = False
 
     def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-        self.as_torch()
+        self._made()
         with self._saving():
             return super().save_weights(*args, **kwargs)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> Any:
         if self._workbench_torch is None and not _is_built(self._workbench_plain):
             raise RuntimeError("call the wrapped model on inputs before loading weights: it has no variables yet")
-        self.as_torch()
+        self._made()
         if skip_mismatch:
             raise ValueError("skip_mismatch=True: the weights of a wrapped model are loaded all or none")
         with self._saving():
             return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
 
     def save_own_variables(self, store: Any) -> None:
-        write_into(store, self.as_torch())
+        write_into(store, self._made())
 
     def load_own_variables(self, store: Any) -> None:
-        load_from(store, self.as_torch())
+        load_from(store, self._made())
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config(

@@ -36,7 +36,7 @@ class KerasTraining:
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
     _materialize: Any
-    as_torch: Any
+    _made: Any
     trainable_weights: Any
 
     @property
@@ -111,7 +111,7 @@ class KerasTraining:
             rows = as_tensor(inputs[0])
             rows = rows[: math.floor(len(rows) * (1 - held_out))]
             self._materialize((rows[:1],), {})
-            self.as_torch().fit(rows)
+            self._made().fit(rows)
         return history
 
     def _should_torch_compile(self) -> bool:
