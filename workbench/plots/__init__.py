@@ -11,6 +11,7 @@ from workbench.plots.boxes import boxes
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
 from workbench.plots.maps import maps, overlay
+from workbench.plots.matrix import matrix
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error, targets
 from workbench.plots.selective import risk_coverage, sparsification
 from workbench.plots.sequences import coverage_by_step, coverage_over_time, fan, tokens
@@ -27,6 +28,7 @@ __all__ = [
     "fan",
     "history",
     "maps",
+    "matrix",
     "ood",
     "ood_histogram",
     "overlay",

@@ -1,0 +1,178 @@
+"""The matrix of several models: what each panel shows, on one scale for all models, and what is refused."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from helpers import plotting
+from matplotlib.figure import Figure
+from torch import nn
+
+from workbench import compose, data, outputs, plots, sculpt, vote
+from workbench.data import Data
+
+untouched = plotting.untouched
+
+
+@pytest.fixture(autouse=True)
+def weights(untouched):
+    """The same weights in each test, without a trace."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def pair(inputs, outs, **options):
+    """Two models of a table: one with both risks, one without aleatoric risk."""
+    return {
+        "both": compose(vote.Wrapper(2, **options), sculpt.Wrapper())(nn.Linear(inputs, outs)),
+        "voters": vote.Wrapper(3, **options)(nn.Linear(inputs, outs)),
+    }
+
+
+def asked(model, x):
+    """Prediction and risks of a wrapped model."""
+    with torch.no_grad():
+        return model.eval()(x, return_risk=True)
+
+
+def titles(axes):
+    return [ax.get_title().split("\n")[0] for ax in axes[0]]
+
+
+def inside(axes):
+    """All that is drawn lies on the page."""
+    figure = axes.ravel()[0].figure
+    figure.canvas.draw()
+    box, page = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 > -0.05
+    assert box.y0 > -0.05
+    assert box.x1 < page[0] + 0.05
+    assert box.y1 < page[1] + 0.05
+
+
+def test_a_curve_has_the_models_own_numbers_and_the_true_noise_dashed():
+    d, models = data.toy.cubic(n_train=30, n_test=40), pair(1, 1)
+    axes = plots.matrix(models, d)
+    assert titles(axes) == ["prediction", "aleatoric", "epistemic"]
+    assert axes.shape == (2, 3)
+    y, risk = asked(models["both"], d.test.x)
+    np.testing.assert_allclose(axes[0, 0].lines[0].get_ydata(), y[:, 0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(axes[0, 1].lines[0].get_ydata(), risk.aleatoric[:, 0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(axes[0, 1].lines[1].get_ydata(), d.test.sigma[:, 0].numpy(), rtol=1e-6)
+    assert axes[1, 1].texts[0].get_text() == "not measured"
+    for j in range(3):
+        assert axes[0, j].get_ylim() == axes[1, j].get_ylim()
+    inside(axes)
+
+
+def test_a_plane_shows_two_classes_on_one_scale_below_the_true_entropy():
+    d = data.toy.moons(n_train=60, n_test=80)
+    models = {
+        "a": vote.Wrapper(2, output="logits")(nn.Linear(2, 2)),
+        "b": vote.Wrapper(3, output="logits")(nn.Linear(2, 2)),
+    }
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    axes = plots.matrix(models, d, figure=figure)
+    assert plt.get_fignums() == []
+    assert titles(axes) == ["prediction", "aleatoric", "epistemic"]
+    for j in range(3):
+        assert axes[1, j].collections[0].get_clim() == axes[2, j].collections[0].get_clim()
+    true = axes[0, 1].collections[0].get_array()
+    entropy = -(0.2 * np.log(0.2) + 0.8 * np.log(0.8))
+    assert int(np.isclose(true, entropy, atol=1e-6).sum()) == int(d.test.regions["blob"].sum())
+    assert int(np.isclose(true, 0, atol=1e-6).sum()) == int(d.test.regions["clean"].sum())
+    nodes = torch.from_numpy(axes[1, 0].collections[0].get_coordinates())
+    middle = (nodes[:-1, :-1] + nodes[1:, 1:]) / 2
+    y, risk = asked(models["a"], middle.reshape(-1, 2).float())
+    drawn = axes[1, 2].collections[0].get_array().ravel()
+    np.testing.assert_allclose(drawn, risk.numpy() if torch.is_tensor(risk) else risk.epistemic.numpy(), atol=1e-4)
+    np.testing.assert_allclose(axes[1, 0].collections[0].get_array().ravel(), y.softmax(-1)[:, 1].numpy(), atol=1e-3)
+    inside(axes)
+
+
+def test_a_table_shows_the_spread_of_rows_with_the_same_input():
+    x = torch.rand(30, 4)
+    x[1] = x[0]
+    y = torch.rand(30)
+    axes = plots.matrix(pair(4, 1), (x, y))
+    assert axes.shape == (3, 3)
+    spread = axes[0, 1].collections[0].get_array()
+    np.testing.assert_allclose(spread, [y[:2].std().item()] * 2, rtol=1e-5)
+    assert "principal component" in axes[0, 0].figure.get_supxlabel()
+    chosen = plots.matrix(pair(4, 1), (x, y), features=["x4", 0])
+    points = chosen[1, 0].collections[0].get_offsets()
+    order = np.argsort(asked(pair(4, 1)["both"], x)[0][:, 0].numpy())
+    assert {tuple(p) for p in points.round(5)} == {tuple(p) for p in x[order][:, [3, 0]].double().numpy().round(5)}
+    inside(chosen)
+
+
+def test_a_strip_of_images_has_bars_and_the_entropy_of_people():
+    shares = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]).repeat(20, 1)
+    d = Data.from_arrays(torch.rand(40, 1, 6, 6), shares, task="probabilities", classes=["a", "b", "c"])
+    models = {"m": vote.Wrapper(2, output="logits")(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))}
+    axes = plots.matrix(models, d, rows=[3, 1, 5])
+    assert titles(axes) == ["image", "prediction", "aleatoric", "epistemic"]
+    _, risk = asked(models["m"], d.test.x[[3, 1, 5]])
+    np.testing.assert_allclose([bar.get_width() for bar in axes[0, 2].patches], risk.aleatoric.numpy(), rtol=1e-4)
+    people = axes[0, 2].collections[0].get_offsets()[:, 0]
+    wanted = [np.log(2) if d.test.y[i].max() < 1 else 0.0 for i in (3, 1, 5)]
+    np.testing.assert_allclose(people, wanted, atol=1e-6)
+    inside(axes)
+
+
+def test_maps_stand_below_input_and_truth_with_void_left_out():
+    y = torch.randint(0, 3, (30, 6, 8))
+    y[:, 0] = -100
+    d = Data.from_arrays(torch.rand(30, 3, 6, 8), y, classes=["a", "b", "c"])
+    models = {"m": vote.Wrapper(2, output=outputs.Logits(dim=1))(nn.Conv2d(3, 3, 1))}
+    axes = plots.matrix(models, d, rows=[2])
+    assert titles(axes) == ["input; error", "prediction", "aleatoric", "epistemic"]
+    scores, risk = asked(models["m"], d.test.x[[2]])
+    predicted = axes[1, 1].images[0].get_array()
+    np.testing.assert_array_equal(predicted, scores[0].argmax(0).numpy())
+    np.testing.assert_allclose(axes[1, 2].images[0].get_array(), risk.aleatoric[0].numpy(), rtol=1e-4)
+    error = axes[1, 0].images[0].get_array()
+    assert error.mask[0].all()
+    np.testing.assert_array_equal(error[1:], scores[0].argmax(0)[1:] != d.test.y[2, 1:])
+    inside(axes)
+
+
+def test_tokens_and_several_targets_stand_over_their_positions():
+    tokens = torch.randint(0, 9, (30, 4))
+    model = vote.Wrapper(2, output=outputs.Logits(dim=-1))(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)))
+    axes = plots.matrix(model, (tokens, tokens % 3), rows=[5], words=["a", " b", " c", "."])
+    assert [label.get_text() for label in axes[0, 0].get_xticklabels()] == ["a", "b", "c", "."]
+    np.testing.assert_array_equal(axes[0, 0].lines[1].get_ydata(), (tokens % 3)[5])
+    x, y = torch.rand(30, 4), torch.rand(30, 2)
+    models = pair(4, 2)
+    several = plots.matrix(models, (x, y))
+    _, risk = asked(models["both"], x[:1])
+    np.testing.assert_allclose([b.get_height() for b in several[0, 2].patches], risk.epistemic[0].numpy(), rtol=1e-4)
+    assert plots.matrix(models, (x, y), target=1).shape == (3, 3)
+    inside(several)
+
+
+X, Y = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: plots.matrix({}, (X, Y)), "models: there is none"),
+        (lambda m: plots.matrix(m, torch.zeros(3)), "data: expected a Data"),
+        (lambda m: plots.matrix(m, (X, Y), rows=[30]), "rows: expected numbers from 0 to 29"),
+        (lambda m: plots.matrix(m, (X, Y), target=0), "nothing to choose"),
+        (lambda m: plots.matrix(m, (X, Y), features=("x1", "x9")), "there is no 'x9'; there are x1, x2, x3"),
+        (lambda m: plots.matrix(m, (X, Y.long())), "y are class numbers, and the models give values"),
+        (lambda m: plots.matrix(m, (X, torch.rand(30, 2))), r"y \[30, 2\], predictions \[30\]"),
+        (lambda m: plots.matrix({"a": m, "b": vote.Wrapper(2)(nn.Linear(3, 2))}, (X, Y)), r"'a' gives values \[\] .* 'b' values \[2\]"),
+        (lambda m: plots.matrix(m, (X, Y), words=["a"]), "words: the models give one answer for a row"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_drawn_is_refused_and_leaves_no_figure(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(vote.Wrapper(2)(nn.Linear(3, 1)))
+    assert plt.get_fignums() == []

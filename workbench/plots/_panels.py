@@ -1,0 +1,278 @@
+"""Panels of a matrix: curves over one input, and planes of two."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.errors import require
+from workbench.plots._answers import CAUSES, Answer, Subject
+from workbench.plots._common import Array, colour, ink, new_axes, risk_label, thinned, with_unit
+from workbench.plots.maps import MAX_CLASSES, _palette, _shades
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DASHES = (0, (4, 2))
+HIGHEST = 10.0  # vacuitic risk over one input that is still drawn, in standard deviations of the training data
+
+
+# ---- what all kinds share
+def columns_of(answers: Mapping[str, Answer]) -> list[str]:
+    """ "prediction" and the risks that some model measures; the total only where there is no other."""
+    causes = [cause for cause in CAUSES if any(cause in answer.risk for answer in answers.values())]
+    total = [] if causes or not any("total" in answer.risk for answer in answers.values()) else ["total"]
+    return ["prediction", *causes, *total]
+
+
+def grid(
+    figure: Any, sides: Sequence[str], columns: Sequence[str], size: tuple[float, float], **options: Any
+) -> tuple[Any, np.ndarray[Any, Any]]:
+    """A figure and its Axes [rows, columns], with the names of the rows on the left and of the columns on top."""
+    if figure is None:
+        width, height = size[0] * len(columns) + 0.5, size[1] * len(sides) + 1.1
+        figure = require("matplotlib.pyplot").figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(len(sides), len(columns), squeeze=False, **options)
+    for ax in axes.ravel():
+        new_axes(ax)
+    for ax, column in zip(axes[0], columns, strict=True):
+        ax.set_title(column, fontsize=12)
+    for ax, side in zip(axes[:, 0], sides, strict=True):
+        lines = textwrap.wrap(side, max(10, int(size[1] * 9))) or [""]
+        ax.annotate(
+            "\n".join(lines),
+            (0, 0.5),
+            (-46, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="center",
+            fontsize=11,
+            color=ink(ax),
+        )
+    return figure, axes
+
+
+def blank(ax: Axes, words: str = "") -> None:
+    """A panel of which nothing is known."""
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.patch.set_visible(False)
+    if words:
+        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=9, color=ink(ax), alpha=0.7)
+
+
+def shared_legend(figure: Any, axes: np.ndarray[Any, Any]) -> None:
+    """One legend of all that has a label, below."""
+    entries: dict[str, Any] = {}
+    for ax in axes.ravel():
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        figure.legend(
+            list(entries.values()),
+            list(entries),
+            loc="outside lower center",
+            ncols=min(len(entries), 4),
+            fontsize=9,
+            frameon=False,
+        )
+
+
+def label_of(subject: Subject, answer: Answer, column: str) -> str:
+    """What the numbers of a column are, with their unit."""
+    if column != "prediction":
+        return risk_label(column, subject.unit if answer.probs is None else "nats")
+    if answer.probs is None:
+        return with_unit(subject.target, subject.unit)
+    return f"probability of {class_name(subject, 1)}" if answer.probs.shape[-1] == 2 else "class"
+
+
+def class_name(subject: Subject, i: int) -> str:
+    return subject.classes[i] if subject.classes is not None else f"class {i}"
+
+
+def height_of(answer: Answer, column: str) -> Array | None:
+    """The numbers of a column: of two classes the probability of the second, of more their numbers; None if not measured."""
+    if column != "prediction":
+        return answer.risk.get(column)
+    return answer.probs[..., 1] if answer.probs is not None and answer.probs.shape[-1] == 2 else answer.value
+
+
+def true_height(answer: Answer, column: str, truth: Array, known: tuple[Array, str] | None) -> Array | None:
+    """What the truth has in a column."""
+    return truth if column == "prediction" else known[0] if column == "aleatoric" and known is not None else None
+
+
+def shading(column: str, values: Sequence[Array], n_classes: int = 0) -> dict[str, Any]:
+    """One colour scale for all that is drawn in a column; of classes a colour each."""
+    if n_classes:
+        if n_classes > MAX_CLASSES:
+            raise ValueError(f"models: they tell {n_classes} classes apart, and colours tell {MAX_CLASSES}")
+        return {"cmap": _palette(n_classes), "vmin": -0.5, "vmax": n_classes - 0.5}
+    numbers = np.concatenate([v[np.isfinite(v)] for v in values])
+    low, high = (float(v) for v in (numbers.min(), numbers.max())) if numbers.size else (0.0, 1.0)
+    if column == "prediction":
+        return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
+    # far from the data risks may grow without end, and one corner would leave no colour for all else
+    high = float(np.quantile(numbers, 0.98)) if numbers.size else 1.0
+    low = 0.0 if column != "vacuitic" else low
+    return {"cmap": _shades(column), "vmin": low, "vmax": high if high > low else low + 1}
+
+
+def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: str, values: Sequence[Array]) -> None:
+    """One bar below a column."""
+    highest = max((float(np.nanmax(v)) for v in values if np.isfinite(v).any()), default=0.0)
+    extend = "max" if highest > mappable.norm.vmax * (1 + 1e-9) else "neither"
+    bar = figure.colorbar(
+        mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
+    )
+    bar.set_label(label, fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.locator_params(nbins=4)
+    bar.outline.set_visible(False)
+
+
+def class_key(figure: Any, subject: Subject, n_classes: int, palette: Any, title: str | None = None) -> None:
+    """One legend of the classes."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=palette(i), label=class_name(subject, i)) for i in range(n_classes)]
+    figure.legend(
+        handles=handles,
+        title=title,
+        loc="outside lower center",
+        ncols=min(n_classes, 7),
+        fontsize=9,
+        title_fontsize=10,
+        frameon=False,
+        handlelength=1.2,
+    )
+
+
+# ---- one input
+def curves(
+    subject: Subject,
+    x: Array,
+    answers: Mapping[str, Answer],
+    truth: Array,
+    known: tuple[Array, str] | None,
+    figure: Any,
+) -> np.ndarray[Any, Any]:
+    """Prediction and risks over one input, the truth dashed or as points."""
+    columns, first = columns_of(answers), next(iter(answers.values()))
+    order = np.argsort(x, kind="stable")
+    figure, axes = grid(figure, list(answers), columns, (2.9, 2.0), sharex=True, sharey="col")
+    for line, answer in zip(axes, answers.values(), strict=True):
+        for ax, column in zip(line, columns, strict=True):
+            values, true = height_of(answer, column), true_height(answer, column, truth, known)
+            if column == "prediction":
+                n_classes = 0 if answer.probs is None else answer.probs.shape[-1]
+                if n_classes != 2 and n_classes:
+                    ax.set_yticks(range(n_classes), [class_name(subject, i) for i in range(n_classes)], fontsize=8)
+                some = thinned(len(x))[0][:: max(1, len(x) // 300)]
+                ax.scatter(x[some], truth[some], s=7, color=ink(ax), alpha=0.45, linewidths=0, label="targets")
+                ax.plot(x[order], values[order], color="#CC79A7", linewidth=1.8, label="prediction")  # type: ignore[index]
+                continue
+            if values is None:
+                ax.text(
+                    0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", fontsize=9, color=ink(ax), alpha=0.7
+                )
+                continue
+            ax.fill_between(x[order], 0, values[order], color=colour(ax, column), alpha=0.25, linewidth=0)
+            ax.plot(x[order], values[order], color=colour(ax, column), linewidth=1.8, label=f"{column} risk")
+            if true is not None and known is not None:
+                label = f"truth: {known[1]}"
+                ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=label)
+    for ax, column in zip(axes[0], columns, strict=True):
+        if column in ("aleatoric", "epistemic", "total"):
+            ax.set_ylim(bottom=0)
+        elif column == "vacuitic" and ax.get_ylim()[1] > HIGHEST:
+            ax.set_ylim(top=HIGHEST)  # far outside it grows without end
+    for j, column in enumerate(columns):
+        axes[-1, j].set_xlabel(subject.features[0])
+        axes[0, j].set_title(f"{column}\n{_unit(label_of(subject, first, column))}", fontsize=11)
+    shared_legend(figure, axes)
+    return axes
+
+
+def _unit(label: str) -> str:
+    """What stands below the name of a column."""
+    return label if "risk" not in label else label.partition("(")[2].rstrip(")") or " "
+
+
+# ---- two inputs, or two directions of a table
+def planes(
+    subject: Subject,
+    points: Array,
+    labels: tuple[str, str],
+    mesh: tuple[Array, Array] | None,
+    answers: Mapping[str, Answer],
+    truth: Array,
+    known: tuple[Array, str] | None,
+    figure: Any,
+) -> np.ndarray[Any, Any]:
+    """Prediction and risks as colours: of the nodes of a mesh, or of the points of a table; above them the truth at the points."""
+    columns, first = columns_of(answers), next(iter(answers.values()))
+    n_classes = 0 if first.probs is None or first.probs.shape[-1] == 2 else first.probs.shape[-1]
+    true = {column: true_height(first, column, truth, known) for column in columns}
+    drawn = {c: [v for v in (true[c], *(height_of(a, c) for a in answers.values())) if v is not None] for c in columns}
+    looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
+    if first.probs is not None and not n_classes:
+        looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}
+    figure, axes = grid(figure, ["truth", *answers], columns, (2.7, 2.1), sharex=True, sharey=True)
+    limits = [(p.min(), p.max()) for p in (mesh or points.T)]
+    for j, column in enumerate(columns):
+        mappable: Any = None
+        for ax, values in zip(
+            axes[:, j], [true[column], *(height_of(a, column) for a in answers.values())], strict=True
+        ):
+            ax.grid(False)
+            if values is None:
+                blank_plane(ax, "" if ax is axes[0, j] else "not measured")
+                continue
+            if ax is not axes[0, j] and mesh is not None:
+                mappable = ax.pcolormesh(
+                    *mesh, values.reshape(mesh[0].shape), shading="nearest", rasterized=True, **looks[column]
+                )
+                continue
+            mappable = _points(ax, points, values, looks[column]) or mappable
+        for ax in axes[:, j]:
+            margin = [0.0 if mesh else 0.04 * (high - low) for low, high in limits]
+            ax.set_xlim(limits[0][0] - margin[0], limits[0][1] + margin[0])
+            ax.set_ylim(limits[1][0] - margin[1], limits[1][1] + margin[1])
+        if mappable is not None and not (n_classes and column == "prediction"):
+            colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
+    if known is not None and "aleatoric" in columns:
+        said = textwrap.fill(f"truth: {known[1]}", 28)
+        axes[0, columns.index("aleatoric")].set_title(f"aleatoric\n{said}", fontsize=11)
+    directions = f"across: {labels[0]};  up: {labels[1]}"
+    if n_classes:
+        class_key(figure, subject, n_classes, looks["prediction"]["cmap"], directions)
+    else:
+        figure.supxlabel(directions, fontsize=10)
+    return axes
+
+
+def blank_plane(ax: Axes, words: str) -> None:
+    """Like `blank`, but ticks are shared and must stay."""
+    ax.spines[:].set_visible(False)
+    ax.tick_params(left=False, bottom=False)
+    if words:
+        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=9, color=ink(ax), alpha=0.7)
+
+
+def _points(ax: Axes, points: Array, values: Array, look: Mapping[str, Any]) -> Any:
+    """Points by their value, the highest on top; what is not known is left out."""
+    known = np.flatnonzero(np.isfinite(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    some = order[np.sort(np.random.default_rng(0).permutation(len(order))[:1500])]
+    size = float(np.clip(2500 / max(len(some), 1), 5, 22))
+    ax.set_facecolor("#E8E8E8")  # the lowest risk is white
+    across, up = points[some].T
+    return ax.scatter(across, up, c=values[some], s=size, linewidths=0, **look)
