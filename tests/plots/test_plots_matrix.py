@@ -65,7 +65,6 @@ def test_a_curve_has_the_models_own_numbers_and_the_true_noise_dashed():
     assert axes[1, 1].texts[0].get_text() == "not measured"
     for j in range(3):
         assert axes[0, j].get_ylim() == axes[1, j].get_ylim()
-    inside(axes)
 
 
 def test_a_plane_shows_two_classes_on_one_scale_below_the_true_entropy():
@@ -106,7 +105,6 @@ def test_a_table_shows_the_spread_of_rows_with_the_same_input():
     points = chosen[1, 0].collections[0].get_offsets()
     order = np.argsort(asked(pair(4, 1)["both"], x)[0][:, 0].numpy())
     assert {tuple(p) for p in points.round(5)} == {tuple(p) for p in x[order][:, [3, 0]].double().numpy().round(5)}
-    inside(chosen)
 
 
 def test_a_strip_of_images_has_bars_and_the_entropy_of_people():
@@ -152,7 +150,6 @@ def test_tokens_and_several_targets_stand_over_their_positions():
     _, risk = asked(models["both"], x[:1])
     np.testing.assert_allclose([b.get_height() for b in several[0, 2].patches], risk.epistemic[0].numpy(), rtol=1e-4)
     assert plots.matrix(models, (x, y), target=1).shape == (3, 3)
-    inside(several)
 
 
 X, Y = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30.0)
@@ -176,3 +173,24 @@ def test_what_can_not_be_drawn_is_refused_and_leaves_no_figure(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(vote.Wrapper(2)(nn.Linear(3, 1)))
     assert plt.get_fignums() == []
+
+
+def test_several_models_share_one_axis():
+    """Each line is that of the model drawn alone."""
+    rng = np.random.default_rng(0)
+    risk = {name: rng.random(80) for name in "ab"}
+    error = {name: rng.random(80) for name in "ab"}
+    p = {name: np.stack([v, 1 - v], 1) for name, v in risk.items()}
+    y = rng.integers(0, 2, 80)
+    for draw, alone, at in (
+        (lambda ax: plots.risk_coverage(risk, error, ax), lambda n, ax: plots.risk_coverage(risk[n], error[n], ax), 2),
+        (lambda ax: plots.risk_against_error(risk, error, ax), lambda n, ax: plots.risk_against_error(risk[n], error[n], ax), 0),
+        (lambda ax: plots.reliability(p, y, ax=ax), lambda n, ax: plots.reliability(p[n], y, ax=ax), 1),
+    ):  # fmt: skip
+        drawn = [line for line in draw(Figure().subplots()).lines if line.get_label()[0] in "ab"]
+        assert [line.get_label()[:3] for line in drawn] == ["a: ", "b: "]
+        assert drawn[0].get_color() != drawn[1].get_color()
+        for line, name in zip(drawn, "ab", strict=True):
+            np.testing.assert_array_equal(line.get_xydata(), alone(name, Figure().subplots()).lines[at].get_xydata())
+    with pytest.raises(ValueError, match="risk has the models a, b, and error a"):
+        plots.risk_coverage(risk, {"a": error["a"]})

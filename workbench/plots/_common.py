@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -21,6 +21,12 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 COLOURS: dict[str, str] = {"aleatoric": "#0072B2", "epistemic": "#D55E00", "vacuitic": "#009E73", "total": "#444444"}
 TOTAL_ON_DARK = "#BBBBBB"  # dark grey can't be seen on a dark ground
 SERIES = ("#56B4E9", "#CC79A7")  # two things to compare that are not risks
+#: One colour and dash for each of several models (Okabe and Ito), none of them that of a risk.
+MODELS = tuple(
+    (shade, dashes)
+    for dashes in ("-", "--", ":")
+    for shade in ("#56B4E9", "#CC79A7", "#E69F00", "#7F6BD0", "#8C6D31", "#888888")
+)
 MAX_POINTS = 5000  # more points than this only make a blot, and a file that no viewer opens
 
 
@@ -81,6 +87,17 @@ def pair(value: Any, name: str) -> tuple[Values, Values]:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{name}: expected a pair (x, y), found {type(value).__name__}")
     return value[0], value[1]
+
+
+def of_models(
+    first: Mapping[str, Values], name: str, second: Values | Mapping[str, Values], other: str
+) -> dict[str, tuple[Values, Values]]:
+    """Two things of each of several models, of which the second may be the same for all."""
+    if not first or len(first) > len(MODELS):
+        raise ValueError(f"{name}: expected 1 to {len(MODELS)} models by name, found {len(first)}")
+    if isinstance(second, Mapping) and first.keys() != second.keys():
+        raise ValueError(f"{name} has the models {', '.join(first)}, and {other} {', '.join(second) or 'none'}")
+    return {model: (one, second[model] if isinstance(second, Mapping) else second) for model, one in first.items()}
 
 
 def finite(**values: Array) -> None:

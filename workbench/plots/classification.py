@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from workbench.plots._common import (
+    MODELS,
     Array,
     Values,
     array,
@@ -15,6 +17,7 @@ from workbench.plots._common import (
     finite,
     legend,
     new_axes,
+    of_models,
     pair,
     thinned,
     vector,
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 MARKERS = "o^sDvP*X"
 
 
-def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axes | None = None) -> Axes:
+def reliability(
+    probabilities: Values | Mapping[str, Values], target: Values, n_bins: int = 15, ax: Axes | None = None
+) -> Axes:
     r"""Draw accuracy over confidence in bins of equal width, with the number of rows in each bin.
 
     Below the diagonal the model is overconfident. The legend has the expected calibration error
@@ -34,7 +39,7 @@ def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axe
     neural networks, 2017).
 
     Args:
-        probabilities: [n, classes], rows sum to 1.
+        probabilities: [n, classes], rows sum to 1. Of several models a dict by name: a line for each, without the rows in each bin.
         target: labels [n], integers from 0 to classes - 1.
         n_bins: number of bins, each open to the left: (0, 1/n_bins], ...
         ax: Axes to draw on; a new figure if None.
@@ -51,6 +56,60 @@ def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axe
         >>> ax.get_legend_handles_labels()[1]
         ['ideal', 'ECE 0.600 (n = 2)', 'rows per bin']
     """
+    if isinstance(probabilities, Mapping):
+        pairs = of_models(probabilities, "probabilities", target, "target")
+        several = {name: _in_bins(*both, n_bins) for name, both in pairs.items()}
+        ax = new_axes(ax, (4.8, 4.8))
+        diagonal(ax, "ideal")
+        for (name, model), (shade, dashes) in zip(several.items(), MODELS, strict=False):
+            style: Any = {"color": shade, "linestyle": dashes, "marker": "o", "markersize": 5, "linewidth": 1.8}
+            ax.plot(model.confidence, model.accuracy, label=f"{name}: ECE {model.ece:.3f}", **style)
+        ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+        legend(ax, [f"n = {int(next(iter(several.values())).counts.sum()):,}"], loc="upper left")
+        return ax
+    mean_confidence, accuracy, counts, middle, ece = _in_bins(probabilities, target, n_bins)
+    ax = new_axes(ax, (4.8, 4.8))
+    main = colour(ax, "total")
+    diagonal(ax, "ideal")
+    ax.plot(
+        mean_confidence,
+        accuracy,
+        color=main,
+        marker="o",
+        markersize=5,
+        linewidth=1.8,
+        label=f"ECE {ece:.3f} (n = {counts.sum():,})",
+    )
+    # heights are shares of all rows, which need no second axis
+    shares = counts / counts.sum()
+    ax.bar(middle, shares, 0.9 / n_bins, color=main, alpha=0.22, linewidth=0, label="rows per bin", zorder=1)
+    for x, height, count in zip(middle, shares, counts, strict=True):
+        ax.annotate(
+            f"{count:,}",
+            (x, height),
+            (0, 2),
+            textcoords="offset points",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=7,
+        )
+    ax.set(xlabel="confidence", ylabel="accuracy; share of rows", xlim=(0, 1), ylim=(0, 1.02))
+    legend(ax, loc="upper left")
+    return ax
+
+
+class _InBins(NamedTuple):
+    """Confidence, accuracy, rows and middle of each bin that has a row, and the expected calibration error."""
+
+    confidence: Array
+    accuracy: Array
+    counts: Array
+    middle: Array
+    ece: float
+
+
+def _in_bins(probabilities: Values, target: Values, n_bins: int) -> _InBins:
     scores, labels = array(probabilities, "probabilities"), vector(target, "target")
     if scores.ndim != 2 or len(scores) != len(labels):
         shapes = f"probabilities {list(scores.shape)}, target {list(labels.shape)}"
@@ -77,36 +136,8 @@ def reliability(probabilities: Values, target: Values, n_bins: int = 15, ax: Axe
     mean_confidence = np.bincount(index, confidence, n_bins)[used] / counts[used]
     accuracy = np.bincount(index, right, n_bins)[used] / counts[used]
     ece = np.sum(counts[used] * np.abs(accuracy - mean_confidence)) / counts.sum()
-
-    ax = new_axes(ax, (4.8, 4.8))
-    main = colour(ax, "total")
-    diagonal(ax, "ideal")
-    ax.plot(
-        mean_confidence,
-        accuracy,
-        color=main,
-        marker="o",
-        markersize=5,
-        linewidth=1.8,
-        label=f"ECE {ece:.3f} (n = {counts.sum():,})",
-    )
-    # heights are shares of all rows, which need no second axis
-    middle, shares = (edges[1:] + edges[:-1])[used] / 2, counts[used] / counts.sum()
-    ax.bar(middle, shares, 0.9 / n_bins, color=main, alpha=0.22, linewidth=0, label="rows per bin", zorder=1)
-    for x, height, count in zip(middle, shares, counts[used], strict=True):
-        ax.annotate(
-            f"{count:,}",
-            (x, height),
-            (0, 2),
-            textcoords="offset points",
-            rotation=90,
-            ha="center",
-            va="bottom",
-            fontsize=7,
-        )
-    ax.set(xlabel="confidence", ylabel="accuracy; share of rows", xlim=(0, 1), ylim=(0, 1.02))
-    legend(ax, loc="upper left")
-    return ax
+    middle = (edges[1:] + edges[:-1])[used] / 2
+    return _InBins(mean_confidence, accuracy, counts[used], middle, float(ece))
 
 
 def decision_map(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from workbench.errors import require
 from workbench.metrics.regression import calibration_error
 from workbench.plots._common import (
     COLOURS,
+    MODELS,
     Array,
     Values,
     array,
@@ -23,6 +24,7 @@ from workbench.plots._common import (
     legend,
     new_axes,
     not_negative,
+    of_models,
     pair,
     point_look,
     risk_label,
@@ -222,13 +224,20 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
 
 
 def risk_against_error(
-    risk: Values, error: Values, ax: Axes | None = None, *, kind: str = "total", unit: str = "", n_bins: int = 10
+    risk: Values | Mapping[str, Values],
+    error: Values | Mapping[str, Values],
+    ax: Axes | None = None,
+    *,
+    kind: str = "total",
+    unit: str = "",
+    n_bins: int = 10,
 ) -> Axes:
     """Draw the error over the risk, as points and as the mean error of bins of equally many points.
 
     Args:
-        risk: any kind of risk, [n] or [n, outputs]; elements that are not finite are dropped.
-        error: absolute error, same shape; for classes 0 where right and 1 where wrong.
+        risk: any kind of risk, [n] or [n, outputs]; elements that are not finite are dropped. Of several models a dict by name: the means of
+            bins of each, without points.
+        error: absolute error, same shape; for classes 0 where right and 1 where wrong. Of several models a dict by name too.
         ax: Axes to draw on; a new figure if None.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour and the label.
         unit: unit of risk and error, for the labels.
@@ -248,23 +257,27 @@ def risk_against_error(
         >>> ax.get_legend_handles_labels()[1], ax.get_xlabel()
         (['Spearman 1.00 (n = 50)', 'mean of 10 bins'], 'epistemic risk (K)')
     """
-    rankdata = require("scipy.stats").rankdata
     if n_bins < 1:
         raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
-    risks, errors = elements(risk=risk, error=error)
-    finite(error=errors)
-    not_negative(error=errors)
     xlabel = risk_label(kind, unit)
-    (risks, errors), notes = usable(risks, errors)
-    correlation = "undefined (all values equal)"
-    if np.ptp(risks) > 0 and np.ptp(errors) > 0:
-        correlation = f"{np.corrcoef(rankdata(risks), rankdata(errors))[0, 1]:.2f}"
-    binned = np.array_split(np.argsort(risks, kind="stable"), min(n_bins, risks.size))
-    chosen, label = thinned(risks.size, f"Spearman {correlation}")
-    ax = new_axes(ax)
-    ax.scatter(risks[chosen], errors[chosen], color=colour(ax, kind), label=label, **point_look(chosen.size))
-    means = np.array([(risks[i].mean(), errors[i].mean()) for i in binned])
-    ax.plot(*means.T, color=ink(ax), marker="o", markersize=4.5, linewidth=1.6, label=f"mean of {len(binned)} bins")
+    if isinstance(risk, Mapping):
+        several = {name: _in_bins(*both, n_bins) for name, both in of_models(risk, "risk", error, "error").items()}
+        ax = new_axes(ax)
+        for (name, model), (shade, dashes) in zip(several.items(), MODELS, strict=False):
+            style: Any = {"color": shade, "linestyle": dashes, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
+            ax.plot(*model.means.T, label=f"{name}: Spearman {model.correlation}", **style)
+        means = np.concatenate([model.means for model in several.values()])
+        risks, errors = means.T
+        notes = [f"{name}: {note}" for name, model in several.items() for note in model.notes]
+    else:
+        if isinstance(error, Mapping):
+            raise ValueError("error: a dict of models, and risk is none; give risks by the same names")
+        risks, errors, means, correlation, notes = _in_bins(risk, error, n_bins)
+        chosen, label = thinned(risks.size, f"Spearman {correlation}")
+        ax = new_axes(ax)
+        ax.scatter(risks[chosen], errors[chosen], color=colour(ax, kind), label=label, **point_look(chosen.size))
+        label = f"mean of {len(means)} bins"
+        ax.plot(*means.T, color=ink(ax), marker="o", markersize=4.5, linewidth=1.6, label=label)
     choose_scale(ax, "x", risks)
     choose_scale(ax, "y", errors)
     if "log" in (ax.get_xscale(), ax.get_yscale()) and min(risks.min(), errors.min()) > 0:
@@ -272,6 +285,30 @@ def risk_against_error(
     ax.set(xlabel=xlabel, ylabel=with_unit("absolute error", unit))
     legend(ax, notes, headroom=True, columns=2)
     return ax
+
+
+class _InBins(NamedTuple):
+    """Risks and errors that can be used, their means in bins of equally many [bins, 2], and how they rank each other."""
+
+    risks: Array
+    errors: Array
+    means: Array
+    correlation: str
+    notes: list[str]
+
+
+def _in_bins(risk: Values, error: Values, n_bins: int) -> _InBins:
+    rankdata = require("scipy.stats").rankdata
+    risks, errors = elements(risk=risk, error=error)
+    finite(error=errors)
+    not_negative(error=errors)
+    (risks, errors), notes = usable(risks, errors)
+    correlation = "undefined (all values equal)"
+    if np.ptp(risks) > 0 and np.ptp(errors) > 0:
+        correlation = f"{np.corrcoef(rankdata(risks), rankdata(errors))[0, 1]:.2f}"
+    binned = np.array_split(np.argsort(risks, kind="stable"), min(n_bins, risks.size))
+    means = np.array([(risks[i].mean(), errors[i].mean()) for i in binned])
+    return _InBins(risks, errors, means, correlation, notes)
 
 
 def predicted_against_true(

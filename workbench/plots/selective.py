@@ -11,6 +11,7 @@ import torch
 from workbench.metrics.selective import aurc, ause, risk_coverage_curve, sparsification_curve
 from workbench.plots._common import (
     COLOURS,
+    MODELS,
     Values,
     array,
     colour,
@@ -19,6 +20,7 @@ from workbench.plots._common import (
     legend,
     new_axes,
     not_negative,
+    of_models,
     risk_label,
     same_shape,
     usable,
@@ -34,8 +36,8 @@ DRAWN = 1000  # points of a line, which has as many rows or pixels
 
 
 def risk_coverage(
-    risk: Values,
-    error: Values,
+    risk: Values | Mapping[str, Values],
+    error: Values | Mapping[str, Values],
     ax: Axes | None = None,
     *,
     kind: str = "total",
@@ -49,8 +51,9 @@ def risk_coverage(
     `workbench.selective` give `risk_coverage(chosen.risk, chosen.error)`.
 
     Args:
-        risk: any kind of risk, one for each row [n] or [n, 1]; rows where it is NaN are dropped.
-        error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong.
+        risk: any kind of risk, one for each row [n] or [n, 1]; rows where it is NaN are dropped. Of several models a dict by name: a curve for
+            each, in colours of models, without the orders, which differ where their errors do.
+        error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong. Of several models a dict by name too.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare risks of the same rows.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour.
         unit: unit of the error, for the label.
@@ -68,11 +71,12 @@ def risk_coverage(
         >>> ax.get_legend_handles_labels()[1], ax.get_ylabel()
         (['random order', 'best order', 'total: AURC 0.333'], 'mean error of rows answered (MPa)')
     """
-    risks, errors = vectors(risk=risk, error=error)
-    finite(error=errors)
-    not_negative(error=errors)
-    (risks, errors), notes = usable(risks, errors, infinite=True)
     risk_label(kind)  # refuses an unknown kind before a figure is made
+    if isinstance(risk, Mapping):
+        return _of_models(risk, error, ax, unit)
+    if isinstance(error, Mapping):
+        raise ValueError("error: a dict of models, and risk is none; give risks by the same names")
+    risks, errors, notes = _checked(risk, error)
     curve, best = risk_coverage_curve(risks, errors), risk_coverage_curve(errors, errors)
     ax = new_axes(ax)
     if "random order" not in ax.get_legend_handles_labels()[1]:
@@ -83,6 +87,28 @@ def risk_coverage(
         ax.plot(best.coverage, best.error, color=ink(ax), linestyle=":", linewidth=1.4, label="best order")
     name = f"{label or kind}: AURC {aurc(risks, errors).item():.3g}"
     ax.plot(curve.coverage, curve.error, color=colour(ax, kind), linewidth=2, label=name)
+    return _finished(ax, unit, notes)
+
+
+def _checked(risk: Values, error: Values) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    risks, errors = vectors(risk=risk, error=error)
+    finite(error=errors)
+    not_negative(error=errors)
+    (risks, errors), notes = usable(risks, errors, infinite=True)
+    return risks, errors, notes
+
+
+def _of_models(risk: Mapping[str, Values], error: Values | Mapping[str, Values], ax: Axes | None, unit: str) -> Axes:
+    """A curve for each model."""
+    checked = {name: _checked(*values) for name, values in of_models(risk, "risk", error, "error").items()}
+    ax = new_axes(ax)
+    for (name, (risks, errors, _)), (shade, dashes) in zip(checked.items(), MODELS, strict=False):
+        curve, label = risk_coverage_curve(risks, errors), f"{name}: AURC {aurc(risks, errors).item():.3g}"
+        ax.plot(curve.coverage, curve.error, color=shade, linestyle=dashes, linewidth=2, label=label)
+    return _finished(ax, unit, [f"{name}: {note}" for name, (_, _, notes) in checked.items() for note in notes])
+
+
+def _finished(ax: Axes, unit: str, notes: list[str]) -> Axes:
     ax.set(xlabel="coverage (share of rows answered)", ylabel=with_unit("mean error of rows answered", unit))
     ax.set_xlim(0, 1.01)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)  # what is drawn later still moves the limits
