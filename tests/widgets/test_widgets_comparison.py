@@ -396,7 +396,7 @@ def walk(widget):
         ((small, 3), TypeError, "data: found int"),
         ((small, (draw(30, 3), draw(29, 1))), ValueError, "the same number of rows"),
         ((small, (draw(10, 3), draw(10, 1))), ValueError, "found 10 rows"),
-        ((small, (draw(30, 3), draw(30, 2))), ValueError, "2 columns"),
+        ((small, (draw(30, 3), draw(30, 2))), ValueError, r"needed is \[2, 2\]"),
         ((small, rows(), ["nothing"]), ValueError, "no wrapper 'nothing'"),
     ],
 )

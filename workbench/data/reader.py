@@ -105,7 +105,7 @@ def one_target(data: Data) -> Data:
             what = ""
     if what:
         raise ValueError(
-            f"data: {data.name} has {what}; Comparison and Explorer take one tensor x, and one value or one class a row. `workbench compare` "
+            f"data: {data.name} has {what}; Explorer takes one tensor x, and one value or one class a row. `Comparison`, `workbench compare` "
             "and experiments.grid score maps, tokens and several columns of targets. Or train with workbench.fit(wrapped, data), ask "
             "wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots, maps by plots.maps"
         )

@@ -14,6 +14,7 @@ from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
 from workbench.engine.effects.private_random import own_random
+from workbench.experiments.positions import has_class_positions, output_for
 
 
 @dataclass
@@ -61,8 +62,8 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def check_fits(model: nn.Module, data: Data) -> str:
-    """Check that a model answers rows of the data, and return what it gives: "values", "logits" or "probs".
+def check_fits(model: nn.Module, data: Data) -> Any:
+    """Check that a model answers rows of the data, and return what it gives: "values", "logits", "probs", or `Logits` with a dimension.
 
     Args:
         model: a copy; what is lazy in it is made by this.
@@ -81,10 +82,14 @@ def check_fits(model: nn.Module, data: Data) -> str:
                 f"model: {type(model).__name__} fails on rows {['n', *data.input_shape]} of {data.name}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-    expected = [len(x), data.n_outputs]
+    if has_class_positions(data):
+        return output_for(model, data)
+    expected = [len(x), *(data.train.y.shape[1:] if data.classes is None else [data.n_outputs])]
     if not isinstance(y, Tensor) or list(y.shape) != expected:
         shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        wanted = "one score for each class" if data.classes else "one value"
+        wanted = (
+            "one score for each class" if data.classes else "one value" if expected[1:] == [1] else "the targets of"
+        )
         raise ValueError(
             f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; needed is {expected}, {wanted} a row"
         )

@@ -14,7 +14,7 @@ from workbench.errors import require
 from ..common.jobs import Job
 from .controls import Controls
 from .panels import PanelData, view_of
-from .scores import COLUMNS, table
+from .scores import ordered, table
 from .settings import Candidate
 from .trials import MOST_JUDGED, Trained, Training, panel
 
@@ -99,7 +99,7 @@ class Findings:
 
         frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in trained}, orient="index", dtype=float)
         frame.index.name = "model"
-        return frame[[name for name in COLUMNS if name in frame]]
+        return frame[ordered(frame)]
 
     def table(self) -> str:
         """The scores as HTML; empty if there are none."""

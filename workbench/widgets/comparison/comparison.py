@@ -13,7 +13,6 @@ from torch import nn
 
 from workbench.core.wrapper import Wrapper
 from workbench.data import Data, Split
-from workbench.data.reader import data_of
 
 from ..common import cases, pictures
 from ..common.inputs import Model, check_fits
@@ -23,6 +22,7 @@ from .board import Board, Findings
 from .controls import CSS, Controls, Row
 from .figure import overview
 from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
+from .several import comparable_data
 from .trials import VALIDATION, Training, digest_of, threads_for, trial, versions_of
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ class Comparison:
 
     Args:
         model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
-            each seed. It gives one value, or one score for each class, for each row.
-        data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n] or [n, 1], or
-            class numbers [n]; a fifth of the rows of a pair become test rows.
+            each seed. It gives one value, or one score for each class, for each row (pixel, token, column of targets).
+        data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n], [n, k] or maps
+            [n, height, width], or class numbers [n] or of pixels or tokens; a fifth of the rows of a pair become test rows. Targets of several
+            numbers a row are scored as by `workbench compare`: pixels and tokens alike, columns each in its unit.
         wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of texts such as "vote" and "vote(n_voters=5) +
             sculpt"; None: a choice that suits the task. All registered wrappers can be added by hand.
         epochs: passes over the training rows.
@@ -92,7 +93,7 @@ class Comparison:
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
         check_training(training)
         self._model = Model(model)
-        self._data = data_of(data, split)
+        self._data = comparable_data(data, split)
         self._data_given, self._split = data, split
         task = self.data.task
         if output is not None and output not in ("values", "logits", "probs"):
@@ -105,9 +106,10 @@ class Comparison:
             candidate.build()
         plain = self._model.new(seed)
         meaning = check_fits(plain, self.data)
-        if output is not None and (output == "values") != (meaning == "values"):
+        fits = (output == "values") == (meaning == "values") if isinstance(meaning, str) else output == "logits"
+        if output is not None and not fits:
             raise ValueError(f"output={output!r} does not fit {task} data")
-        self._output = output or meaning
+        self._output = (output or meaning) if isinstance(meaning, str) else meaning
         self._threads = threads_for(plain, self.data)
         self._batch_size, self._device = batch_size, device
         self.jobs = Jobs()

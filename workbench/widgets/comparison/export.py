@@ -33,7 +33,7 @@ class Exported:
     split: int
     candidates: list[Candidate]
     training: Training
-    output: str
+    output: Any
 
 
 def write(path: str | os.PathLike[str], what: Exported) -> Path:
@@ -97,7 +97,7 @@ Written by `Comparison.export`; run it with other parameters by `workbench repor
     options = [f"{name}={name}" for name in ("epochs", "lr", "weight_decay", "seed")]
     options += [f"batch_size={what.training.batch_size}"] if what.training.batch_size is not None else []
     options += [f"device={what.training.device!r}"] if what.training.device is not None else []
-    options += [f"output={what.output!r}"] if what.output != "values" else []
+    options += [f"output={what.output!r}"] if isinstance(what.output, str) and what.output != "values" else []
     build = (
         "unknown = sorted(set(wrappers) - set(wrap))\n"
         "if unknown:\n"

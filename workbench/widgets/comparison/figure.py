@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.pictures import INK, new_figure
 from .panels import PanelData, draw, size
-from .scores import COLUMNS, best
+from .scores import best, column, ordered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,22 +50,22 @@ def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, u
 
 def _table(ax: Any, frame: pd.DataFrame, unit: str) -> None:
     ax.set_axis_off()
-    names = [name for name in COLUMNS if name in frame and frame[name].notna().any()]
+    names = [name for name in ordered(frame) if frame[name].notna().any()]
     if not names:
         return
     in_unit = f" ({unit})" if unit else ""
     marked = {name: best(frame, name) for name in names}
     cells = [
-        ["–" if math.isnan(v := frame.loc[row, name]) else COLUMNS[name].text(v) for name in names]
+        ["–" if math.isnan(v := frame.loc[row, name]) else column(name).text(v) for name in names]
         for row in frame.index
     ]
-    heads = [COLUMNS[name].title.format(unit=in_unit).replace(" of a ", "\nof a ") for name in names]
+    heads = [column(name).title.format(unit=in_unit).replace(" of a ", "\nof a ") for name in names]
     table = ax.table(cells, rowLabels=list(frame.index), colLabels=heads, loc="upper center", edges="horizontal")
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     table.auto_set_column_width(list(range(len(names))))
-    for (row, column), cell in table.get_celld().items():
+    for (row, place), cell in table.get_celld().items():
         cell.set_height(1.0 / (len(frame) + 2.5) * (1.5 if row == 0 else 1.0))
         cell.set_linewidth(0.3)
-        if row > 0 and column >= 0 and frame.index[row - 1] in marked[names[column]]:
+        if row > 0 and place >= 0 and frame.index[row - 1] in marked[names[place]]:
             cell.set_text_props(fontweight="bold")

@@ -15,6 +15,7 @@ from workbench.plots._common import with_unit
 
 from ..common.pictures import INK, Spot, paint
 from ..common.predictions import Predictions
+from . import several
 
 MOST_ROWS = 1500  # rows of a picture
 COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
@@ -26,7 +27,7 @@ class PanelData:
     """What is asked of a model for its picture.
 
     Args:
-        kind: "curve" (one input), "plane" (two), "images", or "table" (everything else).
+        kind: "curve" (one input), "plane" (two), "images", "maps" or "several" (of targets), or "table" (everything else).
         x: the inputs of the picture [n, ...].
         rows: which test rows these are [n]; empty for a curve and for a plane, whose inputs are a grid.
         note: what the picture leaves out; "" if nothing.
@@ -46,7 +47,9 @@ class PanelData:
 
 
 def kind_of(data: Data) -> str:
-    """Which picture suits data: "curve", "plane", "images" or "table"."""
+    """Which picture suits data: "curve", "plane", "images", "table", or for several targets a row "maps" or "several"."""
+    if several.has_several(data):
+        return "maps" if several.is_map(data) else "several"
     if len(data.input_shape) == 3 and data.input_shape[0] in (1, 3) and min(data.input_shape[1:]) >= 4:
         return "images"
     if data.input_shape == (1,) and data.task == "regression":
@@ -73,6 +76,10 @@ def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
         xx, yy = torch.meshgrid(*lines, indexing="xy")
         return PanelData(data, kind, torch.stack([xx.flatten(), yy.flatten()], 1), none, grid=(xx, yy))
     n = len(data.test)
+    if kind in ("maps", "several"):
+        rows = torch.arange(min(n, several.SHOWN))
+        shown = f"picture: the first {len(rows)} of {n:,} test rows" if kind == "maps" else ""
+        return PanelData(data, kind, data.test.x[rows], rows, shown)
     most = most if fine else min(most, 300)
     rows = torch.arange(n)
     if n > most:
@@ -94,6 +101,8 @@ def _line(data: Data, column: int, n: int) -> Tensor:
 
 def size(view: PanelData, answers: Predictions) -> tuple[float, float]:
     """Width and height of the picture, in inches."""
+    if view.kind in ("maps", "several"):
+        return several.picture_size(view)
     if view.kind == "curve":
         return 5.6, 3.7
     if view.kind == "plane":
@@ -115,7 +124,7 @@ def draw(figure: Any, view: PanelData, answers: Predictions, unit: str = "") -> 
     Returns:
         The places that say more under the pointer.
     """
-    makers = {"curve": _curve, "plane": _plane, "images": _images}
+    makers = {"curve": _curve, "plane": _plane, "images": _images, "maps": several.draw, "several": several.draw}
     if view.kind in makers:
         return makers[view.kind](figure, view, answers, unit)
     return (_table if view.data.classes is None else _classes)(figure, view, answers, unit)

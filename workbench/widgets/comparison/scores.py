@@ -6,8 +6,8 @@ import html
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,12 @@ def _three(value: float) -> str:
 COLUMNS: dict[str, Column] = {
     "rmse": Column("RMSE{unit}", "root mean squared error of the prediction", "rmse", _three),
     "accuracy": Column("accuracy", "share of the test rows whose class is right", "accuracy", "{:.1%}".format),
+    "mean_iou": Column(
+        "mean IoU",
+        "intersection over union of truth and prediction, averaged over the classes",
+        "mean_iou",
+        "{:.1%}".format,
+    ),
     "nll": Column(
         "NLL (nats)", "negative log-likelihood of the true values: punishes confident mistakes", "nll", "{:.3f}".format
     ),
@@ -97,6 +103,21 @@ COLUMNS: dict[str, Column] = {
     ),
 }
 COSTS = ("parameters_added", "seconds", "passes")
+
+
+def column(name: str) -> Column:
+    """A column of the table; "rmse_NAME" is that of one of several targets."""
+    if name in COLUMNS:
+        return COLUMNS[name]
+    target = name.removeprefix("rmse_").replace("{", "{{").replace("}", "}}")
+    return replace(COLUMNS["rmse"], title=f"RMSE {target}")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Those of the names that are columns, in the order of the table."""
+    names = list(names)
+    targets = [name for name in names if name.startswith("rmse_")]
+    return [n for c in COLUMNS for n in ([c] * (c in names) + (targets if c == "rmse" else []))]
 
 
 def scores(answers: Predictions, data: Data, y: Tensor) -> dict[str, float]:
@@ -166,15 +187,15 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
 
 def best(frame: pd.DataFrame, name: str) -> list[str]:
     """The rows with the best value of a column, as far as they can be told apart in print; none of a column of costs."""
-    column = COLUMNS[name]
+    about = column(name)
     values = frame[name].dropna() if name in frame else None
-    if column.best is None or values is None or values.map(column.text).nunique() < 2:
+    if about.best is None or values is None or values.map(about.text).nunique() < 2:
         return []
-    if isinstance(column.best, float):
-        values = (values - column.best).abs()
+    if isinstance(about.best, float):
+        values = (values - about.best).abs()
         return [str(row) for row in values.index if math.isclose(values[row], values.min(), abs_tol=5e-4)]
-    best_value = column.text(values.max() if column.best == "max" else values.min())
-    return [str(row) for row in values.index if column.text(values[row]) == best_value]
+    best_value = about.text(values.max() if about.best == "max" else values.min())
+    return [str(row) for row in values.index if about.text(values[row]) == best_value]
 
 
 def table(
@@ -193,12 +214,12 @@ def table(
         notes: lines below.
         differs: of rows that can't be compared with the others, why; they are greyed, and never marked.
     """
-    names = [name for name in COLUMNS if name in frame and frame[name].notna().any()]
+    names = [name for name in ordered(frame) if frame[name].notna().any()]
     ranked = frame.drop(index=list(differs))
     marked = {name: best(ranked, name) for name in names}
-    in_unit = f" ({html.escape(unit)})" if unit else ""
+    in_unit = f" ({unit})" if unit else ""
     head = "".join(
-        f'<th scope="col" title="{html.escape(COLUMNS[n].help)}">{COLUMNS[n].title.format(unit=in_unit)}{_ARROWS[_way(n)]}</th>'
+        f'<th scope="col" title="{html.escape(column(n).help)}">{html.escape(column(n).title.format(unit=in_unit))}{_ARROWS[_way(n)]}</th>'
         for n in names
     )
     rows = []
@@ -206,7 +227,7 @@ def table(
         cells = []
         for name in names:
             value = frame.loc[row, name]
-            text = "–" if math.isnan(value) else COLUMNS[name].text(value)
+            text = "–" if math.isnan(value) else column(name).text(value)
             cells.append(f'<td class="wb-best"><b>{text}</b></td>' if row in marked[name] else f"<td>{text}</td>")
         said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
         why = html.escape(differs.get(row, ""))
@@ -223,5 +244,5 @@ _ARROWS = {"max": " ↑", "min": " ↓", "": ""}
 
 
 def _way(name: str) -> str:
-    way = COLUMNS[name].best
+    way = column(name).best
     return way if isinstance(way, str) else ""

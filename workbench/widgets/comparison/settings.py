@@ -72,14 +72,14 @@ class Part:
     cls: type
     values: dict[str, Any] = field(default_factory=dict)
 
-    def build(self, output: str = "values") -> Any:
+    def build(self, output: Any = "values") -> Any:
         """The object; a wrapper that asks for no output is given this one."""
         values = {name: value.build() if isinstance(value, Part) else value for name, value in self.values.items()}
         if issubclass(self.cls, Wrapper) and output != "values":
             values.setdefault("output", output)
         return self.cls(**values)
 
-    def source(self, imports: set[str], output: str = "values") -> str:
+    def source(self, imports: set[str], output: Any = "values") -> str:
         """The expression that builds it; what it needs is added to the imports.
 
         Raises:
@@ -124,16 +124,18 @@ class Candidate:
     name: str
     parts: list[Part] = field(default_factory=list)
 
-    def build(self, output: str = "values") -> Wrapper:
+    def build(self, output: Any = "values") -> Wrapper:
         """The wrapper."""
         built = [part.build(output) for part in self.parts]
+        if not built and not isinstance(output, str):  # where the classes are must be said of the plain model, too
+            return compose(output=output)
         return built[0] if len(built) == 1 else compose(*built)
 
     def same(self, other: Candidate) -> bool:
         """Whether another candidate is of the same settings; an object and the `Part` that makes it are the same."""
         return self == other or (self.name == other.name and repr(self.build()) == repr(other.build()))
 
-    def source(self, imports: set[str], output: str = "values") -> str:
+    def source(self, imports: set[str], output: Any = "values") -> str:
         """The expression that builds it; see `Part.source`."""
         written = [part.source(imports, output) for part in self.parts]
         if len(written) == 1:

@@ -6,7 +6,7 @@ import hashlib
 import html
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from workbench import metrics, plots
 from workbench.calibration.base import collect
 from workbench.data import Data, Split
 from workbench.engine.effects.private_random import own_random
+from workbench.experiments.positions import batch_rows
 from workbench.training import History, fit
 from workbench.training.progress import Progress
 
@@ -24,8 +25,9 @@ from ..common import cases, pictures
 from ..common.inputs import Model
 from ..common.jobs import Job
 from ..common.predictions import CAUSES, Predictions, predict
+from . import several
 from .panels import PanelData, draw, size, view_of
-from .scores import parameters_added, passes, scores
+from .scores import TIMED_ROWS, parameters_added, passes, scores
 from .settings import Candidate
 
 MOST_JUDGED = 10_000  # test rows that the table is about
@@ -131,7 +133,7 @@ def trial(
     model: Model,
     data: Data,
     parts: Callable[[int], tuple[Split, Split]],
-    output: str,
+    output: Any,
     publish: Callable[[str], Any] | None,
 ) -> Trained | None:
     """Train a candidate and judge it.
@@ -183,9 +185,11 @@ def trial(
     kept.scores = {"parameters_added": float(parameters_added(wrapped, plain)), "seconds": seconds}
     job.report(1.0, "judging")
     try:
-        _judge(kept, data, valid, output)
+        _judge(kept, plain, data, valid, output)
         if not stopped:
-            kept.scores["passes"] = passes(wrapped, plain, data.test.x) if candidate.parts else 1.0
+            kept.scores["passes"] = (
+                passes(wrapped, plain, data.test.x[: batch_rows(data.test.y, TIMED_ROWS)]) if candidate.parts else 1.0
+            )
     except (ValueError, RuntimeError, TypeError) as error:
         kept.error, kept.status = error, "trained, but it could not be judged"
     return kept
@@ -197,8 +201,13 @@ def threads_for(plain: nn.Module, data: Data) -> int | None:
     return 1 if small else None
 
 
-def _judge(kept: Trained, data: Data, valid: Split, output: str) -> None:
+def _judge(kept: Trained, plain: nn.Module, data: Data, valid: Split, output: Any) -> None:
     seed, noise = kept.training.seed, None
+    if several.has_several(data):
+        judged = replace(data, test=data.test.take(range(min(len(data.test), MOST_JUDGED))))
+        kept.scores |= several.scores(kept.wrapped, plain, judged, valid, seed)
+        kept.answers = several.answers(kept.wrapped, data, view_of(data).x, seed)
+        return
     if output == "values":
         predicted = collect(kept.wrapped, valid, risk=False, seed=seed)
         noise = float(metrics.rmse(predicted.y.cpu(), predicted.target.cpu())) or None
@@ -217,7 +226,7 @@ class _Watch:
         job: Job,
         candidate: Candidate,
         data: Data,
-        output: str,
+        output: Any,
         training: Training,
         publish: Callable[[str], Any] | None,
     ) -> None:
@@ -248,7 +257,10 @@ class _Watch:
     def _draw(self, progress: Progress) -> None:
         start = time.perf_counter()
         try:
-            answers = predict(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
+            if several.has_several(self.view.data):
+                answers = several.answers(progress.wrapped, self.view.data, self.view.x, self.training.seed)
+            else:
+                answers = predict(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
             picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)
         except (ValueError, RuntimeError) as error:  # the training itself goes on, and tells if it fails
             picture = f"<h4>{html.escape(self.candidate.name)}</h4><p>no live picture: {html.escape(str(error))}</p>"
@@ -292,6 +304,8 @@ def describe(name: str, view: PanelData, answers: Predictions) -> str:
     what = {
         "curve": "prediction over the input with bands of risk",
         "plane": "maps of prediction and risk over both inputs",
+        "maps": "truth, prediction and risks of the first test rows as maps",
+        "several": "scores only",
     }
     kind = what.get(
         view.kind, "the most uncertain test rows" if view.kind == "images" else "predictions and risk against the truth"
