@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from workbench.data import Data
@@ -30,11 +30,12 @@ class Findings:
         data: the data set.
         names: of the candidates, in the order in which they are shown.
         batch: the jobs of the present training, or of the last one.
-        trained: what is kept, by name.
+        runs: every training, in order.
+        deleted: the runs that were deleted at one time, the last ones last.
         failed: exception and traceback, by name.
         entered: the ticked candidates and the training, as they are set now.
         batch_of: what was entered when the batch began.
-        origin: digest of the weights that the model starts at.
+        origins: by seed, digest of the weights that the model starts at.
         versions: of the data, as they are trained on.
     """
 
@@ -42,10 +43,11 @@ class Findings:
     names: list[str]
     entered: Callable[[], tuple[list[Candidate], Training]]
     batch: dict[str, Job] = field(default_factory=dict)
-    trained: dict[str, Trained] = field(default_factory=dict)
+    runs: list[Trained] = field(default_factory=list)
+    deleted: list[list[Trained]] = field(default_factory=list)
     failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
     batch_of: tuple[list[Candidate], Training] | None = None
-    origin: str = ""
+    origins: dict[int, str] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
 
     @property
@@ -58,19 +60,48 @@ class Findings:
         """Whether something is trained, or waits for it."""
         return any(not job.ended for job in self.jobs)
 
+    def keep(self, run: Trained) -> None:
+        """Add a run; no other is overwritten by it."""
+        run.number = max((r.number for r in [*self.runs, *(r for rs in self.deleted for r in rs)]), default=0) + 1
+        self.runs.append(run)
+
+    def reasons(self) -> dict[str, str]:
+        """Why each run can't be compared with what is trained by the present settings, by its id; empty if it can."""
+        ticked, training = self.entered()
+        now = {candidate.name: candidate for candidate in ticked}
+        reasons: dict[str, str] = {}
+        for run in list(self.runs):
+            origin = self.origins.get(training.seed, run.origin)
+            reasons[run.id] = run.differences(now.get(run.name), training, origin, self.versions)
+        return reasons
+
+    @property
+    def trained(self) -> dict[str, Trained]:
+        """The run that stands for each name: the last one of the present settings, else the last one."""
+        reasons = self.reasons()
+        chosen: dict[str, Trained] = {}
+        for run in list(self.runs):
+            before = chosen.get(run.name)
+            if before is None or not reasons.get(run.id) or reasons.get(before.id):
+                chosen[run.name] = run
+        return chosen
+
     @property
     def kept(self) -> list[Trained]:
-        """What has been trained, in order."""
-        trained = dict(self.trained)
+        """The runs that stand for the names, in order."""
+        trained = self.trained
         return [trained[name] for name in list(self.names) if name in trained]
 
     @property
     def differences(self) -> dict[str, str]:
         """Why each of those that are not of the present settings can't be compared with the others."""
-        ticked, training = self.entered()
-        now = {candidate.name: candidate for candidate in ticked}
-        reasons = {k.name: k.differences(now.get(k.name), training, self.origin, self.versions) for k in self.kept}
-        return {name: why for name, why in reasons.items() if why}
+        reasons = self.reasons()
+        return {kept.name: reasons[kept.id] for kept in self.kept if reasons.get(kept.id)}
+
+    def others(self) -> dict[str, Trained]:
+        """All other runs, by name and number."""
+        kept = {run.id for run in self.kept}
+        return {f"{run.name} #{run.number}": run for run in list(self.runs) if run.id not in kept}
 
     @property
     def present(self) -> list[Trained]:
@@ -94,17 +125,36 @@ class Findings:
     @staticmethod
     def frame(trained: Sequence[Trained]) -> pd.DataFrame:
         """The scores, one row for each of these models."""
-        require("pandas")
-        import pandas as pd
+        return _frame({kept.name: kept for kept in trained})
 
-        frame = pd.DataFrame.from_dict({kept.name: kept.scores for kept in trained}, orient="index", dtype=float)
-        frame.index.name = "model"
-        return frame[ordered(frame)]
+    def run_frame(self) -> pd.DataFrame:
+        """All runs, one row each: what was trained, when and by what, whether it is of the present settings, and the scores."""
+        reasons, present = self.reasons(), {run.id for run in self.present}
+        runs = {str(run.number): run for run in list(self.runs)}
+        about = [
+            {
+                "model": run.name,
+                "settings": run.settings,
+                **asdict(run.training),
+                "split": run.split,
+                "began": run.began,
+                **run.software,
+                "status": run.status,
+                "differs": reasons[run.id] or ("" if run.id in present else AGAIN),
+            }
+            for run in runs.values()
+        ]
+        scores = _frame(runs)
+        scores.index = scores.index.astype(int)
+        scores.index.name = "run"
+        for place, name in enumerate(about[0] if about else ()):
+            scores.insert(place, name, [row.get(name) for row in about])
+        return scores
 
     def table(self) -> str:
         """The scores as HTML; empty if there are none."""
         kept, total = self.kept, len(self.data.test)
-        if not kept:
+        if not kept and not self.runs:
             return ""
         n = min(total, MOST_JUDGED)
         rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
@@ -119,7 +169,14 @@ class Findings:
             reasons = "; ".join(f"{name} ({why})" for name, why in differences.items())
             notes.append(f"Grey, and ranked with no other row, since not of the present settings: {reasons}.")
         status = {k.name: k.status for k in kept}
-        return table(self.frame(kept), self.data.target.unit, status, [*notes, self.view.note], differences)
+        others = self.others()
+        if others:
+            notes.append(f"Earlier runs: {', '.join(others)}; the pointer on a row says how they differ.")
+            why = self.reasons()
+            differences = {**differences, **{label: why[run.id] or AGAIN for label, run in others.items()}}
+            status |= {label: run.status for label, run in others.items()}
+        frame = _frame({**{k.name: k for k in kept}, **others})
+        return table(frame, self.data.target.unit, status, [*notes, self.view.note], differences)
 
     def panel(self, kept: Trained, losses: bool = True) -> str:
         """The panel of a model that could be judged, as HTML."""
@@ -128,7 +185,21 @@ class Findings:
         notes = [f"{kept.status}."] if kept.status else []
         if not answers.measured and self.view.kind == "table":
             notes.append("No noise is measured: a constant one is assumed.")
-        return panel(kept.candidate, self.view, answers, kept.history if losses else None, note=" ".join(notes))
+        history = kept.history if losses else None
+        return panel(kept.candidate, self.view, answers, history, note=" ".join(notes), made=kept.made)
+
+
+AGAIN = "trained again since, with the same settings"
+
+
+def _frame(runs: Mapping[str, Trained]) -> pd.DataFrame:
+    """The scores of runs, one row each, by the labels."""
+    require("pandas")
+    import pandas as pd
+
+    frame = pd.DataFrame.from_dict({label: run.scores for label, run in runs.items()}, orient="index", dtype=float)
+    frame.index.name = "model"
+    return frame[ordered(map(str, frame))]
 
 
 class Board:
@@ -189,9 +260,19 @@ class Board:
         elif not busy:
             self._announce()
         self._show_errors()
+        self._list_runs(busy)
         differences = self.findings.differences
         for name, row in list(c.rows.items()):
             (row.panel.add_class if name in differences else row.panel.remove_class)("wb-outdated")
+
+    def _list_runs(self, busy: bool) -> None:
+        c, runs = self.controls, list(self.findings.runs)
+        options = [(f"#{run.number} {run.name}, {run.began[:16].replace('T', ' ')} UTC", run.number) for run in runs]
+        if c.pick_run.options != tuple(options):
+            c.pick_run.options = options
+        c.delete.disabled = busy or not runs
+        c.undo.disabled = busy or not self.findings.deleted
+        c.runs.layout.display = None if runs or self.findings.deleted else "none"
 
     def _announce(self) -> None:
         """Say what Train would do; a changed setting makes what was done a thing of the past."""

@@ -21,9 +21,10 @@ from . import export as _export
 from .board import Board, Findings
 from .controls import CSS, Controls, Row
 from .figure import overview
+from .session import Session
 from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
 from .several import comparable_data
-from .trials import VALIDATION, Training, digest_of, threads_for, trial, versions_of
+from .trials import VALIDATION, Trained, Training, digest_of, threads_for, trial, versions_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,12 +60,16 @@ class Comparison:
         split: which split of the data, for a name or a pair.
         output: what the model gives: "values", "logits" or "probs"; None finds out.
         device: where to train, such as "cuda"; None: where the model is.
+        session: a file that every run is saved in as it ends, and that is read first if it is there: the same call after a restart of the
+            kernel, or on another machine, shows the table, pictures and losses of all runs. Weights are not in it: `models` has what was
+            trained in this kernel, and `start(again=True)` makes the others. None writes no file.
 
     Attributes:
         jobs: the queue that trains.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, there is no such wrapper or data set, or the model does not fit the data.
+        TypeError, ValueError: an argument is of the wrong kind, there is no such wrapper or data set, the model does not fit the data, or
+            the session file is of other data.
 
     Example:
         >>> import torch
@@ -89,6 +94,7 @@ class Comparison:
         split: int = 0,
         output: str | None = None,
         device: str | None = None,
+        session: str | os.PathLike[str] | None = None,
     ) -> None:
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
         check_training(training)
@@ -122,6 +128,11 @@ class Comparison:
             if name not in {candidate.name for candidate, _, _ in self._rows}:
                 self._rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
         self._findings = Findings(self.data, [candidate.name for candidate, _, _ in self._rows], self._entered)
+        self._findings.versions = self._versions = versions_of(self.data)
+        self._session = Session(None if session is None else Path(session), self.data)
+        for run in self._session.read(self._versions):
+            self._findings.origins.setdefault(seed, digest_of(plain))
+            self._findings.keep(run)
         self._board: Board | None = None
 
     @property
@@ -207,7 +218,7 @@ class Comparison:
     @property
     def models(self) -> dict[str, Any]:
         """The trained models by name, wrapped, in evaluation mode; those of `outdated` are among them."""
-        return {kept.name: kept.wrapped for kept in self._findings.kept}
+        return {kept.name: kept.wrapped for kept in self._findings.kept if kept.wrapped is not None}
 
     @property
     def histories(self) -> dict[str, Any]:
@@ -236,6 +247,73 @@ class Comparison:
         frame = self._findings.frame([kept for kept in self._findings.kept if kept.name in differences])
         frame.insert(0, "differs", [differences.get(name, "") for name in frame.index])
         return frame
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """One row for each training, by its number: settings, seed, split, when and by what versions, what differs now, scores.
+
+        A training overwrites no other: with the settings of an earlier run entered again, that run is in `results` again.
+        """
+        return self._findings.run_frame()
+
+    def delete(self, *runs: int) -> None:
+        """Delete runs, from the session file too; `undo()` brings them back.
+
+        Args:
+            *runs: their numbers, as in `runs`.
+
+        Raises:
+            KeyError: there is no such run; nothing is deleted.
+            RuntimeError: something is being trained.
+        """
+        findings = self._findings
+        self._check_idle("delete")
+        numbers = {run.number: run for run in findings.runs}
+        if missing := [run for run in runs if run not in numbers]:
+            raise KeyError(
+                f"delete: there is no run {missing[0]!r}; there are {', '.join(map(str, numbers)) or 'none'}"
+            )
+        self._drop([numbers[run] for run in dict.fromkeys(runs)])
+
+    def undo(self) -> None:
+        """Bring back the runs that were deleted last.
+
+        Raises:
+            ValueError: none was deleted.
+            RuntimeError: something is being trained.
+        """
+        findings = self._findings
+        self._check_idle("undo")
+        if not findings.deleted:
+            raise ValueError("undo: no run was deleted in this kernel")
+        findings.runs = sorted([*findings.runs, *findings.deleted.pop()], key=lambda run: run.number)
+        self._save()
+        self._show_all()
+
+    def _check_idle(self, action: str) -> None:
+        if self.running:
+            raise RuntimeError(f"{action}: this comparison is training; stop() it, or wait() for it")
+
+    def _drop(self, runs: list[Trained]) -> None:
+        findings = self._findings
+        if runs:
+            ids = {run.id for run in runs}
+            findings.deleted.append(runs)
+            findings.runs = [run for run in findings.runs if run.id not in ids]
+            self._save()
+        self._show_all()
+
+    def _save(self) -> None:
+        """Write the session file, with the runs that another kernel has put there meanwhile."""
+        for run in self._session.read(self._versions):
+            self._findings.keep(run)
+        self._session.save(self._findings.runs, self._versions)
+
+    def _show_all(self) -> None:
+        if self._board is not None:
+            for name in list(self._board.controls.rows):
+                self._board.show_panel(name)
+        self._refresh()
 
     def snapshot(self) -> None:
         """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
@@ -301,9 +379,8 @@ class Comparison:
             return
         self.controls.drop(row)
         self._findings.names = list(self.controls.rows)
-        self._findings.trained.pop(row.name, None)
         self._findings.failed.pop(row.name, None)
-        self._refresh()
+        self._drop([run for run in self._findings.runs if run.name == row.name])
 
     def _add(self, _: Any = None) -> None:
         names = self.controls.pressed()
@@ -321,6 +398,8 @@ class Comparison:
         c.train.on_click(self._guarded(lambda: self.start()))
         c.stop.on_click(lambda _: self.stop())
         c.add.on_click(self._add)
+        c.delete.on_click(self._guarded(lambda: self.delete(c.pick_run.value)))
+        c.undo.on_click(self._guarded(self.undo))
         c.export.on_click(self._guarded(self._export_clicked))
         for setting in (c.epochs, c.lr, c.weight_decay, c.seed):
             setting.observe(lambda _: self._refresh(), "value")
@@ -363,8 +442,8 @@ class Comparison:
     def _note_model_and_data(self, training: Training) -> None:
         """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
         findings, versions = self._findings, versions_of(self.data)
-        if findings.trained:
-            findings.origin = digest_of(self._model.new(training.seed))
+        if findings.runs:
+            findings.origins[training.seed] = digest_of(self._model.new(training.seed))
             if versions != findings.versions:
                 self._parts.cache_clear()
                 findings.__dict__.pop("view", None)
@@ -381,8 +460,9 @@ class Comparison:
             live = functools.partial(board.live, candidate.name) if board is not None and watched else None
             kept = trial(job, candidate, training, self._model, self.data, self._parts, self._output, live)
             if kept is not None:
-                findings.origin = kept.origin
-                findings.trained[candidate.name] = kept
+                findings.origins[training.seed] = kept.origin
+                findings.keep(kept)
+                self._save()
 
         def changed(job: Job) -> None:
             findings.batch.setdefault(job.name, job)

@@ -186,6 +186,20 @@ class Controls:
             tooltip="Write a notebook with parameters that repeats this comparison",
             layout={"width": "96px", "flex": "none"},
         ).add_class("wb-export")
+        self.pick_run = w.Dropdown(options=[], layout={"width": "260px"}, tooltip="A run, to be deleted").add_class(
+            "wb-run"
+        )
+        button = {"layout": {"width": "96px", "flex": "none"}}
+        self.delete = w.Button(
+            description="Delete run",
+            icon="trash",
+            tooltip="Take this run out of the table and the session file",
+            **button,
+        ).add_class("wb-delete")
+        self.undo = w.Button(
+            description="Undo", icon="undo", tooltip="Bring back the runs that were deleted last", **button
+        ).add_class("wb-undo")
+        self.runs = w.HBox([self.pick_run, self.delete, self.undo], layout={"display": "none"}).add_class("wb-buttons")
         self._checks = w.HBox([]).add_class("wb-checks")
         self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Whose settings are shown").add_class("wb-pick")
         self._settings = w.VBox([], layout={"min_height": "150px"}).add_class("wb-settings")
@@ -217,6 +231,7 @@ class Controls:
                 progress,
                 self.errors,
                 self.metrics,
+                self.runs,
                 self.panels,
             ]
         ).add_class("wb-comparison")

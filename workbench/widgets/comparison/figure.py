@@ -50,7 +50,7 @@ def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, u
 
 def _table(ax: Any, frame: pd.DataFrame, unit: str) -> None:
     ax.set_axis_off()
-    names = [name for name in ordered(frame) if frame[name].notna().any()]
+    names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
     if not names:
         return
     in_unit = f" ({unit})" if unit else ""

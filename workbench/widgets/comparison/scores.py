@@ -214,7 +214,7 @@ def table(
         notes: lines below.
         differs: of rows that can't be compared with the others, why; they are greyed, and never marked.
     """
-    names = [name for name in ordered(frame) if frame[name].notna().any()]
+    names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
     ranked = frame.drop(index=list(differs))
     marked = {name: best(ranked, name) for name in names}
     in_unit = f" ({unit})" if unit else ""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import html
+import platform
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+import workbench
 from workbench import metrics, plots
 from workbench.calibration.base import collect
 from workbench.data import Data, Split
@@ -56,7 +60,7 @@ class Trained:
         name: of the candidate.
         candidate: with its settings.
         training: the settings of the training.
-        wrapped: the model.
+        wrapped: the model; None of a run that was read from a session file.
         history: of its training.
         status: "" if it is whole, else what is missing, such as "stopped in epoch 3".
         scores: by the names of `scores.COLUMNS`.
@@ -64,6 +68,13 @@ class Trained:
         error: why it could not be judged.
         origin: digest of the weights that the plain model started at.
         versions: of the data, see `versions_of`.
+        id: of this run, like no other's.
+        number: of the run within its comparison, from 1.
+        settings: of the candidate, as text.
+        made: the parts of the candidate, as text.
+        began: when the training began, UTC.
+        split: of the data.
+        software: versions by name.
     """
 
     name: str
@@ -77,6 +88,18 @@ class Trained:
     error: BaseException | None = None
     origin: str = ""
     versions: tuple[int, ...] = ()
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    number: int = 0
+    settings: str = ""
+    made: str = ""
+    began: str = ""
+    split: int = 0
+    software: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.settings:
+            self.settings = repr(self.candidate.build())
+            self.made = " + ".join(map(repr, self.candidate.build().make()))
 
     def differences(
         self, candidate: Candidate | None, training: Training, origin: str, versions: tuple[int, ...]
@@ -94,8 +117,8 @@ class Trained:
             if before != now:
                 label = {"lr": "learning rate"}.get(setting.name, setting.name.replace("_", " "))
                 reasons.append(f"{label} {_said(before)}, not {_said(now)}")
-        if candidate is not None and not candidate.same(self.candidate):
-            reasons.append(f"trained as {self.candidate.build()!r}")
+        if candidate is not None and repr(candidate.build()) != self.settings:
+            reasons.append(f"trained as {self.settings}")
         if self.status.startswith("stopped"):
             reasons.append(self.status)
         if self.origin != origin:
@@ -107,6 +130,11 @@ class Trained:
 
 def _said(value: Any) -> str:
     return "by default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def software() -> dict[str, str]:
+    """Versions of what trains."""
+    return {"workbench": workbench.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def digest_of(model: nn.Module) -> str:
@@ -162,6 +190,7 @@ def trial(
     watch = _Watch(job, candidate, data, output, training, publish)
     if job.cancelled:
         return None
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     start = time.perf_counter()
     history = fit(
         wrapped,
@@ -180,6 +209,7 @@ def trial(
     if stopped and not watch.steps:
         return None
     kept = Trained(candidate.name, candidate, training, wrapped, history, origin=origin, versions=versions)
+    kept.began, kept.split, kept.software = began, data.split, software()
     if history.interrupted:
         kept.status = f"stopped in epoch {watch.epoch} of {training.epochs}"
     kept.scores = {"parameters_added": float(parameters_added(wrapped, plain)), "seconds": seconds}
@@ -279,8 +309,9 @@ def panel(
     history: History | None,
     live: bool = False,
     note: str = "",
+    made: str | None = None,
 ) -> str:
-    """The panel of one model as HTML: its name, its settings, its picture and its losses."""
+    """The panel of one model as HTML: its name, its settings (`made`, else those of the candidate), its picture and its losses."""
     name, unit = html.escape(candidate.name), view.data.target.unit
     if view.kind == "images" and not live:
         picture = _gallery(view, answers)
@@ -294,7 +325,8 @@ def panel(
         plots.history(history.frame, pictures.paint(figure.subplots()))
         drawn = pictures.svg(figure, f"losses of {candidate.name} over {len(history.records)} epochs")
         losses = drawn if live else f"<details><summary>losses over the epochs</summary>{drawn}</details>"
-    settings = html.escape(" + ".join(map(repr, candidate.build().make()))) or "the model as it is"
+    made = " + ".join(map(repr, candidate.build().make())) if made is None else made
+    settings = html.escape(made) or "the model as it is"
     said = f"<p>{html.escape(note)}</p>" if note else ""
     return f"<h4>{name}</h4><code>{settings}</code>{said}{picture}{losses}"
 

@@ -1,0 +1,121 @@
+"""Runs of a comparison: none is overwritten, deleted ones come back, and a session file brings all to another kernel."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.widgets import Comparison
+
+
+def rows(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(60, 3, generator=generator)
+    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(60, 1, generator=generator)
+
+
+def small():
+    return nn.Linear(3, 1)
+
+
+def made(**options):
+    return Comparison(small, rows(), ["vote"], **{"epochs": 2, **options})
+
+
+def test_a_training_with_other_settings_overwrites_no_run():
+    comparison = made().start(block=True)
+    first = comparison.results
+    comparison.controls.epochs.value = 1
+    comparison.start(block=True)
+    runs = comparison.runs
+    assert runs.index.tolist() == [1, 2, 3, 4]
+    assert runs.model.tolist() == ["plain", "vote"] * 2
+    assert runs.epochs.tolist() == [2, 2, 1, 1]
+    assert ["epochs 2, not 1" in why for why in runs.differs] == [True, True, False, False]
+    assert runs.rmse.tolist()[:2] == first.rmse.tolist()
+    shown = comparison.controls.metrics.value
+    assert shown.count("plain #1") == 2  # the row, and the line below
+    comparison.controls.epochs.value = 2  # as before: what was trained then counts again, and needs no training
+    assert comparison.results.equals(first)
+    assert comparison.start(block=True).runs.index.tolist() == [1, 2, 3, 4]
+
+
+def test_the_same_settings_again_are_another_run_and_the_last_one_counts():
+    comparison = made().start(block=True).start(block=True, again=True)
+    assert comparison.runs.differs.tolist() == ["trained again since, with the same settings"] * 2 + ["", ""]
+    assert comparison.outdated.empty
+    assert comparison.results.index.tolist() == ["plain", "vote"]
+
+
+def test_deleted_runs_come_back():
+    comparison = made().start(block=True)
+    before = comparison.results
+    comparison.delete(1, 2)
+    assert comparison.runs.empty
+    assert comparison.results.empty
+    with pytest.raises(KeyError, match="no run 1"):
+        comparison.delete(1)
+    comparison.undo()
+    assert comparison.results.equals(before)
+    with pytest.raises(ValueError, match="no run was deleted"):
+        comparison.undo()
+    comparison.controls.pick_run.value = 2
+    comparison.controls.delete.click()
+    assert list(comparison.models) == ["plain"]
+    comparison.controls.undo.click()
+    assert list(comparison.models) == ["plain", "vote"]
+
+
+def test_a_session_is_opened_again(tmp_path):
+    path = tmp_path / "moons.session"
+    before = made(session=path)
+    assert not path.exists()
+    before.start(block=True)
+    after = made(session=path)
+    assert after.results.equals(before.results)
+    assert after.runs.equals(before.runs)
+    assert after.models == {}
+    assert after.histories["vote"].records == before.histories["vote"].records
+    after._repr_mimebundle_()
+    drawn = after.controls.rows["vote"].panel.value, before._findings.panel(before._findings.trained["vote"])
+    assert len({re.sub(r"p[0-9a-f]{10}", "", panel) for panel in drawn}) == 1  # but for the random ids of clip paths
+    assert after.start(block=True).runs.index.tolist() == [1, 2]  # nothing is to be trained
+    assert list(after.start(block=True, again=True).models) == ["plain", "vote"]
+    assert made(session=path).runs.index.tolist() == [1, 2, 3, 4]
+    assert [file.name for file in tmp_path.iterdir()] == ["moons.session"]
+
+
+def test_what_is_of_other_settings_or_weights_is_grey_when_it_is_opened(tmp_path):
+    path = tmp_path / "session"
+    made(session=path).start(block=True)
+    other = made(session=path, epochs=3)
+    assert other.results.empty
+    assert other.outdated.differs.tolist() == ["epochs 2, not 3"] * 2
+    fixed = Comparison(nn.Linear(3, 1), rows(), ["vote"], epochs=2, session=path)
+    assert "started at other weights" in fixed.outdated.differs["vote"]
+
+
+def test_two_kernels_lose_no_run_of_each_other(tmp_path):
+    first, second = (made(session=tmp_path / "session") for _ in range(2))
+    first.start(block=True)
+    second.start(block=True)
+    assert len(made(session=tmp_path / "session").runs) == 4
+    first.delete(1)  # writes the file again
+    assert len(made(session=tmp_path / "session").runs) == 3
+
+
+def test_files_of_other_data_or_of_another_kind_are_refused(tmp_path):
+    path = tmp_path / "session"
+    made(session=path).start(block=True)
+    content = path.read_bytes()
+    with pytest.raises(
+        ValueError, match=r"session: .*holds runs of your data \(digest .*give the data that it was made with"
+    ):
+        Comparison(small, rows(1), ["vote"], session=path)
+    assert path.read_bytes() == content
+    path.write_text("a note")
+    with pytest.raises(ValueError, match="is no session file"):
+        made(session=path)
