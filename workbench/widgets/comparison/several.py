@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from workbench.experiments.positions import has_class_positions, measurable
 
 from ..common.pictures import INK, paint
 from ..common.predictions import CAUSES, Predictions
-
-if TYPE_CHECKING:
-    from .panels import PanelData
 
 NAMES = {"picp90": "coverage"}  # of `measure` -> those of the table
 OWN_COSTS = ("parameters", "passes", "predict_seconds")  # the table counts these for every kind of data by itself
@@ -91,13 +88,13 @@ def _mapped(answers: Predictions, shape: torch.Size) -> list[str]:
     return [name for name in names if name in answers.risk and answers.risk[name].shape == shape]
 
 
-def picture_size(view: PanelData) -> tuple[float, float]:
-    """Width and height of the picture, in inches."""
+def picture_size(view: Any) -> tuple[float, float]:
+    """Width and height of the picture of a `PanelData`, in inches."""
     return (5.8, 1.3 * len(view.rows) + 0.2) if view.kind == "maps" else (5.8, 0.5)
 
 
-def draw(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Any]:
-    """Draw truth, prediction and risks of the first rows, with one scale a column; or say in a line that there is no picture."""
+def draw(figure: Any, view: Any, answers: Predictions, unit: str) -> list[Any]:
+    """Draw truth, prediction and risks of the first rows, with one scale a column; or say in a line that there is none."""
     truth = view.data.test.y[view.rows]
     if view.kind != "maps":
         ax = figure.subplots()
