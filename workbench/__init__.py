@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .doctor import diagnose
     from .errors import NotFittedError, OptimizerMismatchError, PurityError, WorkbenchWarning
     from .methods import augment, laplace, neo, sample, sculpt, snapshot, swag, vote
+    from .notebook.comparison import record_comparison
     from .notebook.record import read_records, record, record_check, record_figure, record_table
     from .notebook.run import run_notebook
     from .risk import Risk
@@ -54,7 +55,16 @@ _HOMES = {
     **dict.fromkeys(BUILT_IN, "methods"),
     **dict.fromkeys(("NotFittedError", "OptimizerMismatchError", "PurityError", "WorkbenchWarning"), "errors"),
     **dict.fromkeys(
-        ("read_records", "record", "record_check", "record_figure", "record_table", "run_notebook"), "notebook"
+        (
+            "read_records",
+            "record",
+            "record_check",
+            "record_comparison",
+            "record_figure",
+            "record_table",
+            "run_notebook",
+        ),
+        "notebook",
     ),
     **dict.fromkeys(("History", "Progress", "fit"), "training"),
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "core.wrapped"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..deprecation import deprecated_names
 from ..experiments.environment import environment
+from .comparison import record_comparison
 from .diff import compare_reports
 from .grid import run_grid
 from .record import Records, read_records, record, record_check, record_figure, record_table
@@ -21,6 +22,7 @@ __all__ = [
     "read_run",
     "record",
     "record_check",
+    "record_comparison",
     "record_figure",
     "record_table",
     "render",

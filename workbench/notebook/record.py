@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
 from .values import as_text, from_json, to_json
+from .verdict import Comparison, from_stamp
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,6 +195,7 @@ class Records(dict[str, Any]):
     Attributes:
         figures: name -> PNG bytes.
         tables: name -> {column: [values]}; ``pandas.DataFrame(records.tables[name])`` gives the table back.
+        comparisons: name -> scores of models over splits, see `workbench.record_comparison`; each is in `tables` as well.
         checks: claim -> (holds, found), see `record_check`.
         parameters: name -> value, the parameters that the run was given.
         errors: "Type: message" of every exception shown in the notebook.
@@ -203,6 +205,7 @@ class Records(dict[str, Any]):
         super().__init__()
         self.figures: dict[str, bytes] = {}
         self.tables: dict[str, dict[str, list[Any]]] = {}
+        self.comparisons: dict[str, Comparison] = {}
         self.checks: dict[str, Check] = {}
         self.parameters: dict[str, Any] = {}
         self.errors: list[str] = []
@@ -256,7 +259,10 @@ def _entries(records: Records, output: NotebookNode) -> Iterator[tuple[dict[str,
     if "figure" in stamp:
         yield records.figures, stamp["figure"], base64.b64decode(output.data["image/png"])
     if "table" in stamp:
-        yield records.tables, stamp["table"]["name"], dict(from_json(stamp["table"]["columns"]))
+        name, table = stamp["table"]["name"], dict(from_json(stamp["table"]["columns"]))
+        yield records.tables, name, table
+        if "comparison" in stamp:
+            yield records.comparisons, name, from_stamp(table, stamp["comparison"])
     if "check" in stamp:
         check = stamp["check"]
         yield records.checks, check["claim"], Check(check["holds"], from_json(check["found"]))

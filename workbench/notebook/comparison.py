@@ -1,0 +1,181 @@
+"""Scores of several models over several splits, recorded so that a report can open with what they say."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..experiments.directions import higher_is_better
+from .record import _display
+from .values import to_json
+from .verdict import Comparison, Difference, differences, number, standard_error, stated_test, verdict
+
+
+def record_comparison(
+    scores: Mapping[str, Mapping[str, Any]],
+    *,
+    name: str = "comparison",
+    reference: str | None = None,
+    headline: str | None = None,
+    splits: Sequence[Any] | None = None,
+    higher: Mapping[str, bool] | None = None,
+    passes: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    rows: tuple[int, int] | None = None,
+) -> str:
+    """Show models by metrics over several splits, and carry the scores: a report opens with their verdict.
+
+    The table has means and standard errors over the splits, and marks only what is beyond noise: a paired t-test of each model against the
+    reference, 95 %, corrected by Holm's method for the number of models. With one split nothing is said about noise. A model without a
+    finite value on some split is not judged.
+
+    Args:
+        scores: model -> metric -> one number for each split, in the same order for all. A model may lack a metric; NaN: no value there.
+        name: name of the table that `read_records` gives, a row for each model and split.
+        reference: the model that the others are compared with; default: the first.
+        headline: the metric that the verdict is about; default: the first.
+        splits: what tells the splits apart; default: 0, 1, 2, ...
+        higher: metric -> whether more of it is better, for metrics that `workbench.metrics` does not have. Metrics without a direction are
+            shown and not judged.
+        passes: model -> forward passes of one prediction with its risk: its cost.
+        labels: metric -> its name for people.
+        units: metric -> its unit.
+        rows: (rows trained on, rows of the test) of a split, where the splits are drawn again and again from the same rows: the variance of the
+            mean difference is then s^2 (1 / n + test / train), as the splits are not independent (Nadeau and Bengio, 2003).
+
+    Returns:
+        The verdict, in two sentences.
+
+    Raises:
+        ValueError: if the numbers of values differ, a name is unknown, or nothing says whether more of the headline metric is better.
+        TypeError: if a score is no number.
+
+    Example:
+        >>> scores = {"plain": {"rmse": [5.0, 5.2, 5.1]}, "vote": {"rmse": [4.0, 4.1, 4.1]}}
+        >>> print(record_comparison(scores, passes={"plain": 1, "vote": 5}, units={"rmse": "MPa"}))
+        Beyond noise over 3 splits, vote (by 1.03 ± 0.14 MPa, 5 passes) has a smaller rmse than plain (1 pass). No other metric was recorded.
+    """
+    comparison = _checked(scores, reference, headline, splits, higher, passes, labels, units, rows)
+    columns: list[list[Any]] = [
+        ["model", [model for model in comparison.scores for _ in comparison.splits]],
+        ["split", [to_json(split, "splits") for _ in comparison.scores for split in comparison.splits]],
+    ]
+    columns += [
+        [metric, to_json([v for model in comparison.scores for v in comparison.values(model, metric)], metric)]
+        for metric in comparison.metrics
+    ]
+    # pairs, since a notebook's file sorts the keys of mappings
+    stamp = {
+        "table": {"name": name, "columns": columns},
+        "comparison": {
+            "reference": comparison.reference,
+            "headline": comparison.headline,
+            "test_share": comparison.test_share,
+            **{key: list(getattr(comparison, key).items()) for key in ("higher", "passes", "labels", "units")},
+        },
+    }
+    text = verdict(comparison)
+    shown = {
+        "text/html": f'<p class="said">{html.escape(text)}</p>{as_html(comparison)}',
+        "text/plain": f"{text}\n{stated_test(comparison)}",
+    }
+    _display("record_table", [name], shown, stamp)
+    return text
+
+
+def as_html(comparison: Comparison) -> str:
+    """The table of means and standard errors; what is beyond noise is marked."""
+    found = differences(comparison)
+    units = {m: f" ({html.escape(u)})" if (u := comparison.units.get(m)) else "" for m in comparison.metrics}
+    arrows = {True: " ↑", False: " ↓", None: ""}
+    heads = "".join(
+        f"<th>{html.escape(comparison.label(m))}{units[m]}{arrows[comparison.higher.get(m)]}</th>"
+        for m in comparison.metrics
+    )
+    cost = bool(comparison.passes)
+    lines = []
+    for model in comparison.scores:
+        cells = "".join(_cell(comparison, model, m, found.get((model, m))) for m in comparison.metrics)
+        paid = f"<td>{comparison.passes[model]:g}</td>" if model in comparison.passes else "<td>–</td>" if cost else ""
+        lines.append(f"<tr><th>{html.escape(model)}</th>{paid}{cells}</tr>")
+    count = len(comparison.splits)
+    spread = f"Mean ± standard error over {count} splits." if count > 1 else ""
+    words = f"{spread} ★ better, ▽ worse than {comparison.reference} beyond noise." if count > 1 else ""
+    return (
+        f"<table><thead><tr><th>model</th>{'<th>passes</th>' if cost else ''}{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        f"<p><small>{html.escape(f'{words} {stated_test(comparison)}'.strip())}</small></p>"
+    )
+
+
+def _cell(comparison: Comparison, model: str, metric: str, d: Difference | None) -> str:
+    values = [v for v in comparison.values(model, metric) if math.isfinite(v)]
+    if not values:
+        return "<td>–</td>"
+    error = standard_error(values)
+    spread = f" ± {number(error, error)}" if math.isfinite(error) else ""
+    gaps = len(comparison.splits) - len(values)
+    missing = f" ({gaps} missing)" if gaps else ""
+    mark = {True: "★ ", False: "▽ ", None: ""}[d.better if d else None]
+    text = f"{mark}{number(statistics.fmean(values), error)}{spread}{missing}"
+    title = f' title="{html.escape(d.why_not or f"p = {d.p:.2g} after correction")}"' if d else ""
+    return f"<td{title}>{f'<b>{text}</b>' if mark.startswith('★') else text}</td>"
+
+
+def _checked(
+    scores: Mapping[str, Mapping[str, Any]],
+    reference: str | None,
+    headline: str | None,
+    splits: Sequence[Any] | None,
+    higher: Mapping[str, bool] | None,
+    passes: Mapping[str, float] | None,
+    labels: Mapping[str, str] | None,
+    units: Mapping[str, str] | None,
+    rows: tuple[int, int] | None,
+) -> Comparison:
+    where = "record_comparison"
+    if len(scores) < 2 or not all(scores.values()):
+        raise ValueError(f"{where} compares at least two models with at least one metric each; found {list(scores)}")
+    plain = {model: {m: _numbers(v, f"{model}[{m}]") for m, v in by.items()} for model, by in scores.items()}
+    lengths = {f"{model}[{m}]": len(v) for model, by in plain.items() for m, v in by.items()}
+    if len(set(lengths.values())) > 1 or not min(lengths.values()):
+        raise ValueError(f"{where} takes one number for each split, the same splits for all; found {lengths}")
+    count = next(iter(lengths.values()))
+    splits = list(range(count)) if splits is None else list(splits)
+    if len(splits) != count or len(set(map(repr, splits))) != count:
+        raise ValueError(f"{where}: splits={splits} does not name the {count} splits of the scores, each once")
+    metrics = list(dict.fromkeys(m for by in plain.values() for m in by))
+    if taken := {"model", "split"} & set(metrics):
+        raise ValueError(f"{where}: a metric cannot be called {', '.join(sorted(taken))}: rename it")
+    reference = next(iter(plain)) if reference is None else reference
+    headline = metrics[0] if headline is None else headline
+    named = [("reference", [reference], plain), ("passes", passes or {}, plain), ("headline", [headline], metrics)]
+    named += [(key, m or {}, metrics) for key, m in (("higher", higher), ("labels", labels), ("units", units))]
+    for key, names, known in named:
+        if unknown := [n for n in names if n not in known]:
+            raise ValueError(f"{where}: {key} names {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+    known_directions = {m: d for m in metrics if (d := higher_is_better(m)) is not None} | dict(higher or {})
+    if headline not in known_directions:
+        raise ValueError(
+            f"{where}: is more of {headline!r} better, or less? Say higher={{{headline!r}: True}}, or False"
+        )
+    share = 0.0
+    if rows is not None:
+        if len(rows) != 2 or min(rows) < 1:
+            raise ValueError(f"{where}: rows=(rows trained on, rows of the test), not {rows!r}")
+        share = rows[1] / rows[0]
+    paid = {model: float(to_json(v, f"passes[{model}]")) for model, v in (passes or {}).items()}
+    return Comparison(
+        plain, splits, known_directions, reference, headline, paid, dict(labels or {}), dict(units or {}), share
+    )
+
+
+def _numbers(values: Any, where: str) -> list[float]:
+    plain = [math.nan if v is None else v for v in (values.tolist() if hasattr(values, "tolist") else list(values))]
+    plain = [v.item() if hasattr(v, "item") else v for v in plain]
+    if wrong := [v for v in plain if isinstance(v, bool) or not isinstance(v, int | float)]:
+        raise TypeError(f"record_comparison takes numbers, but {where} has {wrong[0]!r}")
+    return [float(v) for v in plain]
