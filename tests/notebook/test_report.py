@@ -122,12 +122,18 @@ def test_the_banner_says_how_it_went_and_with_what(ok: tuple[Run, str, Beautiful
     assert soup.title.string == "A small notebook"
 
 
-def test_results_are_shown_and_code_is_not(ok: tuple[Run, str, BeautifulSoup]) -> None:
+def test_results_are_shown_and_code_is_folded(ok: tuple[Run, str, BeautifulSoup]) -> None:
     _, page, soup = ok
-    assert "record_figure" not in page
+    assert "record_figure" in soup.select("main pre.code")[1].get_text()
+    assert "pre.code { display: none" in page
+    (switch,) = soup.select("input#code")
+    assert "checked" not in switch.attrs
     assert "a &lt; b" in page
     assert [cell.get_text() for cell in soup.select("table")[1].select("thead th")] == ["wrapper", "rmse"]
     recorded, plain = soup.select("img")
+    (dark,) = soup.select("picture source")
+    assert dark["media"] == "screen and (prefers-color-scheme: dark)"
+    assert str(dark["srcset"]) != recorded["src"]
     assert (recorded["alt"], bool(recorded["width"])) == ("a straight line", True)
     assert plain["alt"]
     assert all(str(image["src"]).startswith("data:image/webp;base64,") for image in (recorded, plain))
@@ -139,7 +145,7 @@ def test_results_are_shown_and_code_is_not(ok: tuple[Run, str, BeautifulSoup]) -
 
 def test_code_is_shown_on_request(throwaway: Callable[[str], Run], tmp_path: Path) -> None:
     page, soup = page_of(render(throwaway("ok").output, tmp_path / "code.html", code=True))
-    assert "record_figure" in soup.get_text()
+    assert "checked" in soup.select("input#code")[0].attrs
     assert ".highlight" in page
 
 
@@ -183,7 +189,7 @@ def test_a_notebook_that_others_ran_has_no_banner(tmp_path: Path) -> None:
     )
     assert not soup.select(".banner")
     assert "hidden" not in page
-    assert soup.select("main pre")[0].get_text() == "to stdout\n"
+    assert soup.select("main pre:not(.code)")[0].get_text() == "to stdout\n"
     assert "to stderr" in soup.select("details")[0].get_text()
 
 

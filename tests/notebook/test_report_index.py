@@ -488,7 +488,7 @@ def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_p
     banners = []
     for seed in range(3):
         text = render(bad / f"run_{seed}.ipynb", tmp_path / "page.html").read_text(encoding="utf-8")
-        banners.append(BeautifulSoup(text, "html.parser").select_one("header.banner"))
+        banners.append(BeautifulSoup(text, "html.parser").select_one(".banner"))
     holds, broken, none = banners
     assert holds is not None
     assert broken is not None

@@ -12,6 +12,7 @@ from .record import Check, failed_checks, read_records
 from .report import title
 from .run import Run, read
 from .values import to_json
+from .verdict import Comparison
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Entry:
     records: dict[str, Any] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     thumbnails: dict[str, str] = field(default_factory=dict)
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
 
     @property
     def page(self) -> str:
@@ -61,7 +63,7 @@ def read_entry(run: Run) -> Entry:
         "checks": {claim: to_json(check._asdict(), claim) for claim, check in recorded.checks.items()},
         "figures": list(recorded.figures),
     }
-    entry.checks = recorded.checks
+    entry.checks, entry.comparisons = recorded.checks, recorded.comparisons
     for name, png in recorded.figures.items():
         with contextlib.suppress(Exception):  # a damaged picture is missed in the index, and nothing else is
             entry.thumbnails[name] = thumbnail(png)

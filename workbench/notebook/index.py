@@ -17,6 +17,7 @@ from typing import Any
 from .. import atomic
 from ..errors import require
 from .entries import Entry, read_entry
+from .headline import first_screen
 from .plots import grid_plot
 from .run import CLOCK, ENDED_BADLY, Run, stamp_of
 from .tables import IndexTable, runs_table, summary_table, varied
@@ -129,6 +130,11 @@ class Index:
         return {
             "title": next((entry.title for entry in entries if entry.title), Path(name).stem),
             "notebook": name,
+            "answers": [
+                first_screen(comparison, entry.run.name if len(entries) > 1 else "")
+                for entry in good
+                for comparison in entry.comparisons.values()
+            ],
             "counts": counts,
             "open": any(status in counts for status in ("waiting", "interrupted")),
             "bad": sum(counts.get(status, 0) for status in ENDED_BADLY),

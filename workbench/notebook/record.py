@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
+from .pictures import embedded
 from .values import as_text, from_json, to_json
 from .verdict import Comparison, from_stamp
 
@@ -58,7 +59,7 @@ def record(**values: Any) -> None:
 
 
 def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int = 100) -> None:
-    """Show a matplotlib figure exactly once, under a name.
+    """Show a matplotlib figure exactly once, under a name; a report shows it on dark pages as well, with black and white swapped.
 
     In a kernel the figure is taken out of pyplot's list, or the end of the cell would show it a second time; the figure
     itself stays usable. Outside a kernel only the arguments are checked.
@@ -84,20 +85,28 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
         raise TypeError(f"record_figure({name!r}, ...) takes a matplotlib Figure or Axes, not {type(figure).__name__}")
     if _execution() is None:
         return
-    buffer = io.BytesIO()
-    whole.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
-    png = buffer.getvalue()
+    from .dark import darkened
+
+    png = _drawn(whole, dpi)
+    with darkened(whole):
+        dark = embedded(base64.b64encode(_drawn(whole, dpi)).decode())
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
     _display(
         "record_figure",
         [name],
         {"image/png": base64.b64encode(png).decode(), "text/plain": f"<figure {name}>"},
-        {"figure": name},
+        {"figure": name, "dark": dark},
         {"image/png": {"alt": alt or name.replace("_", " "), "width": width, "height": height}},
     )
     import matplotlib.pyplot as plt
 
     plt.close(whole)
+
+
+def _drawn(figure: Any, dpi: int) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def record_check(claim: str, holds: Any, **found: Any) -> None:

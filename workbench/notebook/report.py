@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..errors import require
+from .headline import first_screen
 from .parameters import declared_parameters, load_notebook
 from .record import failed_checks, read_records
 
@@ -20,15 +21,16 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
     """Render an executed notebook as one self-contained HTML file.
 
-    The page opens with a banner: how the run ended, which recorded checks do not hold, its parameters, its environment.
-    A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are dropped, and
-    the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
+    The page opens with its answer: the verdict of what `record_comparison` recorded, with a figure, then the contents; it ends with how
+    the run ended, its parameters and its environment. A run that did not end well, and checks that do not hold, are said first. The code
+    is there, behind a switch. A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are
+    dropped, and the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
     need a kernel and are left out; cells tagged ``no-report`` as well.
 
     Args:
         executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
         target: path of the HTML file; default: beside the notebook, with the ending ``.html``.
-        code: show the code cells too.
+        code: show the code from the start; else a reader's click does.
 
     Returns:
         Path of the HTML file.
@@ -50,31 +52,56 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     parameters, environment = run.get("parameters", {}), run.get("environment", {})
     report: dict[str, Any] = {
         "run": run,
+        "code": code,
         "title": title(nb) or executed.stem,
         # files keep these sorted by name; people know the order of the parameters cell, and look for git first
         "parameters": {name: parameters[name] for name in declared_parameters(nb) if name in parameters},
         "environment": dict(sorted(environment.items(), key=lambda item: item[0] not in ("git", "device", "torch"))),
     }
     with contextlib.suppress(ValueError):  # a name that is there twice: the page is to be seen all the same
-        report["checks"] = read_records(nb).checks
+        records = read_records(nb)
+        report["checks"] = records.checks
         report["failed_checks"] = failed_checks(report["checks"])
+        several = len(records.comparisons) > 1
+        report["first_screen"] = "".join(
+            first_screen(comparison, name.replace("_", " ") if several else "")
+            for name, comparison in records.comparisons.items()
+        )
     hidden = {"no-report", "papermill-error-cell-tag"}  # the banner says what papermill's own error cells say
     nb.cells = [cell for cell in nb.cells if not hidden & set(cell.metadata.get("tags", []))]
     report["left_out"] = _cut_where_it_stopped(nb) if run and run["status"] != "ok" else 0
+    report["has_code"] = any(cell.cell_type == "code" and cell.source.strip() for cell in nb.cells)
     # pictures that the text refers to lie beside the notebook that was run, not beside its output
     folder = Path(run["notebook"]).parent if run else executed.parent
     resources = {"metadata": {"name": executed.stem, "path": str(folder)}, "report": report}
-    page, _ = _exporter(code).from_notebook_node(nb, resources=resources)
+    page, _ = _exporter().from_notebook_node(nb, resources=resources)
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(target, _without_scripts(page))
+    atomic.write(target, _finished(page, report["title"]))
     return target
 
 
-def _without_scripts(page: str) -> str:
-    """Take out of the outputs what could load or run something; pictures and styles are left to the page's policy."""
+def _finished(page: str, title: str) -> str:
+    """Take out of the outputs what could load or run something, and put the contents before them."""
     soup = require("bs4").BeautifulSoup(page, "html.parser")
     for element in soup.select("main :is(script, link, meta, base, iframe, object, embed)"):
         element.decompose()
+    heading = soup.select_one("main h1")  # the page has it at its top already
+    if heading is not None and heading.get_text() in (title, soup.select_one("header.first h1").get_text()):
+        heading.extract()
+    elif heading is not None:  # with formulas or emphasis
+        soup.select_one("header.first h1").replace_with(heading.extract())
+    sections = [heading for heading in soup.select("main h2") if heading.get_text(strip=True)]
+    if len(sections) > 2:
+        contents = soup.new_tag("nav", attrs={"class": "contents", "aria-label": "contents"})
+        taken = {element["id"] for element in soup.select("[id]")}
+        for place, section in enumerate(sections):
+            if not section.get("id"):
+                section["id"] = next(n for k in range(1000) if (n := f"section-{place + k}") not in taken)
+                taken.add(section["id"])
+            link = soup.new_tag("a", href=f"#{section['id']}")
+            link.string = section.get_text(" ", strip=True)
+            contents.append(link)
+        soup.select_one("header.first").append(contents)
     return str(soup)
 
 
@@ -92,7 +119,7 @@ def title(nb: NotebookNode) -> str | None:
     return next((line[2:].strip() for line in lines if line.startswith("# ")), None)
 
 
-def _exporter(code: bool) -> Any:
+def _exporter() -> Any:
     require("nbconvert")
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
@@ -114,7 +141,7 @@ def _exporter(code: bool) -> Any:
         config=Config(CoalesceStreamsPreprocessor={"enabled": True}),
         template_name="workbench",
         extra_template_basedirs=[str(_TEMPLATES)],
-        exclude_input=not code,
+        exclude_input=False,
         embed_images=True,
     )
     report.register_filter("embedded", embedded)

@@ -1,0 +1,87 @@
+"""The first screen of a page: the verdict of a comparison, and its headline metric as a figure of plain HTML.
+
+The figure has no pixels and no script: its dots and bars are placed by per cents, its colours are those of the page, so that
+it fits any width, dark pages and paper.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from .verdict import Comparison, differences, number, standard_error, stated_test, verdict
+
+
+def first_screen(comparison: Comparison, of: str = "") -> str:
+    """The verdict and the headline figure as HTML.
+
+    Args:
+        comparison: scores of models over splits.
+        of: what they were compared on, said before the verdict.
+    """
+    before = f"<b>{escape(of)}:</b> " if of else ""
+    return (
+        f'<div class="verdict"><p>{before}{escape(verdict(comparison))}</p>{figure(comparison)}'
+        f"<p><small>{escape(stated_test(comparison))}</small></p></div>"
+    )
+
+
+def figure(comparison: Comparison) -> str:
+    """Every model's headline metric: a dot for each split, the mean, and its standard error."""
+    metric = comparison.headline
+    values = {m: [v for v in comparison.values(m, metric) if math.isfinite(v)] for m in comparison.scores}
+    every = [v for numbers in values.values() for v in numbers]
+    if not every:
+        return ""
+    low, high = min(every), max(every)
+    found, span = differences(comparison), (high - low) or 1.0
+    direction = {True: ", higher is better", False: ", lower is better", None: ""}[comparison.higher.get(metric)]
+    unit = f" ({u})" if (u := comparison.units.get(metric)) else ""
+    lines, words = [], []
+    for model, numbers in values.items():
+        if not numbers:
+            continue
+        mean, error = statistics.fmean(numbers), standard_error(numbers)
+        text = f"{number(mean, error)}{f' ± {number(error, error)}' if math.isfinite(error) else ''}"
+        judged = found.get((model, metric))
+        mark = {True: "better", False: "worse", None: ""}[judged.better if judged else None]
+        name = f"{escape(model)}{_cost(comparison, model)}"
+        track = _track(numbers, mean, error, low, span)
+        lines.append(_row(mark, name, track, text))
+        words.append(f"{model} {text}{f', {mark}' if mark else ''}")
+    spread = "a dot for each split; the mark is the mean, the bar its standard error"
+    if len(comparison.splits) < 2:
+        spread = "one split"
+    title = f"{comparison.label(metric)}{unit}{direction}"
+    ends = f"<span>{number(low, span)}</span><span>{number(high, span)}</span>"
+    alt = escape(f"{title}: {'; '.join(words)}")
+    return (
+        f'<figure class="headline" role="img" aria-label="{alt}">'
+        f"<figcaption><b>{escape(title)}</b> <small>{spread}</small></figcaption>"
+        f"{''.join(lines)}{_row('scale', '', ends, '')}</figure>"
+    )
+
+
+def _row(kind: str, who: str, track: str, text: str) -> str:
+    cells = f'<span class="who">{who}</span><span class="track">{track}</span><span class="number">{text}</span>'
+    return f'<div class="strip-row {kind}">{cells}</div>'
+
+
+def _track(values: Sequence[float], mean: float, error: float, low: float, span: float) -> str:
+    def place(value: Any) -> float:
+        return 2 + 96 * min(1.0, max(0.0, (value - low) / span))
+
+    dots = "".join(f'<i style="left:{place(v):.2f}%"></i>' for v in values)
+    bar = ""
+    if math.isfinite(error):
+        start, end = place(mean - error), place(mean + error)
+        bar = f'<u style="left:{start:.2f}%;width:{end - start:.2f}%"></u>'
+    return f'{dots}{bar}<b style="left:{place(mean):.2f}%"></b>'
+
+
+def _cost(comparison: Comparison, model: str) -> str:
+    count = comparison.passes.get(model)
+    return "" if count is None else f" <small>{count:g} pass{'' if count == 1 else 'es'}</small>"
