@@ -124,8 +124,8 @@ def test_the_banner_says_how_it_went_and_with_what(ok: tuple[Run, str, Beautiful
 
 def test_results_are_shown_and_code_is_folded(ok: tuple[Run, str, BeautifulSoup]) -> None:
     _, page, soup = ok
-    assert "record_figure" in soup.select("main pre.code")[1].get_text()
-    assert "pre.code { display: none" in page
+    assert "record_figure" in soup.select("main .code")[1].get_text()
+    assert ".code { display: none" in page
     (switch,) = soup.select("input#code")
     assert "checked" not in switch.attrs
     assert "a &lt; b" in page
@@ -189,7 +189,7 @@ def test_a_notebook_that_others_ran_has_no_banner(tmp_path: Path) -> None:
     )
     assert not soup.select(".banner")
     assert "hidden" not in page
-    assert soup.select("main pre:not(.code)")[0].get_text() == "to stdout\n"
+    assert soup.select("main pre:not(.code pre)")[0].get_text() == "to stdout\n"
     assert "to stderr" in soup.select("details")[0].get_text()
 
 

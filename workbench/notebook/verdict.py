@@ -161,7 +161,7 @@ def verdict(comparison: Comparison) -> str:
             f"{_best(comparison, metric, 'er')} {name} than {plain}{_cost(comparison, plain)}"
         )
         paid = [model for model in better if model in comparison.passes]
-        if len(better) > 1 and paid:
+        if 1 < len(better) == len(paid):
             cheapest = min(paid, key=lambda model: comparison.passes[model])
             first += f"; the cheapest of them is {cheapest}"
     elif all(d.why_not for d in judged.values()):
@@ -226,7 +226,7 @@ def number(value: float, spread: float = math.nan) -> str:
     """
     if not math.isfinite(value):
         return "–"
-    if not math.isfinite(spread) or spread <= 0:
+    if not math.isfinite(spread) or spread <= 1e-4 * abs(value):
         return f"{value:.4g}"
     digits = max(0, 1 - math.floor(math.log10(spread)))
     return f"{value:.{min(digits, 6)}f}"
@@ -241,7 +241,8 @@ def _told(comparison: Comparison, model: str, d: Difference) -> str:
     """A model, its difference in the headline metric with the interval, and its cost."""
     unit = f" {u}" if (u := comparison.units.get(comparison.headline)) else ""
     half = (d.high - d.low) / 2
-    return f"{model} (by {number(abs(d.mean), half)} ± {number(half, half)}{unit}{_passes(comparison, model, ', ')})"
+    interval = f" ± {number(half, half)}" if half > 1e-4 * abs(d.mean) else ""
+    return f"{model} (by {number(abs(d.mean), half)}{interval}{unit}{_passes(comparison, model, ', ')})"
 
 
 def _passes(comparison: Comparison, model: str, before: str = "") -> str:
