@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def darkened(figure: Figure) -> Iterator[None]:
 
     Texts, lines and bars upon an image or a map of colours stay: they were chosen to be read there.
     """
-    restore: list[Callable[[], None]] = []
+    restore: list[Callable[[], object]] = []
     try:
         kept = {id(artist) for ax in figure.axes if ax.images or _is_map(ax) for artist in _upon(ax)}
         for artist in figure.findobj():
@@ -46,7 +47,7 @@ def _upon(ax: Any) -> Iterator[Any]:
         yield from artist.findobj()
 
 
-def _swap(artist: Any, restore: list[Callable[[], None]]) -> None:
+def _swap(artist: Any, restore: list[Callable[[], object]]) -> None:
     from matplotlib.collections import Collection
 
     for name in _COLOURS:
@@ -63,7 +64,7 @@ def _swap(artist: Any, restore: list[Callable[[], None]]) -> None:
         else:
             after = _dark(before)
         put(after)
-        restore.append(lambda put=put, before=before: put(before))
+        restore.append(partial(put, before))
 
 
 def _dark(colour: Any) -> Any:
