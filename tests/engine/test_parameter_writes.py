@@ -89,6 +89,28 @@ def test_called_once_before_wrapping_all_of_them_are_right(written: str, x: torc
     torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
 
 
+class Casting(nn.Module):
+    """Casts a layer in every call, as routers of mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer = self.layer.to(torch.float32)
+        return self.layer(x.float())
+
+
+def test_a_layer_that_is_cast_in_every_call_is_right(x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3)(Casting().double()).train()
+    copies = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    prediction = wrapped(x, tile_and_reduce=True)
+    torch.testing.assert_close(prediction, torch.stack([voter(x) for voter in copies]).mean(0))
+    prediction.sum().backward()
+    grads = torch.stack([torch.full((1, 3), 1 / 3) * x.sum(0) for _ in copies])
+    torch.testing.assert_close(wrapped.get_parameter("layer.weight@vote").grad, grads.double())
+
+
 class Remembering(nn.Module):
     """Computes its scale once and keeps it, as Gaussian processes keep a factorisation."""
 

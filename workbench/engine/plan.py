@@ -53,10 +53,13 @@ class Bank:
         return self._rows[name][i]
 
     def rebound(self) -> str | None:
-        """The slot of a stacked tensor whose first row lies elsewhere by now, since something has set its `.data`."""
+        """The slot of a stacked tensor whose first row holds other numbers by now, since something has set its `.data`; a cast is none."""
         for name, rows in self._rows.items():
-            plain = type(rows[0]) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(rows[0])
-            if plain and rows[0].data_ptr() != self.get(name).data_ptr():
+            row = rows[0]
+            if type(row) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(row) or row.is_meta:
+                continue
+            before = self.get(name).detach()[0]
+            if row.data_ptr() != before.data_ptr() and not torch.equal(row.detach(), before.to(row)):
                 return name.partition("@")[0]
         return None
 
