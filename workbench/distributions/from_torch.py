@@ -119,6 +119,28 @@ class FromTorch(Parametric):
         return self._class.support
 
     @property
+    def has_start(self) -> bool:
+        """Whether `start` knows the family: counts and positive values."""
+        return self.family in _STARTS
+
+    def start(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Raw outputs that have a mean and about a variance, or a mean alone where the family has one parameter.
+
+        Args:
+            mean, variance: [...], above 0.
+
+        Returns:
+            The raw output of the model, then those of the heads, [1 + n_heads, ...].
+
+        Example:
+            >>> import torch
+            >>> FromTorch("Poisson").start(torch.tensor(150.0), torch.tensor(400.0)).exp()
+            tensor([150.0000])
+        """
+        raw = _STARTS[str(self.family)](mean, variance)
+        return torch.stack([raw[name] for name in _parameters(self._class)])
+
+    @property
     def _class(self) -> Any:
         return getattr(families, str(self.family))
 
@@ -226,6 +248,37 @@ def _problem(cls: Any) -> str:
 
 def _numpy(values: Any) -> Any:
     return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+# ---- raw parameters by the method of moments
+def _start_of_negative_binomial(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    total = mean.square() / (variance - mean).maximum(mean / 100)  # counts may spread no more than a Poisson's
+    return {"logits": (mean / total).log(), "total_count": total.log()}
+
+
+def _start_of_log_normal(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    square = torch.log1p(variance / mean.square())
+    return {"loc": mean.log() - square / 2, "scale": square.log() / 2}
+
+
+def _start_of_weibull(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    shape = (variance.sqrt() / mean).pow(-1.086)  # Justus et al. 1978
+    return {"concentration": shape.log(), "scale": mean.log() - torch.lgamma(1 + 1 / shape)}
+
+
+_STARTS: dict[str, Callable[[Tensor, Tensor], dict[str, Tensor]]] = {
+    "Poisson": lambda mean, variance: {"rate": mean.log()},
+    "NegativeBinomial": _start_of_negative_binomial,
+    "Geometric": lambda mean, variance: {"logits": -mean.log()},
+    "Exponential": lambda mean, variance: {"rate": -mean.log()},
+    "Gamma": lambda mean, variance: {
+        "concentration": (mean.square() / variance).log(),
+        "rate": (mean / variance).log(),
+    },
+    "HalfNormal": lambda mean, variance: {"scale": mean.log() + math.log(math.pi / 2) / 2},
+    "LogNormal": _start_of_log_normal,
+    "Weibull": _start_of_weibull,
+}
 
 
 # ---- continuous ranked probability scores in closed form (Jordan et al. 2019)

@@ -44,6 +44,7 @@ from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
+from workbench.training.starting_values import start_at_targets
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
 
@@ -110,7 +111,9 @@ def fit(
             for all pixels of images; of several inputs each floating-point one by itself, but for masks (at most two different
             numbers, or infinite ones). Whole numbers stay as they are; but bytes (uint8) that the model does not take so are
             scaled, and truth values made 0 and 1. None: inputs, and float targets unless a criterion of your own is given (but for
-            mean squared and mean absolute error it could change what is asked for); a model that has a
+            mean squared and mean absolute error it could change what is asked for); counts and positive values under a class of
+            torch.distributions stay as they are, and raw outputs start at their mean and variance instead (the bias of the last layer moves
+            there, if predictions are away by more than a factor of e); a model that has a
             standardisation keeps it, and one whose prediction is frozen gets none. Say False for a model that was
             trained in original units elsewhere.
         seed: of the choice of validation rows, of the order of rows, and of all random draws of torch.
@@ -220,6 +223,8 @@ def fit(
 
         start = copy.deepcopy(wrapped.state_dict())
         _reset(wrapped, scaling, train, target, dtype)
+        if learns and not present and standardize is not False:
+            start_at_targets(wrapped, train, size, seed)
     except BaseException as error:
         savepoint.restore(error)
         raise
