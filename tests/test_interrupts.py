@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import sample, sculpt, vote
+from workbench.engine.surroundings import guarded
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from interrupts import Case, Interruption, Net, X, net, soak
@@ -87,6 +88,24 @@ def test_an_error_that_comes_of_an_interrupt_is_the_interrupt() -> None:
             vote.Wrapper(0)
         with pytest.raises(RuntimeError, match="shapes"):
             vote.Wrapper(3)(net())(torch.ones(2, 5))
+
+
+def test_inference_mode_that_is_being_entered_or_left_ends_at_once() -> None:
+    """Its guard would put gradients back to what they were inside once the traceback is gone."""
+
+    def block() -> None:
+        with torch.no_grad(), torch.inference_mode(False):
+            pass
+
+    with Interruption("call", None) as whole:
+        guarded(block)
+    for k in range(1, whole.count + 1):
+        try:
+            with Interruption("call", k) as interruption:
+                guarded(block)
+        except KeyboardInterrupt:
+            pass
+        assert torch.is_grad_enabled(), interruption.where
 
 
 def test_the_attacker_finds_what_is_left_behind() -> None:

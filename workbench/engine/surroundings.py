@@ -20,6 +20,7 @@ _autograd: Any = torch._C._autograd
 _LOCAL = threading.local()
 _BLOCK = contextlib._GeneratorContextManager
 _EDGES = (_BLOCK.__enter__.__code__, _BLOCK.__exit__.__code__)
+_MODE_EDGES = (torch.inference_mode.__enter__.__code__, torch.inference_mode.__exit__.__code__)
 T = TypeVar("T")
 
 
@@ -138,11 +139,13 @@ def _function_modes() -> list[Any]:
 
 
 def _end_blocks(interrupt: BaseException) -> None:
-    """End the block of contextlib that was being entered or left; else it ends where Python drops it, and changes what has been put back."""
+    """End what was being entered or left; else it ends where Python drops it, and changes what has been put back."""
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
         if frame.f_code in _EDGES:
             with contextlib.suppress(Exception):
                 frame.f_locals["self"].gen.close()
+        elif frame.f_code in _MODE_EDGES and hasattr(mode := frame.f_locals["self"], "_inference_mode_context"):
+            mode._inference_mode_context.__exit__(None, None, None)  # twice does no harm
 
 
 def interruption(error: BaseException | None, handled: BaseException | None) -> BaseException | None:
