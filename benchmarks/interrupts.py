@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dis
 import functools
+import inspect
 import random
 import signal
 import sys
@@ -196,7 +198,7 @@ class Interruption:
         return self._trace
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
+        if event in ("call", "c_return") and frame.f_code.co_filename != __file__ and not _is_thrown_into(frame, event):
             self._event(frame)
 
     def _stop(self) -> None:
@@ -211,6 +213,13 @@ class Interruption:
 
     def __exit__(self, *error: Any) -> None:
         self._stop()
+
+
+def _is_thrown_into(frame: Any, event: str) -> bool:
+    """Whether a generator is being closed or thrown into: no moment for signals, and CPython loses what a profiler raises there."""
+    if event != "call" or not frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_lasti < 0:
+        return False
+    return frame.f_code.co_code[frame.f_lasti] != dis.opmap["RESUME"]
 
 
 class Signal:
