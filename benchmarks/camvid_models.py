@@ -17,21 +17,22 @@ from workbench.distributions import LogitNormal
 from workbench.outputs import Logits
 
 UNKNOWN = ("pedestrian", "bicyclist")
-WIDTHS = (16, 32, 64, 96)  # channels at a half, a quarter, an eighth and a sixteenth of 120 x 90
+WIDTHS = (16, 32, 64, 96)  # channels at a quarter, an eighth, a sixteenth and a thirty-second of 240 x 180
+FIRST = 8  # channels at a half
 VOTERS = 4
 LAST = 2  # layers that the voters on a shared trunk have of their own
 CLASSES = Logits(dim=1)
 MEAN, SCALE = 0.42, 0.30  # of the training pixels
 BATCH, LEARNING_RATE = 8, 0.01
-CROP = 60, 80  # rows and columns of a scene that a step of the training sees
+CROP = 120, 160  # rows and columns of a scene that a step of the training sees
 EVERY = {"train": 1, "validation": 2, "test": 3}  # frames of few drives: neighbours are alike
-Scenes = tuple[Tensor, Tensor, Tensor]  # images [n, 3, 90, 120], known classes or VOID, and where an unknown class is
+Scenes = tuple[Tensor, Tensor, Tensor]  # images [n, 3, 180, 240], known classes or VOID, and where an unknown class is
 
 
 class UNet(nn.Module):
     """A small U-Net (Ronneberger et al. 2015), whose skips are added: images [n, 3, h, w] -> class scores [n, classes, h, w].
 
-    Its finest maps have half of the resolution of the image, and it computes in bfloat16 while it is trained.
+    Its finest skip has a quarter of the resolution of the image, and it computes in bfloat16 while it is trained.
 
     Args:
         classes: how many.
@@ -40,7 +41,7 @@ class UNet(nn.Module):
     def __init__(self, classes: int = 9) -> None:
         super().__init__()
         steps = list(itertools.pairwise(WIDTHS))
-        self.stem = _block(3, WIDTHS[0], stride=2)
+        self.stem = nn.Sequential(_block(3, FIRST, stride=2), _block(FIRST, WIDTHS[0], stride=2))
         self.down = nn.ModuleList(nn.Sequential(_block(a, b, stride=2), _block(b, b)) for a, b in steps)
         self.narrow = nn.ModuleList(nn.Conv2d(b, a, 1) for a, b in reversed(steps))
         self.up = nn.ModuleList(_block(a, a) for a, _ in reversed(steps))
@@ -66,7 +67,7 @@ def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 @functools.cache
 def scenes(n: int) -> dict[str, Scenes]:
-    """Training, validation and test scenes at 120 x 90, by 2 x 2 means and every second label.
+    """Training, validation and test scenes at the stored size of 240 x 180.
 
     Args:
         n: How many of each are looked at; 0 for all.
@@ -83,8 +84,8 @@ def scenes(n: int) -> dict[str, Scenes]:
     result = {}
     for name, part in parts.items():
         frames = slice(0, n or None, EVERY[name])
-        y = part.y[frames, ::2, ::2]
-        result[name] = F.avg_pool2d(part.x[frames], 2), number[y.where(y != VOID, -1)], torch.isin(y, unknown)
+        y = part.y[frames]
+        result[name] = part.x[frames], number[y.where(y != VOID, -1)], torch.isin(y, unknown)
     return result
 
 
