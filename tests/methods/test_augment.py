@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from workbench import augment, compose, fit, load, save, sculpt, vote
 from workbench.core.texts import wrapper_of
+from workbench.errors import SettingsNeededError
 
 X = torch.randn(5, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 Turn = Callable[[Tensor], Tensor]
@@ -197,10 +198,62 @@ def test_what_cannot_be_told_is_refused_with_the_line_to_write() -> None:
         ({"transforms": "flp"}, ValueError, "one of flip, flips, rotations, dihedral"),
         ({"transforms": ()}, ValueError, "or a sequence"),
         ({"transforms": [3]}, TypeError, "must be a function"),
-        ({"inputs": "second"}, ValueError, "inputs must be one of first, all"),
+        ({"inputs": "second"}, ValueError, "inputs must be one of auto, first, all"),
         ({"maps": 2}, ValueError, "maps must be"),
     ],
 )
 def test_bad_settings_are_refused_at_once(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         augment.Wrapper(**arguments)
+
+
+class Beside(nn.Module):
+    """A map of an image and of what is beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 1, 3, padding=1)
+
+    def forward(self, image: Tensor, other: Tensor) -> Tensor:
+        other = other if other.dim() == 4 else other[:, None]
+        return self.conv(torch.cat([image, other.to(image).expand_as(image)], 1))
+
+
+OTHERS = {
+    "the other image of a pair": X.flip(0),
+    "a mask": (X[:, :1] > 0).float(),
+    "a mask of yes and no": X[:, 0] > 0,
+    "a map of classes": (4 * X[:, :1]).long(),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_inputs_that_could_turn_with_the_image_are_asked_for(other: Tensor) -> None:
+    torch.manual_seed(0)
+    model = Beside().eval()
+    with pytest.raises(
+        SettingsNeededError, match=r"whether other inputs turn .* have its height and width; .*inputs=\"all\""
+    ):
+        augment.Wrapper("flips")(model).eval()(X, other)
+    for which in ("first", "all") if other.is_floating_point() else ("first",):
+        y = augment.Wrapper("flips", inputs=which)(model).eval()(X, other)  # type: ignore[arg-type]
+        plain, beside = copy.deepcopy(model), other if other.dim() == 4 else other[:, None]
+        answers = [
+            applied(back, plain(applied(turns, X), applied(turns, beside) if which == "all" else beside))
+            for turns, back in BY_HAND["flips"]
+        ]
+        torch.testing.assert_close(y, torch.stack(answers).mean(0))
+
+
+def test_inputs_that_are_no_maps_beside_the_image_are_left_as_they_are() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.ones(()))
+
+        def forward(self, image: Tensor, strength: Tensor, small: Tensor) -> Tensor:
+            return image * strength[:, :, None, None] + small.mean() + self.shift
+
+    strength, small = torch.randn(5, 1), torch.randn(5, 3, 4, 3)
+    y = augment.Wrapper()(Conditioned()).eval()(X, strength, small)
+    torch.testing.assert_close(y, Conditioned()(X, strength, small))

@@ -78,8 +78,11 @@ class Wrapper(_Wrapper):
         'both ways (4); "rotations", by quarter turns (4); "dihedral", all of these (8). Of anything: a sequence of `Transform(apply, inverse)` '
         "or of functions of the input, deterministic ones; None in it is the input as it is.",
     )
-    inputs: Literal["first", "all"] = setting(
-        default="first", saved=True, help="which of the floating-point input tensors are transformed."
+    inputs: Literal["auto", "first", "all"] = setting(
+        default="auto",
+        saved=True,
+        help='which of the floating-point input tensors are transformed. "auto" takes the first; for transforms by name, it refuses others '
+        "of its height and width, such as the second image of a pair or a mask.",
     )
     maps: Literal["auto"] | bool = setting(
         default="auto",
@@ -171,6 +174,8 @@ class _Transformed(Intervention):
                 "takes floating-point numbers, such as embedded tokens or scaled pixels"
             )
         places = places if self.method.wrapper.inputs == "all" else places[:1]
+        if self.named and self.method.wrapper.inputs == "auto":
+            _check_alone(leaves, places[0])
         self.sizes = [_image_size(leaves[i], self.method.wrapper.transforms) for i in places] if self.named else []
         if transform.apply is None:
             return args, kwargs
@@ -215,6 +220,24 @@ def _image_size(x: Tensor, name: Any) -> torch.Size:
             "transforms",
         )
     return x.shape[-2:]
+
+
+def _check_alone(leaves: list[Any], place: int) -> None:
+    """Raise if there are inputs beside the image that could turn with it."""
+    image = leaves[place]
+    alike = [
+        t
+        for i, t in enumerate(leaves)
+        if i != place and isinstance(t, Tensor) and t.dim() > 2 and image.dim() > 3 and t.shape[-2:] == image.shape[-2:]
+    ]
+    if alike:
+        shapes = ", ".join(f"{t.dtype} {list(t.shape)}" for t in alike)
+        raise SettingsNeededError(
+            f"augment can't tell whether other inputs turn with the first, {list(image.shape)}: {shapes} have its height and width; use "
+            'augment.Wrapper(..., inputs="all") if all floating-point ones do, as an image and its mask, inputs="first" if they stay as they '
+            "are. A stereo pair is none any more in a mirror: use vote.Wrapper or sample.Wrapper",
+            "inputs",
+        )
 
 
 def _applied(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
