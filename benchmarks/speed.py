@@ -38,6 +38,7 @@ COST = {
     "transformer": (10.3, 0.4),
     "lstm": (6.29, 0.25),
     "gpt2": (52.7, 1.3),
+    "unet": (10_050.0, 4.0),
 }
 COST_LARGE = {"resnet18": (1111.0, 2.0), "gpt2": (22_420.0, 4.0)}
 RATE = {"cpu": 50e3, "cuda": 30e6}  # millions of operations a second, about
@@ -77,6 +78,7 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
                 for batch in BATCHES:
                     for phase in _phases(wrapper, n, batch):
                         yield _cell(model, wrapper, n, batch, phase, on=device)
+    yield _cell("unet", "vote last", 4, 1, "forward", on=device)
     for wrapper in ("sculpt", "sample", "neo"):
         yield _cell("tiny", wrapper, 1, 1, "predict", on=device)
     for model in (

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from speed_clock import Pass, bytes_a_second, operations, operations_a_second
-from speed_models import batch_of, build
+from speed_models import MAPS, batch_of, build
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.outputs import Logits
 
 CRITERION = nn.MSELoss()
 P = 0.1  # of dropout, sample's default
@@ -108,7 +109,8 @@ def _compiler(device: str) -> Callable[[Any], Any]:
 
 def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strategy: str) -> Any:
     """The wrapped model, fitted where it must be, in the mode of the plain one."""
-    wrapped = WRAPPERS[wrapper](n, strategy=strategy)(plain, at="head" if wrapper == "sample last" else None)
+    meaning = {"output": Logits(dim=1)} if model in MAPS else {}
+    wrapped = WRAPPERS[wrapper](n, strategy=strategy, **meaning)(plain, at="head" if wrapper == "sample last" else None)
     if wrapper == "neo":
         device = next(plain.parameters()).device
         wrapped.eval().fit([batch.to(device) for batch in batch_of(model, FITTED, large)[0].split(64)])

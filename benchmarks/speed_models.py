@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 WORDS = 1000  # of the language models on the CPU
 OUTPUTS = 10
+MAP_CLASSES = 19
 
 
 def build(name: str, large: bool = False) -> nn.Sequential:
     """A model with weights that a seed decides.
 
     Args:
-        name: one of `MODELS`.
+        name: one of `MODELS` or `MAPS`.
         large: ResNet-18 and the GPT-2 shape at the widths that they have in papers, for GPUs; the others know one size.
 
     Returns:
@@ -25,7 +26,7 @@ def build(name: str, large: bool = False) -> nn.Sequential:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        entry, body, head = MODELS[name](large)
+        entry, body, head = (MODELS | MAPS)[name](large)
     return nn.Sequential(OrderedDict(entry=entry, body=body, head=head))
 
 
@@ -42,10 +43,18 @@ def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]
     else:
         x = torch.randn(rows, *INPUTS[name], generator=draw)
         outputs = 1 if name in ("tiny", "mlp") else OUTPUTS
-    return x, torch.randn(rows, outputs, generator=draw)
+    shape = (MAP_CLASSES, *INPUTS[name][1:]) if name in MAPS else (outputs,)
+    return x, torch.randn(rows, *shape, generator=draw)
 
 
-INPUTS = {"tiny": (1,), "mlp": (8,), "cnn": (3, 32, 32), "resnet18": (3, 32, 32), "transformer": (32, 16)}
+INPUTS = {
+    "tiny": (1,),
+    "mlp": (8,),
+    "cnn": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+    "transformer": (32, 16),
+    "unet": (3, 512, 512),
+}
 Parts = tuple[nn.Module, nn.Module, nn.Module]
 
 
@@ -188,3 +197,35 @@ MODELS: dict[str, Callable[[bool], Parts]] = {
     "lstm": _lstm,
     "gpt2": _gpt2,
 }
+
+
+class UNetBody(nn.Module):
+    """Two steps down and up again beside the map that comes in, whose resolution it keeps (Ronneberger et al. 2015)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+        def block(a: int, b: int, stride: int) -> nn.Sequential:
+            return nn.Sequential(nn.BatchNorm2d(a), nn.ReLU(), nn.Conv2d(a, b, 3, stride, 1, bias=False))
+
+        self.down = nn.ModuleList([block(width, 2 * width, 2), block(2 * width, 4 * width, 2)])
+        self.bottom = block(4 * width, 4 * width, 1)
+        self.up = nn.ModuleList([block(6 * width, 2 * width, 1), block(3 * width, width, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = [x]
+        for down in self.down:
+            skips.append(down(skips[-1]))
+        h = self.bottom(skips.pop())
+        for up in self.up:
+            skip = skips.pop()
+            h = up(torch.cat([F.interpolate(h, size=skip.shape[-2:], mode="bilinear"), skip], 1))
+        return F.relu(h)
+
+
+def _unet(large: bool) -> Parts:
+    """Class scores of each pixel, which the last layer gives at the resolution of the image."""
+    return nn.Conv2d(3, 16, 3, padding=1, bias=False), UNetBody(16), nn.Conv2d(16, MAP_CLASSES, 1)
+
+
+MAPS: dict[str, Callable[[bool], Parts]] = {"unet": _unet}  # of class scores, measured for the target on maps alone

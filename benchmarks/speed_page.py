@@ -38,7 +38,8 @@ median, too. The file of results has the quartiles. On GPUs float32 is no tf32.
 
 Models: MLP 1-16-1 (tiny), MLP 8-256-256-1, CNN of three convolutions with batch norm, ResNet-18 (width 16; 64 on GPUs), transformer encoder
 (width 64, 3 layers, 32 steps), LSTM (64-128, 32 steps), GPT-2's shape (width 128, 4 blocks, 32 tokens; on GPUs the smallest GPT-2 with 128
-tokens). The last block, which `at=` names for `sample`, is the last layer.
+tokens); for one target a U-Net (width 16, three resolutions) whose maps of 19 classes have 512 x 512 pixels. The last block, which `at=`
+names for `sample`, is the last layer.
 
 Left out of n = 1, 5, 16, 64 and batches of 1, 64, 1024: one sample, and one voter on the last layer, at batches above 1; steps of 64
 voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and samples in the last block; steps of `sample` with several samples,
@@ -68,7 +69,9 @@ def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
         wrapped = wrapped.astype({"n": int, "batch": int})
     sections = []
     if not wrapped.empty:
-        usual = wrapped[(wrapped["how"] == "auto") & (wrapped["dtype"] == "float32")]
+        usual = wrapped[
+            (wrapped["how"] == "auto") & (wrapped["dtype"] == "float32") & wrapped["model"].isin(list(MODELS))
+        ]
         sections = [
             _targets(wrapped),
             _ratios(usual, 64),

@@ -37,6 +37,9 @@ REASONS: dict[str, str] = {  # case -> one sentence: why it is missed
     "vote of sculpt, last layer, n = 16: training step": (
         "the likelihood of each voter is computed by itself, and attention with gradients must be put in other words under two vmaps"
     ),
+    "vote, last layer, n = 4, maps of 512 x 512 x 19: forward": (
+        "the probabilities of each voter's map and their entropies take as long as some of so small a network's layers"
+    ),
     "vote, dealt rows, n = 5: training step": (
         "five passes of a fifth of the rows each are slower than one of all rows, and five times as many parameters take their step, which is "
         "most of what the MLPs do"
@@ -165,6 +168,14 @@ def _targets() -> list[Target]:
                 _is(model=LARGE, n=(5, 16), **gpu),
             )
         )
+    targets.append(
+        Target(
+            "vote, last layer, n = 4, maps of 512 x 512 x 19: forward",
+            "plain",
+            1.4,
+            _is(wrapper="vote last", n=4, model="unet", phase="forward"),
+        )
+    )
     targets.append(Target('"tune"', "best", 1.05, _is(how="tune")))
     targets += [
         Target(

@@ -46,7 +46,7 @@ def test_cells_are_json_differ_and_fit_into_a_quarter_of_an_hour(speed: ModuleTy
     assert len(set(keys)) == len(keys) > 500
     here = [cell for cell in cells if cell["on"] == "cpu" and "peer" not in cell]
     assert sum(map(speed.seconds, here)) < 15 * 60
-    assert {cell["model"] for cell in here} == set(speed.MODELS)
+    assert {cell["model"] for cell in here} == {*speed.MODELS, "unet"}
     assert {cell["wrapper"] for cell in here} == set(speed.WRAPPERS)
     aimed = [speed._aimed(cell) for cell in here]
     assert aimed.index(False) == sum(aimed)  # those of the targets come first
@@ -134,7 +134,7 @@ def test_rates_are_those_of_the_best_operation(clock: ModuleType, monkeypatch: p
 
 # ---- models
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("name", ["tiny", "mlp", "cnn", "resnet18", "transformer", "lstm", "gpt2"])
+@pytest.mark.parametrize("name", ["tiny", "mlp", "cnn", "resnet18", "transformer", "lstm", "gpt2", "unet"])
 def test_models_answer_and_cost_what_is_guessed(
     speed: ModuleType, models: ModuleType, clock: ModuleType, name: str, large: bool
 ) -> None:
