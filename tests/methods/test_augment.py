@@ -236,7 +236,7 @@ def test_inputs_that_could_turn_with_the_image_are_asked_for(other: Tensor) -> N
     ):
         augment.Wrapper("flips")(model).eval()(X, other)
     for which in ("first", "all") if other.is_floating_point() else ("first",):
-        y = augment.Wrapper("flips", inputs=which)(model).eval()(X, other)  # type: ignore[arg-type]
+        y = augment.Wrapper("flips", inputs=which)(model).eval()(X, other)
         plain, beside = copy.deepcopy(model), other if other.dim() == 4 else other[:, None]
         answers = [
             applied(back, plain(applied(turns, X), applied(turns, beside) if which == "all" else beside))

@@ -129,8 +129,8 @@ def built(make: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...],
     net = make().eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr,operator]
-            module.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr,operator]
+            module.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
     if make is depth_anything:
         return net, (torch.rand(4, 3, 56, 56),), {"output": {"predicted_depth": "values"}}
     if make in LIBRARY.values():
@@ -203,7 +203,7 @@ def test_a_stereo_pair_is_not_mirrored_by_half_and_has_no_density_of_pixels() ->
     with pytest.raises(ValueError, match="A stereo pair is none any more in a mirror"):
         augment.Wrapper()(copy.deepcopy(net)).eval()(*x)
     rows = [{"left": left, "right": right} for left, right in zip(*x, strict=True)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='use per="row"'):
         neo.Wrapper(per="position")(copy.deepcopy(net)).eval().fit(loader)
     _, risk = neo.Wrapper()(net).eval().fit(loader)(*x, return_risk=True)
