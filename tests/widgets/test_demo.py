@@ -24,14 +24,14 @@ def started(tmp_path, monkeypatch):
     """A folder to be in, and what JupyterLab is started with there."""
     from jupyterlab.labapp import LabApp
 
-    found = []
+    calls = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(LabApp, "launch_instance", found.append)
-    return found
+    monkeypatch.setattr(LabApp, "launch_instance", calls.append)
+    return calls
 
 
 def test_the_notebook_is_copied_and_opened(started, tmp_path, capsys):
-    assert main(["demo", "--no-browser"]) == 0
+    assert main(["demo", "comparison", "--no-browser"]) == 0
     copy = tmp_path / "workbench-demo" / "comparison.ipynb"
     assert copy.read_bytes() == (ROOT / "notebooks" / "comparison.ipynb").read_bytes()
     assert capsys.readouterr().out == f"notebook: {copy}\n"
@@ -49,6 +49,47 @@ def test_a_copy_that_is_there_is_kept(started, tmp_path):
     assert main(["demo", "explorer.ipynb"]) == 0
     assert copy.read_text() == "mine"
     assert "--no-browser" not in started[0]
+
+
+def _with_source(path, source):
+    notebook = nbformat.read(path, 4)
+    notebook.cells = [nbformat.v4.new_code_cell(source)]
+    nbformat.write(notebook, path)
+
+
+def test_it_opens_on_results_that_are_there(started, tmp_path, monkeypatch, capsys):
+    notebooks = tmp_path / "all" / "notebooks"
+    shutil.copytree(ROOT / "notebooks", notebooks)
+    for folder in ("docs", "benchmarks"):
+        (tmp_path / "all" / folder).symlink_to(ROOT / folder)
+    _with_source(notebooks / "two_minutes.ipynb", "print(40 + 2)")
+    monkeypatch.setattr(demo, "notebooks_folder", lambda: notebooks)
+    copy = tmp_path / "workbench-demo" / "two_minutes.ipynb"
+    assert main(["demo"]) == 0
+    assert nbformat.read(copy, 4).cells[0].outputs[0].text == "42\n"
+    assert "training the models" in capsys.readouterr().out
+    results = copy.read_bytes()
+    assert main(["demo"]) == 0  # what has results is not run again
+    assert copy.read_bytes() == results
+    assert "training" not in capsys.readouterr().out
+    assert len(started) == 2
+    copy.unlink()
+    _with_source(notebooks / "two_minutes.ipynb", "1 / 0")
+    assert main(["demo"]) == 0  # without results it opens all the same
+    assert not nbformat.read(copy, 4).cells[0].outputs
+    assert "opens without results: ZeroDivisionError" in capsys.readouterr().out
+    assert not list(copy.parent.glob(".run-*"))
+
+
+def test_links_of_the_pages_lead_to_what_is_there(started, tmp_path):
+    assert main(["demo", "comparison"]) == 0
+    folder, links = tmp_path / "workbench-demo", 0
+    for page in folder.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).resolve().is_file(), f"{page.name}: {target}"
+                links += 1
+    assert links > 1
 
 
 def test_all_that_the_notebooks_import_and_lead_to_is_there(started, tmp_path):
@@ -111,7 +152,7 @@ def test_a_free_port_is_taken_as_it_is(started):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert main(["demo", "--port", str(port)]) == 0
+    assert main(["demo", "comparison", "--port", str(port)]) == 0
     assert {f"--ServerApp.port={port}", "--ServerApp.port_retries=0"} <= set(started[0])
 
 

@@ -1,16 +1,20 @@
-"""`workbench demo`: JupyterLab on a copy of a notebook, ready to click."""
+"""`workbench demo`: JupyterLab on a copy of a notebook, with its results, ready to click."""
 
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import socket
 import sysconfig
-from pathlib import Path
+import tempfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workbench.errors import require
 
 FOLDER = "workbench-demo"
+FIRST = "two_minutes"  # the notebook that shows what all of this is for
 # pages of the documentation that notebooks lead to
 _LINKED = ("benchmarks.md", "limitations.md", "how_to/own_data.md", "how_to/train.md")
 _IMPORTED = ("published.py",)  # modules of the benchmarks that notebooks import
@@ -20,22 +24,22 @@ def add_demo(commands: Any) -> None:
     """Add the command to the command line's parser."""
     demo = commands.add_parser(
         "demo",
-        help="open JupyterLab on the comparison notebook",
+        help="open JupyterLab on results of two small models, and on what to change next",
         description=f"Open JupyterLab on a copy of a notebook, in the folder {FOLDER} here, beside copies of those that it leads to. "
-        "A copy that is there already is opened as it is.",
+        f"A new copy of {FIRST} is run first, which takes seconds to a minute. A copy that is there already is opened as it is.",
         epilog="example: workbench demo explorer",
     )
-    demo.add_argument("name", nargs="?", default="comparison", help="of the notebook (default: comparison)")
+    demo.add_argument("name", nargs="?", default=FIRST, help=f"of the notebook (default: {FIRST})")
     demo.add_argument("--port", type=int, metavar="N", help="of the server (default: the first free one from 8888 on)")
     demo.add_argument("--no-browser", action="store_true", help="open no browser, only print the address")
     demo.set_defaults(command=lambda a: demo_lab(a.name, port=a.port, browser=not a.no_browser))
 
 
-def demo_lab(name: str = "comparison", *, port: int | None = None, browser: bool = True) -> int:
+def demo_lab(name: str = FIRST, *, port: int | None = None, browser: bool = True) -> int:
     """Start JupyterLab on a copy of a notebook, and return when it has ended.
 
     Args:
-        name: of the notebook, such as "comparison" or "explorer".
+        name: of the notebook, such as "two_minutes", "comparison" or "explorer".
         port: of the server; None: the first free one from 8888 on.
         browser: whether to open it in the browser.
 
@@ -51,6 +55,8 @@ def demo_lab(name: str = "comparison", *, port: int | None = None, browser: bool
     if port is not None:
         _check_port(port)
     path = copied(name, Path.cwd() / FOLDER)
+    if path.stem == FIRST:
+        run_once(path)
     print(f"notebook: {path}")
     require("jupyterlab.labapp").LabApp.launch_instance(arguments(path, port, browser))
     return 0
@@ -79,9 +85,40 @@ def copied(name: str, folder: Path) -> Path:
         _write(folder / notebook.name, notebook.read_bytes().replace(b"](../docs/", b"](docs/"))
     for module in _IMPORTED:
         _write(folder / module, (home / "benchmarks" / module).read_bytes())
+    served = {path.name for path in known.values()} | {f"docs/{page}" for page in _LINKED}
     for page in _LINKED:
-        _write(folder / "docs" / page, (home / "docs" / page).read_bytes())
+        text = (home / "docs" / page).read_text(encoding="utf-8")
+        _write(folder / "docs" / page, _relinked(text, PurePosixPath("docs", page), served).encode())
     return folder / source.name
+
+
+def _relinked(text: str, page: PurePosixPath, served: set[str]) -> str:
+    """A page's text with links to what is in the folder; of other links within the repository only the words are left."""
+
+    def link(match: re.Match[str]) -> str:
+        words, target, anchor = match.groups()
+        if "://" in target or not target:
+            return match[0]
+        place = posixpath.normpath(page.parent / target).removeprefix("notebooks/")
+        return f"[{words}]({posixpath.relpath(place, page.parent)}{anchor})" if place in served else words
+
+    return re.sub(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)((?:#[^)\s]*)?)\)", link, text)
+
+
+def run_once(path: Path) -> None:
+    """Put the results of a notebook into it, unless it has some; one that fails stays as it is, and says so when it is run."""
+    from workbench.notebook.parameters import load_notebook
+    from workbench.notebook.run import run_notebook
+
+    if any(cell.get("outputs") for cell in load_notebook(path).cells):
+        return
+    print(f"training the models of {path.name}, once ...", flush=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".run-") as folder:
+        run = run_notebook(path, Path(folder) / path.name, progress=True)
+        if run.status == "ok":
+            Path(run.output).replace(path)
+        else:
+            print(f"it could not be run, and opens without results: {run.error}")
 
 
 def _write(path: Path, content: bytes) -> None:
