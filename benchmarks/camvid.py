@@ -142,7 +142,8 @@ network, {ROWS} scenes at a time.
 
 `vote` has {VOTERS} voters: the last {LAST} layers on a shared trunk, rank-one factors on shared weights, or whole networks.
 `sample` is dropout in training and {VOTERS} noisy passes, `augment` the scene as it is and mirrored; `augment` and `neo` are
-wrapped around the plain network.
+wrapped around the plain network. torch-uncertainty is not beside them: it imports torchvision, whose packaged build is one for CUDA and does
+not load with the CPU build of torch that this was measured with.
 
 {_table(first, ["method"], quality)}
 
