@@ -19,6 +19,7 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings, guarded
 from . import predict as calling
+from .adapters import refusals_of
 from .copying import Persistent
 from .inputs import opened, positional_names
 from .lone_calls import watched_methods
@@ -294,6 +295,7 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     namespace[method] = answer
     if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
         namespace["save_pretrained"] = saving_both(save)
+    namespace.update(refusals_of(cls))
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers

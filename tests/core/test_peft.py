@@ -1,0 +1,119 @@
+"""Models with adapters of peft: each voter has adapters of its own on weights that all share."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbench
+from workbench import sample, vote
+from workbench.outputs import Logits
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+INPUTS = {"input_ids": torch.arange(32).reshape(4, 8)}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    """A classifier with a frozen base and adapters that have learned something."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            num_labels=3,
+        )
+        adapters = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
+        return peft.get_peft_model(transformers.BertForSequenceClassification(config), adapters).eval()
+
+
+def _trained(plain: Any) -> Any:
+    wrapped = vote.Wrapper(3, output={"logits": Logits()})(plain).eval()
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora" in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    return wrapped
+
+
+def _numbers(model: torch.nn.Module, trainable: bool) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad == trainable)
+
+
+def test_voters_cost_their_adapters_and_answer_as_plain_ones(plain: Any) -> None:
+    wrapped = _trained(plain)
+    assert _numbers(wrapped, trainable=True) == 3 * _numbers(plain, trainable=True)
+    assert _numbers(wrapped, trainable=False) == _numbers(plain, trainable=False)
+    with torch.no_grad():
+        output, risk = wrapped(**INPUTS, return_risk=True)
+        probs = torch.stack([voter(**INPUTS).logits.softmax(-1) for voter in wrapped.voters()])
+    torch.testing.assert_close(output.logits.softmax(-1), probs.mean(0))
+    torch.testing.assert_close(risk.total.logits, torch.special.entr(probs.mean(0)).sum(-1))
+    torch.testing.assert_close(risk.aleatoric.logits, torch.special.entr(probs).sum(-1).mean(0))
+    assert bool((risk.epistemic.logits > 1e-6).all())
+
+
+def test_adapters_are_disabled_for_all_voters(plain: Any) -> None:
+    wrapped, base = _trained(plain), copy.deepcopy(plain)
+    with torch.no_grad():
+        wrapped(**INPUTS)  # a first call without them would say that no output depends on what should differ
+    with torch.no_grad(), wrapped.disable_adapter(), base.disable_adapter():
+        torch.testing.assert_close(wrapped(**INPUTS).logits.softmax(-1), base(**INPUTS).logits.softmax(-1))
+
+
+def test_saved_adapters_come_back(plain: Any, tmp_path: Path) -> None:
+    wrapped = _trained(plain)
+    workbench.save(wrapped, tmp_path / "model")
+    with torch.no_grad():
+        assert torch.equal(workbench.load(tmp_path / "model", plain).eval()(**INPUTS).logits, wrapped(**INPUTS).logits)
+
+
+def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> None:
+    wrapped = _trained(plain)
+    with torch.no_grad():
+        before = wrapped(**INPUTS).logits
+        for voter in wrapped.voters():
+            answer = voter(**INPUTS).logits
+            torch.testing.assert_close(voter.merge_and_unload()(**INPUTS).logits, answer)
+        for name in ("merge_adapter", "merge_and_unload", "unload"):
+            with pytest.raises(TypeError, match=rf"{name} of this wrapped .* of the first branch only"):
+                getattr(wrapped, name)()
+        with pytest.raises(TypeError, match=r"unwrap\(\)"):
+            wrapped.delete_adapter("default")
+        assert torch.equal(wrapped(**INPUTS).logits, before)
+
+
+def test_plain_models_of_a_wrapped_class_merge_as_peft_does(plain: Any) -> None:
+    unwrapped = sample.Wrapper(2)(plain).unwrap()
+    with torch.no_grad():
+        answer = unwrapped(**INPUTS).logits
+        unwrapped.merge_adapter()
+        torch.testing.assert_close(unwrapped(**INPUTS).logits, answer)
+
+
+def test_text_is_generated_by_the_model_inside() -> None:
+    config = transformers.GPT2Config(
+        vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=1
+    )
+    adapters = peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), adapters).eval()
+    ids = torch.tensor([[2, 3, 4]])
+    outputs = {"logits": Logits(dim=-1)}
+    with pytest.raises(TypeError, match=r"get_base_model\(\)"):
+        vote.Wrapper(2, output=outputs)(model).generate(input_ids=ids, max_new_tokens=2)
+    wrapped = vote.Wrapper(2, output=outputs)(model.get_base_model()).eval()
+    written = workbench.text.generate(wrapped, ids, max_new_tokens=3)
+    with torch.no_grad():
+        probs = torch.stack([v(input_ids=written.sequences).logits.softmax(-1) for v in wrapped.voters()]).mean(0)
+    torch.testing.assert_close(written.risk.total[0], torch.special.entr(probs[0, 2:-1]).sum(-1))
