@@ -145,6 +145,23 @@ def test_it_is_kept_in_files_and_copies(settings: dict[str, Any], tmp_path: Any)
         wrapped(x, return_risk=True)
 
 
+def test_a_file_loads_whatever_is_frozen(tmp_path: Any) -> None:
+    x, frozen = _inputs(5, seed=3), _net()
+    frozen[0].requires_grad_(False)
+    for saved, model in ((_wrapped(frozen), _net()), (_wrapped(), copy.deepcopy(frozen))):
+        save(saved.fit(_inputs()), tmp_path / "model.safetensors")
+        again = load(tmp_path / "model.safetensors", model).eval()
+        assert torch.equal(again(x, return_risk=True)[1].epistemic, saved(x, return_risk=True)[1].epistemic)
+
+
+def test_a_model_that_cannot_have_it_is_refused_before_it_is_trained() -> None:
+    wrapped = vote.Wrapper(2, evidence="design", output="logits")(_TwiceAsMany())
+    before = {key: value.clone() for key, value in wrapped.state_dict().items()}
+    with pytest.raises(ValueError, match="ran 2 times"):
+        fit(wrapped, (torch.randn(20, 4), torch.arange(20) % CLASSES), epochs=1, progress=False)
+    assert all(torch.equal(value, before[key]) for key, value in wrapped.state_dict().items())
+
+
 def test_without_it_nothing_changes() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
