@@ -35,6 +35,7 @@ class Method:
     needs_fit = False  # whether `fit` must see the training inputs before there is a risk
     # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
     own_pass = False
+    refines = False  # whether it makes other risks of those of the branches (`refine`)
     collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
     # the marks of buffers that stay in float32 at least where the model is cast to half precision
     statistics: tuple[str, ...] = ()
@@ -148,6 +149,12 @@ class Method:
     def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
         """With `own_pass`: the prediction, and one risk [rows]."""
         raise NotImplementedError(f"{self.name} has a pass of its own and measures nothing in it")
+
+    def refine(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
+    ) -> dict[str, Any]:
+        """With `refines`: the risks by name, given those of all axes; in evaluation mode only, of inputs as the model takes them."""
+        return risks
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""

@@ -107,7 +107,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    if measuring:  # as they are now: a model may write into them also where it has not done so before
+    refining = [] if not return_risk or wrapped.training or call.dealt else [m for m in record.methods if m.refines]
+    if measuring or refining:  # as they are now: a model may write into them also where it has not done so before
         probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
     plan = plan_of(wrapped, call, rows)
     if not call.dealt:
@@ -125,6 +126,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     mark_means(wrapped, plan, y)
     if not return_risk:
         return y
+    for method in refining:
+        risks = method.refine(wrapped, *probe, y, risks)
     for method in measuring:
         risks[method.kind] = method.measure(wrapped, *probe)[1]
     _warn_nan(wrapped, raw_args, risks)

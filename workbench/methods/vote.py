@@ -14,6 +14,7 @@ from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
+from .design import NAMES, Design
 from .initialization import Draws, is_bias
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ class Wrapper(_Wrapper):
         'W * s r^T (Wen et al. 2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk. With "rank1", linear and '
         "convolutional layers compute ((x * r) W^T) * s, without the product, wherever that is less work.",
     )
+    evidence: Literal["design"] | None = setting(
+        default=None,
+        help='None, epistemic risk is the voters\' disagreement; "design", for class scores [rows, classes], how few training rows speak for an '
+        "input, told from inputs alone, so that noise of labels does not raise it: fitted by `wrapped.fit` or `workbench.fit`, which lets "
+        "the voters shape it where it has validation rows. Total is then the sum of aleatoric and epistemic risk. See "
+        "docs/how_to/epistemic.md.",
+    )
 
     def make(self) -> list[Method]:
         return [Vote(self)]
@@ -74,12 +82,19 @@ class Vote(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, members = NAME, "epistemic", 10, True
+    statistics = tuple(f"design_{part}" for part in NAMES)
     member_marks = (NAME, f"{NAME}_out")
     _zeros: frozenset[str] = frozenset()  # weights that start at zero in every voter
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
         self._slots: list[str] = []
+        self.design = None if self.wrapper.evidence is None else Design(given=self.wrapper.finetune)
+        self.needs_fit = self.refines = self.design is not None
+
+    def settings(self) -> dict[str, Any]:
+        evidence = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
+        return {**super().settings(), **evidence}
 
     def axis(self, call: Call) -> Axis | None:
         return Axis(self.name, self.wrapper.n_voters)
@@ -100,6 +115,9 @@ class Vote(Method):
         self._check(table, parameters)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
+        if self.design is not None:
+            self.design.check(table)
+            self.design.attach(table)
         self._slots = parameters + buffers
         self._zeros = self._zero_weights(table, parameters)
         draws = self._draws(table)
@@ -152,6 +170,36 @@ class Vote(Method):
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         self.alike = notes.get("alike")
+
+    # ---- with evidence="design"
+    def check_ready(self, wrapped: Any) -> None:
+        if self.design is not None:
+            self.design.check_ready(wrapped)
+
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.design is not None:
+            self.design.try_inputs(wrapped, args, kwargs)
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        if self.design is not None:
+            self.design.fit(wrapped, inputs)
+
+    def tune(self, wrapped: Any, held: Any) -> None:
+        if self.design is not None:
+            self.design.tune(wrapped, held)
+
+    def refine(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
+    ) -> dict[str, Any]:
+        return risks if self.design is None else self.design.refine(wrapped, args, kwargs, y, risks)
+
+    def adapt(self, table: Table, names: set[str]) -> None:
+        if self.design is not None:
+            self.design.adapt(table, names)
+
+    def forget(self, table: Table) -> None:
+        if self.design is not None:
+            self.design.forget(table)
 
     def _check(self, table: Table, parameters: list[str]) -> None:
         """What cannot be taken over, or not whole."""

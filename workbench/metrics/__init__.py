@@ -22,13 +22,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import require
-from workbench.metrics import boxes, classification, detection, ensembles, forecasts, intervals, regression, selective  # noqa: F401
+from workbench.metrics import (  # noqa: F401
+    boxes,
+    classification,
+    detection,
+    disentanglement,
+    ensembles,
+    forecasts,
+    intervals,
+    regression,
+    selective,
+)
 from workbench.metrics.registry import METRICS, metric
 
 if TYPE_CHECKING:
     from workbench.metrics.boxes import *  # noqa: F403
     from workbench.metrics.classification import *  # noqa: F403
     from workbench.metrics.detection import *  # noqa: F403
+    from workbench.metrics.disentanglement import *  # noqa: F403
     from workbench.metrics.ensembles import *  # noqa: F403
     from workbench.metrics.forecasts import *  # noqa: F403
     from workbench.metrics.intervals import *  # noqa: F403
@@ -43,6 +54,9 @@ _TABLES = {
     "average_precision": boxes,
     "matched_boxes": boxes,
     "CoverageCurve": regression,
+    "Disentanglement": disentanglement,
+    "LeverCurves": disentanglement,
+    "disentanglement_error": disentanglement,
     "StepCoverage": forecasts,
     "coverage_by_step": forecasts,
     "coverage_over_time": forecasts,

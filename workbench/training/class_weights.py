@@ -93,7 +93,11 @@ def _check_methods(wrapped: Wrapped) -> None:
     """Raise where a method learns from the classes by a likelihood of its own, which has no weights."""
     record = wrapped._workbench
     pair = pair_of(record, unshadowed(wrapped, "methods"))
-    fitted = (method for method in record.methods if method.needs_fit and not (method.own_pass or method.collects))
+    fitted = (
+        method
+        for method in record.methods
+        if method.needs_fit and not (method.own_pass or method.collects or method.refines)
+    )
     if (method := pair or next(fitted, None)) is not None:
         raise ValueError(
             f"class_weight: {method.name} learns from the classes by a likelihood of its own, which has no weights; leave class_weight out, or "

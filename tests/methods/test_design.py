@@ -1,0 +1,253 @@
+"""`vote.Wrapper(evidence="design")`: evidence recomputed by hand from plain copies, and what it has to be: deaf to labels, falling with rows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import digamma
+from torch import Tensor, nn
+
+from workbench import compose, fit, load, neo, sample, save, sculpt, vote
+from workbench.errors import NotFittedError
+from workbench.outputs import Logits
+
+ROWS, CLASSES = 60, 3
+
+
+def _net(bias: bool = True) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES, bias=bias))
+
+
+def _inputs(rows: int = ROWS, seed: int = 1) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def _wrapped(net: nn.Module | None = None, **settings: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return vote.Wrapper(3, evidence="design", output="logits", **settings)(net or _net()).eval()
+
+
+def _leverages(wrapped: Any, net: nn.Sequential, train: Tensor, x: Tensor) -> np.ndarray:
+    """phi' (A + .1 tr(A) / (d n) I)^-1 phi on plain copies with the registered weights, mean over the copies."""
+    state = {key: value for key, value in wrapped.state_dict().items() if key.endswith("@design_copies")}
+    every = []
+    for i in range(len(state["0.weight@design_copies"])):
+        plain = copy.deepcopy(net)
+        plain.load_state_dict({key.partition("@")[0]: value[i] for key, value in state.items()})
+        trunk = plain.eval()[:-1]
+        with torch.no_grad():
+            seen, new = (trunk(rows).double().numpy() for rows in (train, x))
+        scale = np.sqrt((seen**2).sum(1).mean())
+        seen, new = (rows / scale for rows in (seen, new))
+        if net[-1].bias is not None:
+            seen, new = (np.hstack([rows, np.ones((len(rows), 1))]) for rows in (seen, new))
+        a = seen.T @ seen
+        ridge = 0.1 * np.trace(a) / (len(a) * len(seen))
+        every.append(np.einsum("nd,de,ne->n", new, np.linalg.inv(a + ridge * np.eye(len(a))), new))
+    return np.mean(every, axis=0)
+
+
+def _ignorance(leverage: np.ndarray) -> np.ndarray:
+    rows = 1 / leverage
+    return math.log(CLASSES) - digamma(rows + 1) + digamma(rows / CLASSES + 1)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return -(probs * probs.log()).sum(-1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_risks_are_those_of_plain_copies(bias: bool) -> None:
+    net = _net(bias)
+    wrapped = _wrapped(net)
+    wrapped.fit(_inputs())
+    x = 3 * _inputs(7, seed=3)
+    with torch.no_grad():
+        y, risk = wrapped(x, return_risk=True)
+        probs = torch.stack([voter(x).softmax(1) for voter in wrapped.voters()])
+    np.testing.assert_allclose(risk.epistemic, _ignorance(_leverages(wrapped, net, _inputs(), x)), rtol=1e-4)
+    torch.testing.assert_close(y.softmax(1), probs.mean(0))
+    torch.testing.assert_close(risk.aleatoric, _entropy(probs).mean(0))
+    torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+
+
+def test_rows_to_validate_on_let_the_voters_say_where() -> None:
+    net = _net()
+    wrapped = _wrapped(net)
+    wrapped.fit(_inputs())
+    held = _inputs(40, seed=4)
+    wrapped._workbench.methods[0].tune(wrapped, held)
+
+    def parts(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        with torch.no_grad():
+            probs = torch.stack([voter(x).softmax(1) for voter in wrapped.voters()]).double()
+        information = _entropy(probs.mean(0)) - _entropy(probs).mean(0)
+        return _ignorance(_leverages(wrapped, net, _inputs(), x)), information.numpy()
+
+    designed, information = parts(held)
+    level = wrapped.state_dict()["3.weight@design_level"].item()
+    assert _ignorance(level * information).mean() == pytest.approx(designed.mean(), rel=1e-4)
+    x = _inputs(7, seed=5)
+    designed, information = parts(x)
+    risk = wrapped(x, return_risk=True)[1].epistemic.detach()
+    np.testing.assert_allclose(risk, (designed + _ignorance(level * information)) / 2, rtol=1e-3)
+
+
+def test_it_is_deaf_to_labels_and_falls_with_every_row() -> None:
+    net, x, train = _net(), _inputs(20, seed=3), _inputs(200)
+    risks = []
+    for rows, labels in ((100, 0), (100, 1), (200, 0)):
+        wrapped = _wrapped(net)
+        y = torch.randint(CLASSES, (rows,), generator=torch.Generator().manual_seed(labels))
+        fit(wrapped, (train[:rows], y), epochs=2, validation=0, standardize=False, progress=False)
+        risks.append(wrapped(x, return_risk=True)[1].epistemic.detach())
+    assert torch.equal(risks[0], risks[1])
+    assert bool((risks[2] < risks[0]).all())
+
+
+def test_fit_of_workbench_fits_and_tunes_in_units_of_the_training() -> None:
+    wrapped, train = _wrapped(), _inputs() * 100 + 7
+    y = (train[:, 0] > 7).long()
+    fit(wrapped, (train, y), epochs=2, progress=False)
+    state = wrapped.state_dict()
+    assert state["3.weight@design_rows"] == 54  # a tenth validates
+    assert state["3.weight@design_level"] > 0
+    inside, far = (wrapped(x, return_risk=True)[1].epistemic.mean() for x in (train, 10 * train))
+    assert 0 < inside < far < math.log(CLASSES)
+
+
+@pytest.mark.parametrize("settings", [{}, {"share": 1}, {"share": "rank1"}, {"finetune": True}], ids=str)
+def test_it_is_kept_in_files_and_copies(settings: dict[str, Any], tmp_path: Any) -> None:
+    net, x = _net(), _inputs(5, seed=3)
+    wrapped = _wrapped(net, **settings)
+    wrapped.fit(_inputs())
+    wrapped._workbench.methods[0].tune(wrapped, _inputs(30, seed=4))
+    expected = wrapped(x, return_risk=True)[1].epistemic
+    other = _wrapped(_net(), **settings)
+    other.load_state_dict(wrapped.state_dict())
+    save(wrapped, tmp_path / "model.safetensors")
+    stored = io.BytesIO(pickle.dumps(wrapped))
+    for again in (copy.deepcopy(wrapped), other, load(tmp_path / "model.safetensors", _net()), pickle.load(stored)):
+        assert torch.equal(again.eval()(x, return_risk=True)[1].epistemic, expected)
+    assert wrapped.half().state_dict()["3.weight@design_whitening"].dtype == torch.float32
+    wrapped.load_state_dict(_net().state_dict())  # other weights, of which nothing is known
+    with pytest.raises(NotFittedError, match="seen no training data"):
+        wrapped(x, return_risk=True)
+
+
+def test_a_file_loads_whatever_is_frozen(tmp_path: Any) -> None:
+    x, frozen = _inputs(5, seed=3), _net()
+    frozen[0].requires_grad_(False)
+    for saved, model in ((_wrapped(frozen), _net()), (_wrapped(), copy.deepcopy(frozen))):
+        save(saved.fit(_inputs()), tmp_path / "model.safetensors")
+        again = load(tmp_path / "model.safetensors", model).eval()
+        assert torch.equal(again(x, return_risk=True)[1].epistemic, saved(x, return_risk=True)[1].epistemic)
+
+
+def test_a_model_that_cannot_have_it_is_refused_before_it_is_trained() -> None:
+    wrapped = vote.Wrapper(2, evidence="design", output="logits")(_TwiceAsMany())
+    before = {key: value.clone() for key, value in wrapped.state_dict().items()}
+    with pytest.raises(ValueError, match="ran 2 times"):
+        fit(wrapped, (torch.randn(20, 4), torch.arange(20) % CLASSES), epochs=1, progress=False)
+    assert all(torch.equal(value, before[key]) for key, value in wrapped.state_dict().items())
+
+
+def test_without_it_nothing_changes() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        plain = vote.Wrapper(3, output="logits")(_net()).eval()
+        after = torch.rand(1)
+        torch.manual_seed(2)
+        wrapped = vote.Wrapper(3, evidence="design", output="logits")(_net()).eval()
+        assert torch.equal(torch.rand(1), after)
+    assert not any("design" in key for key in plain.state_dict())
+    assert "evidence" not in plain._workbench.methods[0].settings()
+    state = wrapped.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in plain.state_dict().items() if "settings" not in key)
+    with pytest.raises(ValueError, match="evidence"):
+        plain.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="design_copies"):
+        wrapped.load_state_dict(plain.state_dict())
+
+
+def test_what_is_frozen_stays_as_it_is() -> None:
+    net = _net()
+    net[0].requires_grad_(False)
+    wrapped = _wrapped(net)
+    assert "0.weight@design_copies" not in wrapped.state_dict()
+    assert wrapped.fit(_inputs())(_inputs(), return_risk=True)[1].epistemic.shape == (ROWS,)
+
+
+@pytest.mark.parametrize("others", [(neo.Wrapper(),), (sculpt.Wrapper(),), (sample.Wrapper(2),)], ids=str)
+def test_it_composes(others: tuple[Any, ...]) -> None:
+    wrapped = compose(vote.Wrapper(3, evidence="design"), *others, output="logits")(_net()).eval()
+    wrapped.fit(_inputs())
+    alone = _wrapped()
+    alone.fit(_inputs())
+    x = _inputs(5, seed=3)
+    risk = wrapped(x, return_risk=True)[1]
+    torch.testing.assert_close(risk.epistemic, alone(x, return_risk=True)[1].epistemic)
+    torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+
+
+def test_training_mode_has_the_voters_own_risk() -> None:
+    wrapped = _wrapped().train()
+    y, risk = wrapped(_inputs(), return_risk=True)
+    torch.testing.assert_close(risk.total, _entropy(y.softmax(1)))
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+class _TwiceAsMany(_Tokens):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) + self.head(x * 2)
+
+
+@pytest.mark.parametrize(
+    ("net", "output", "words"),
+    [
+        (_net(), None, "the output is values"),
+        (_net(), "values", "the output is values"),
+        (_net(), "binary", "several labels at once"),
+        (_net(), {"a": "logits"}, "several outputs"),
+        (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1', taken for the last layer, is a Conv1d"),
+    ],
+    ids=["unsaid", "values", "labels", "several", "convolution"],
+)
+def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vote.Wrapper(2, evidence="design", output=output)(net)
+
+
+@pytest.mark.parametrize(
+    ("net", "output", "x", "words"),
+    [
+        (_Tokens(), Logits(dim=-1), torch.zeros(2, 5, 4), r"on \[2, 5\] vectors"),
+        (_TwiceAsMany(), "logits", torch.zeros(2, 4), "ran 2 times"),
+        (_net(), "logits", torch.full((3, 4), math.nan), "NaN or infinite"),
+    ],
+    ids=["tokens", "twice", "nan"],
+)
+def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: Any, x: Tensor, words: str) -> None:
+    wrapped = vote.Wrapper(2, evidence="design", output=output)(net).eval()
+    with pytest.raises(ValueError, match=words):
+        wrapped.fit(x)
+    with pytest.raises(NotFittedError):
+        wrapped(x, return_risk=True)
