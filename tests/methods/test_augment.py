@@ -155,6 +155,15 @@ def test_it_is_saved_by_name_and_given_where_it_has_functions(tmp_path: Path) ->
     assert torch.equal(again(X), own(model).eval()(X))
 
 
+def test_what_answers_alike_is_loaded_and_what_does_not_is_refused(tmp_path: Path) -> None:
+    first = augment.Wrapper("flips", inputs="first")(segmentation())  # what all files said before there was "auto"
+    save(first, tmp_path / "first")
+    loaded = load(tmp_path / "first", augment.Wrapper("flips")(segmentation())).eval()
+    assert torch.equal(loaded(X), first.eval()(X))
+    with pytest.raises(ValueError, match="inputs='first', this object inputs='all'"):
+        load(tmp_path / "first", augment.Wrapper("flips", inputs="all")(segmentation()))
+
+
 def test_texts_name_it() -> None:
     [method] = wrapper_of('augment(transforms="rotations")').make()
     assert (method.name, method.wrapper.transforms) == ("augment", "rotations")

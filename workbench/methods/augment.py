@@ -134,8 +134,12 @@ class Augment(Method):
 
     def settings(self) -> dict[str, Any]:
         transforms = self.wrapper.transforms
+        inputs = (
+            "all" if self.wrapper.inputs == "all" else "first"
+        )  # "auto" answers as "first", which files of earlier versions say
         # functions have no name that another process knows
-        return {**super().settings(), "transforms": transforms if isinstance(transforms, str) else len(transforms)}
+        saved = {"transforms": transforms if isinstance(transforms, str) else len(transforms), "inputs": inputs}
+        return {**super().settings(), **saved}
 
     @property
     def transforms(self) -> Sequence[Any]:
