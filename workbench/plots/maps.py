@@ -31,8 +31,9 @@ def maps(
     void: int | None = None,
     unit: str = "",
     max_rows: int = 4,
+    figure: Any = None,
 ) -> np.ndarray[Any, Any]:
-    """Draw image, truth, prediction, error and risks in aligned columns, one row for each image, in a new figure.
+    """Draw image, truth, prediction, error and risks in aligned columns, one row for each image.
 
     Each column has one scale for all rows. Truth and prediction share theirs, and so do aleatoric, epistemic and total risk, which have one
     unit: equally dark is equally large.
@@ -48,6 +49,7 @@ def maps(
         void: class number that stands for "no label".
         unit: unit of values and their risks, for the labels; entropies are in nats.
         max_rows: images drawn, the first ones.
+        figure: an empty matplotlib Figure with constrained layout to draw on; None: a new one of a fitting size.
 
     Returns:
         Array of the Axes [rows, columns].
@@ -82,16 +84,11 @@ def maps(
         columns["error"] = np.where(np.isnan(difference), np.nan, difference > 0) if labels else difference
     risks = _risks(risk, predicted, max_rows)
     looks = _looks({**columns, **risks}, labels, classes, unit)
-    plt = require("matplotlib.pyplot")
-    height, width = predicted.shape[1:]
-    panel = 2.1 * min(max(height / width, 0.4), 2.0)
-    figure, axes = plt.subplots(
-        len(predicted),
-        len(columns) + len(risks),
-        figsize=(2.1 * (len(columns) + len(risks)), panel * len(predicted) + 0.9),
-        layout="constrained",
-        squeeze=False,
-    )
+    if figure is None:
+        height, width = predicted.shape[1:]
+        size = 2.1 * (len(columns) + len(risks)), 2.1 * min(max(height / width, 0.4), 2.0) * len(predicted) + 0.9
+        figure = require("matplotlib.pyplot").figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(predicted), len(columns) + len(risks), squeeze=False)
     for j, (name, values) in enumerate({**columns, **risks}.items()):
         axes[0, j].set_title(name, fontsize=12)
         drawn = [_draw(ax, row, **looks[name]) for ax, row in zip(axes[:, j], values, strict=True)]

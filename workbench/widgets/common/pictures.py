@@ -291,7 +291,7 @@ def image(data: bytes, alt: str, kind: str = "image/png", attributes: str = "") 
     return f'<img src="data:{kind};base64,{text}" alt="{html.escape(alt)}"{attributes and " " + attributes}>'
 
 
-def display_static(page: str, figure: Figure, alt: str, style: str = "", dpi: int = 80) -> None:
+def display_static(page: str, figure: Figure | bytes, alt: str, style: str = "", dpi: int = 80) -> None:
     """Display a static picture in the cell that runs: as HTML, and as PNG for viewers that show no HTML.
 
     JupyterLab takes styles and SVG out of notebooks that it does not trust; the HTML then shows the PNG instead, which
@@ -299,13 +299,13 @@ def display_static(page: str, figure: Figure, alt: str, style: str = "", dpi: in
 
     Args:
         page: HTML that shows all that the figure shows, with hover; no scripts.
-        figure: the same as one figure.
+        figure: the same as one figure, or as PNG.
         alt: what it shows, in words.
         style: CSS that the HTML needs beside `STYLE`.
         dpi: of the PNG, in pixels per inch.
     """
     display = require("IPython.display").display
-    pixels = _few_colours(png(figure, dpi))
+    pixels = _few_colours(figure if isinstance(figure, bytes) else png(figure, dpi))
     fallback = image(pixels, alt, attributes='class="wb-pixels"')
     data = {
         "text/html": f'<div class="wb-static"><style>{STYLE}{style}</style>{page}{fallback}</div>',

@@ -17,13 +17,13 @@ from workbench.data import Data, Split
 from ..common import cases, pictures
 from ..common.inputs import Model, check_fits
 from ..common.jobs import Job, Jobs
+from ..common.positions import comparable_data
 from . import export as _export
 from .board import Board, Findings
 from .controls import CSS, Controls, Row
 from .figure import overview
 from .session import Session
 from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
-from .several import comparable_data
 from .trials import VALIDATION, Trained, Training, digest_of, threads_for, trial, versions_of
 
 if TYPE_CHECKING:

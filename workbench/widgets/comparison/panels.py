@@ -14,6 +14,7 @@ from workbench.data import Data
 from workbench.plots._common import with_unit
 
 from ..common.pictures import INK, Spot, paint
+from ..common.positions import has_several, is_map
 from ..common.predictions import Predictions
 from . import several
 
@@ -48,8 +49,8 @@ class PanelData:
 
 def kind_of(data: Data) -> str:
     """Which picture suits data: "curve", "plane", "images", "table", or for several targets a row "maps" or "several"."""
-    if several.has_several(data):
-        return "maps" if several.is_map(data) else "several"
+    if has_several(data):
+        return "maps" if is_map(data) else "several"
     if len(data.input_shape) == 3 and data.input_shape[0] in (1, 3) and min(data.input_shape[1:]) >= 4:
         return "images"
     if data.input_shape == (1,) and data.task == "regression":

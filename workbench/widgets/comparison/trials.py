@@ -25,7 +25,7 @@ from workbench.experiments.positions import batch_rows
 from workbench.training import History, fit
 from workbench.training.progress import Progress
 
-from ..common import cases, pictures
+from ..common import cases, pictures, positions
 from ..common.inputs import Model
 from ..common.jobs import Job
 from ..common.predictions import CAUSES, Predictions, predict
@@ -233,10 +233,10 @@ def threads_for(plain: nn.Module, data: Data) -> int | None:
 
 def _judge(kept: Trained, plain: nn.Module, data: Data, valid: Split, output: Any) -> None:
     seed, noise = kept.training.seed, None
-    if several.has_several(data):
+    if positions.has_several(data):
         judged = replace(data, test=data.test.take(range(min(len(data.test), MOST_JUDGED))))
         kept.scores |= several.scores(kept.wrapped, plain, judged, valid, seed)
-        kept.answers = several.answers(kept.wrapped, data, view_of(data).x, seed)
+        kept.answers = positions.answers(kept.wrapped, data, view_of(data).x, seed)
         return
     if output == "values":
         predicted = collect(kept.wrapped, valid, risk=False, seed=seed)
@@ -287,8 +287,8 @@ class _Watch:
     def _draw(self, progress: Progress) -> None:
         start = time.perf_counter()
         try:
-            if several.has_several(self.view.data):
-                answers = several.answers(progress.wrapped, self.view.data, self.view.x, self.training.seed)
+            if positions.has_several(self.view.data):
+                answers = positions.answers(progress.wrapped, self.view.data, self.view.x, self.training.seed)
             else:
                 answers = predict(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
             picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)

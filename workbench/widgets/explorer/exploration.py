@@ -57,20 +57,23 @@ class Exploration:
             drawn = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:max_rows]
             self.rows = drawn.sort().values
         self._answers = predict_cases(wrapped, self.data, test.x[self.rows])
-        known = rankings(self._answers)
-        self._by = by or ("epistemic" if "epistemic" in known else known[0])
-        self._check_by(self._by)
-        self._coverage = _share(coverage)
+        self._start(by, coverage)
         self._searches: dict[str, NeighbourSearch] = {}
         linear = any(isinstance(module, nn.Linear) for module in wrapped.modules())
         self._space = space or ("features" if test.x.ndim > 2 and linear else "inputs")
         self._search(self._space)
         self._editor = Editor(self.data, self._edited)
-        self._selective: Selective | None = None
-        self._ranked = self._order()
         self._take(int(self._ranked[0]))
 
     # ---- ranking
+    def _start(self, by: str | None, coverage: float) -> None:
+        known = self.rankings
+        self._by = by or ("epistemic" if "epistemic" in known else known[0])
+        self._check_by(self._by)
+        self._coverage = _share(coverage)
+        self._selective: Selective | None = None
+        self._ranked = self._order()
+
     @property
     def by(self) -> str:
         """What ranks the cases; it can be set."""
@@ -96,18 +99,30 @@ class Exploration:
     @property
     def values(self) -> Tensor:
         """What ranks them, [n], in the order of `ranked`."""
-        return per_row(self._answers, self._by, self._targets).sort(descending=True, stable=True).values
+        return self._value(self._by).sort(descending=True, stable=True).values
+
+    def _value(self, by: str) -> Tensor:
+        """One number for each of `rows` to rank it by, [n]."""
+        return per_row(self._answers, by, self._targets)
+
+    @property
+    def left_out(self) -> str:
+        """Why not all test rows are among `rows`, in words."""
+        return ", drawn at random"
+
+    def unit(self, by: str) -> str:
+        """The unit of what cases are ranked by; "" where it has none."""
+        return risk_unit(self.data, self.output, by)
 
     def _order(self) -> Tensor:
-        value = per_row(self._answers, self._by, self._targets)
-        return self.rows[value.sort(descending=True, stable=True).indices]
+        return self.rows[self._value(self._by).sort(descending=True, stable=True).indices]
 
     @property
     def _targets(self) -> Tensor:
         return self.data.test.y[self.rows]
 
     def _check_by(self, by: str) -> None:
-        if by not in (known := rankings(self._answers)):
+        if by not in (known := self.rankings):
             raise ValueError(f"by={by!r}: cases of this model can be ranked by {', '.join(known)}")
 
     # ---- one case
@@ -271,7 +286,7 @@ class Exploration:
     @property
     def abstained(self) -> Tensor:
         """Numbers of the test rows that the model would refuse, int64, highest risk first."""
-        risk = per_row(self._answers, self.selective.by, self._targets)
+        risk = self._value(self.selective.by)
         order = risk.sort(descending=True, stable=True).indices
         return self.rows[order[risk[order] > self.threshold]]
 

@@ -6,8 +6,12 @@ from typing import Any
 
 from workbench.errors import require
 
+from ..common.positions import takes_several
+from . import several_view
 from .exploration import Exploration
 from .scene import snapshot
+from .several import SeveralExploration
+from .several_view import SeveralView
 from .view import ExplorerView
 
 
@@ -21,10 +25,16 @@ class Explorer(Exploration):
     The ranking is made once: after more training make a new object. A method that draws at random, such as sample, is asked about all
     cases in one batch for the ranking, and about a single case and its edits with the same draws, so that what differs is the edit's doing.
 
+    Rows may have several targets: maps, tokens, columns [n, k] or labels. Then the chosen row is drawn with its truth, prediction and risks, and
+    edits, neighbours and the map of all cases are left out. Such rows are ranked by one number each, over the positions that have a target
+    (neither void nor padding): the mean of entropies and of vacuitic risk, the root mean square of standard deviations. Columns may
+    differ in unit, so that each is divided by the standard deviation of its training targets before; `by="total of NAME"` ranks by one of up
+    to eight columns or labels, in its own unit.
+
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model.
         data: a workbench Data, the name of one, or a pair (x, y), a fifth of whose rows become the test rows. Cases are test rows: of
-            images [n, channels, height, width] or [n, height, width], or of tables [n, features].
+            images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor.
         by: what ranks the cases: a risk that the model measures, "confidence" (for classes) or "error"; None: epistemic risk if there
             is one, else the first.
         coverage: share of cases that are answered, above 0 and at most 1.
@@ -36,7 +46,7 @@ class Explorer(Exploration):
     Raises:
         TypeError: the model is not wrapped, or data is something else.
         NotFittedError: a method, such as neo, has seen no training data yet.
-        ValueError: there are no test rows, rows hold NaN, or the model does not give one number, or scores of classes, for each row.
+        ValueError: there are no test rows, rows hold NaN, or the model does not give numbers or scores that fit the targets.
 
     Example:
         >>> from torch import nn
@@ -53,11 +63,14 @@ class Explorer(Exploration):
 
     _view: ExplorerView | None = None
 
+    def __new__(cls, wrapped: Any = None, data: Any = None, **options: Any) -> Explorer:
+        return object.__new__(SeveralExplorer if cls is Explorer and takes_several(data) else cls)
+
     @property
     def widget(self) -> Any:
         """The ipywidget; made when it is first asked for."""
         if self._view is None:
-            self._view = ExplorerView(self)
+            self._view = self._make_view()
         return self._view.widget
 
     @property
@@ -68,6 +81,9 @@ class Explorer(Exploration):
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML with hover, and PNG; it needs no kernel."""
         snapshot(self)
+
+    def _make_view(self) -> ExplorerView:
+        return ExplorerView(self)
 
     def _edited(self) -> None:
         if self._view is not None:
@@ -81,6 +97,17 @@ class Explorer(Exploration):
 
     def _ipython_display_(self) -> None:
         require("IPython.display").display(self.widget)
+
+
+class SeveralExplorer(SeveralExploration, Explorer):
+    """The explorer that `Explorer` makes where rows have several targets."""
+
+    def snapshot(self) -> None:
+        """Display what can be seen now as a static picture: HTML, and PNG; it needs no kernel."""
+        several_view.snapshot(self)
+
+    def _make_view(self) -> ExplorerView:
+        return SeveralView(self)
 
 
 __all__ = ["Explorer"]

@@ -10,7 +10,6 @@ from typing import Any
 from workbench.errors import require
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import number
-from workbench.widgets.common.predictions import risk_unit
 from workbench.widgets.explorer import neighbours
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
@@ -38,11 +37,17 @@ class ExplorerView:
     """
 
     def __init__(self, explorer: Exploration) -> None:
-        w = require("ipywidgets")
         self.explorer, self.problem = explorer, ""
         self._quiet = self._guarding = False
         self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
-        e = explorer
+        self._make_controls(explorer)
+        self.widget = self._arranged(explorer)
+        self._observe()
+        self.update("ranking")
+
+    def _make_controls(self, e: Exploration) -> None:
+        """What ranks, chooses and refuses cases."""
+        w = require("ipywidgets")
         narrow = {"description_width": "64px"}
         self.by = w.Dropdown(
             options=e.rankings, value=e.by, description="rank by", style=narrow, layout={"width": "auto"}
@@ -56,19 +61,11 @@ class ExplorerView:
             e.row, min=0, max=len(e.data.test) - 1, description="row", style={"description_width": "28px"}
         )
         self.number.layout.width, self.number.tooltip = "112px", "number of the test row"
-        self.note = w.HTML()
-        self.pair, self.near = w.HTML().add_class("wb-chosen"), w.HTML().add_class("wb-neighbours")
-        self.space = w.Dropdown(
-            options=["inputs", "features"],
-            value=e.space,
-            description="near in",
-            style=narrow,
-            layout={"width": "170px"},
-        )
-        self.space.tooltip = (
-            "distance between standardised inputs, or between the features before the last linear layer"
-        )
-        self.error = w.HTML().add_class("wb-message")
+        self.note, self.error = w.HTML(), w.HTML().add_class("wb-message")
+        self.rank = w.VBox(
+            [self.by, self.list, w.HBox([self.previous, self.next, self.number]), self.note],
+            layout={"width": "236px", "flex": "0 0 auto"},
+        ).add_class("wb-rank")
         self.coverage = w.FloatSlider(
             e.coverage,
             min=0.01,
@@ -81,13 +78,26 @@ class ExplorerView:
             tooltip="share of cases that are answered, those of lowest risk first",
         )
         self.left, self.refused = w.HTML().add_class("wb-left"), w.HTML().add_class("wb-refused")
-        self.table = w.HTML().add_class("wb-features")
         self.frames = {name: _frame() for name in ("edit", "all", "coverage")}
+        self.refusing = _row(
+            [_column([self.coverage, self.left, self.frames["coverage"][0]], "320px"), _column([self.refused], "360px")]
+        ).add_class("wb-coverage")
 
-        rank = w.VBox(
-            [self.by, self.list, w.HBox([self.previous, self.next, self.number]), self.note],
-            layout={"width": "236px", "flex": "0 0 auto"},
-        ).add_class("wb-rank")
+    def _arranged(self, e: Exploration) -> Any:
+        """The whole widget, of one answer a case."""
+        w = require("ipywidgets")
+        self.pair, self.near = w.HTML().add_class("wb-chosen"), w.HTML().add_class("wb-neighbours")
+        self.space = w.Dropdown(
+            options=["inputs", "features"],
+            value=e.space,
+            description="near in",
+            style={"description_width": "64px"},
+            layout={"width": "170px"},
+        )
+        self.space.tooltip = (
+            "distance between standardised inputs, or between the features before the last linear layer"
+        )
+        self.table = w.HTML().add_class("wb-features")
         near = w.VBox([self.space, self.near], layout={"flex": "1 1 180px", "min_width": "180px"})
         # cards of pictures are as wide as there is room: the neighbours go below them, in a row
         wide = "1 1 100%" if e._editor.pictured else "0 1 auto"
@@ -95,42 +105,37 @@ class ExplorerView:
         chosen = _row([pair_box, near])
         chosen.layout.flex, chosen.layout.min_width = "1 1 260px", "260px"
         edit = _row([_column([e._editor.widget], "300px"), _column([self.frames["edit"][0]], "360px")])
-        refuse = _row(
-            [_column([self.coverage, self.left, self.frames["coverage"][0]], "320px"), _column([self.refused], "360px")]
-        )
         pages = {
             "Edit": edit,
             "All cases": w.VBox([self.frames["all"][0]]),
-            "Coverage": refuse.add_class("wb-coverage"),
+            "Coverage": self.refusing,
         }
         if not e._editor.pictured:
             pages["Neighbours"] = self.table
         self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))
-        self.widget = w.VBox(
+        self._on(self.space, "value", lambda value: setattr(e, "space", value))
+        self._on(self.tabs, "selected_index", lambda _: self.update("tab"))
+        e._editor.choice.observe(lambda _: self._act(lambda _: self._edit_picture()), "value")
+        return w.VBox(
             [
                 w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
                 self.error,
-                _row([rank, chosen]),
+                _row([self.rank, chosen]),
                 self.tabs,
             ]
         ).add_class("wb-explorer")
-        self._observe()
-        self.update("ranking")
+
+    def _on(self, widget: Any, name: str, act: Callable[[Any], Any]) -> None:
+        widget.observe(lambda change: self._act(act, change["new"]), name)
 
     def _observe(self) -> None:
         e = self.explorer
-        for widget, name, act in (
-            (self.by, "value", lambda value: setattr(e, "by", value)),
-            (self.list, "value", lambda value: None if value is None else e.select(value)),
-            (self.number, "value", lambda value: e.select(value)),
-            (self.space, "value", lambda value: setattr(e, "space", value)),
-            (self.coverage, "value", lambda value: setattr(e, "coverage", value)),
-            (self.tabs, "selected_index", lambda _: self.update("tab")),
-        ):
-            widget.observe(lambda change, act=act: self._act(act, change["new"]), name)
+        self._on(self.by, "value", lambda value: setattr(e, "by", value))
+        self._on(self.list, "value", lambda value: None if value is None else e.select(value))
+        self._on(self.number, "value", lambda value: e.select(value))
+        self._on(self.coverage, "value", lambda value: setattr(e, "coverage", value))
         self.previous.on_click(lambda _: self._act(lambda _: e.step(-1)))
         self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
-        e._editor.choice.observe(lambda _: self._act(lambda _: self._edit_picture()), "value")
 
     def _act(self, act: Callable[[Any], Any], value: Any = None) -> None:
         if not self._quiet:
@@ -183,13 +188,18 @@ class ExplorerView:
             if listed:
                 self._list()
             self.list.value = e.row if e.row in {row for _, row in self.list.options} else None
-            self.by.value, self.number.value, self.space.value, self.coverage.value = e.by, e.row, e.space, e.coverage
+            self.by.value, self.number.value, self.coverage.value = e.by, e.row, e.coverage
+            self._more_controls()
         finally:
             self._quiet = quiet
 
+    def _more_controls(self) -> None:
+        """Those of this kind of case alone."""
+        self.space.value = self.explorer.space
+
     def _list(self) -> None:
         e = self.explorer
-        unit = risk_unit(e.data, e.output, e.by)
+        unit = e.unit(e.by)
         rows, values = e.ranked[:MOST_RANKED].tolist(), e.values[:MOST_RANKED].tolist()
         self.list.options = [
             (f"{i + 1}.  row {row}:  {number(value, unit)}", row)
@@ -197,7 +207,7 @@ class ExplorerView:
         ]
         notes = []
         if len(e.rows) < len(e.data.test):
-            notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows, drawn at random")
+            notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows{e.left_out}")
         if len(e.rows) > MOST_RANKED:
             notes.append(f"the first {MOST_RANKED} are listed")
         self.note.value = f'<span class="wb-name">{"; ".join(notes)}</span>'

@@ -1,0 +1,145 @@
+"""One number for each row of several positions, columns or labels, by which rows are ranked.
+
+Only positions that have a target count: not those whose class number is -100 (void, padding, tokens left out).
+
+- Entropies, and vacuitic risk of positions: the mean over positions, in nats; vacuitic risk has no unit.
+- Standard deviations: the root mean square over positions. Columns [n, k] may differ in unit, so that each is first divided by the standard
+  deviation of its training targets; "total of NAME" ranks by one column, in its own unit.
+- A risk that is one number a row stays as it is.
+- "confidence": the mean of 1 - the highest probability; of a label that of yes or no.
+- "error": of classes and labels the mean of -log p(truth) in nats, of values the mean of |prediction - target|, columns divided as above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.calibration.base import _record, ask, log_probabilities
+from workbench.core.outputs import form_of, meaning_of
+from workbench.core.rows import place
+from workbench.data import Data
+from workbench.data.targets import VOID
+
+OF = " of "  # between a ranking and the column that it is about
+
+
+def asked(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Values [n, ...], probabilities of classes [n, ..., classes] or of labels [n, labels], and risks, on the CPU.
+
+    The caller sees to random draws, gradients and evaluation mode.
+
+    Raises:
+        ValueError: shapes or meaning do not fit the targets, or numbers are not finite.
+    """
+    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    y, risks = ask(wrapped, place(x, like.device, like.dtype), True)
+    y, risk = _without_channel(y.cpu()), {name: _without_channel(risks[name].cpu()) for name in risks.names()}
+    meant = _record(wrapped).output
+    form = form_of(meant)
+    shape = [len(x), *_without_channel(data.train.y[:1]).shape[1:]]
+    wanted, forms = {
+        "labels": (shape, ("binary",)),
+        "classification": ([*shape, data.n_outputs], ("logits", "probs")),
+    }.get(str(data.task), (shape, ("values",)))
+    if list(y.shape) != wanted or form not in forms:
+        raise ValueError(
+            f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are {' or '.join(forms)} {wanted}: "
+            f"wrap it with output={forms[0]!r}, of maps output=Logits(dim=1), or wrap a function that picks one output"
+        )
+    if form == "binary":
+        y = y.sigmoid() if getattr(meaning_of(meant), "logits", True) else y
+    elif form != "values":
+        y = log_probabilities(y, form).exp()
+    for name, value in (("prediction", y), *risk.items()):
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"the {name} of the model is NaN or infinite for some of the rows")
+        if name != "prediction" and list(value.shape) not in (shape, [len(x)]):
+            raise ValueError(f"the {name} risk is {list(value.shape)} for targets {shape}; it ranks no rows")
+    return y, risk
+
+
+def _without_channel(maps: Tensor) -> Tensor:
+    """Maps [n, height, width] of [n, 1, height, width]."""
+    return maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
+
+
+def targets_of(data: Data, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets in the shape of what `asked` says, and which of them there are, bool."""
+    y = _without_channel(y)
+    return y, (y != VOID if data.classes is not None or data.task == "labels" else torch.ones_like(y, dtype=torch.bool))
+
+
+def scales_of(data: Data) -> Tensor:
+    """What values are divided by before they rank: of columns the standard deviation of the training targets [k], else 1."""
+    if data.classes is not None or data.task == "labels" or data.train.y.ndim != 2:
+        return torch.ones(())
+    spread = data.train.y.double().std(0, correction=0)
+    return spread.where(spread > 0, 1.0)
+
+
+def errors(data: Data, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The error that ranks and the one that abstention counts (wrong or not; of values the same), of each position [n, ...].
+
+    Those of positions without a class mean nothing.
+    """
+    if data.task == "labels":
+        yes = target == 1
+        said = torch.where(yes, y, 1 - y)
+        return -said.clamp_min(1e-12).log(), ((y > 0.5) != yes).double()
+    if data.classes is not None:
+        said = y.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+        return -said.clamp_min(1e-12).log(), (y.argmax(-1) != target).double()
+    off = (y - target).abs()
+    return off, off
+
+
+def mean_known(values: Tensor, known: Tensor) -> Tensor:
+    """The mean over the positions that have a target, float64 [n]; NaN where there is none."""
+    values = values.double().masked_fill(~known, 0.0).flatten(1)
+    return values.sum(1) / known.flatten(1).sum(1)
+
+
+def row_numbers(
+    data: Data, y: Tensor, risk: Mapping[str, Tensor], target: Tensor, scales: Tensor, names: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What rows are ranked by, and the error that abstention counts, each float64 [n].
+
+    Args:
+        data: what the rows are of.
+        y: as `asked` says.
+        risk: by name, [n] or [n, ...].
+        target: [n, ...].
+        scales: see `scales_of`.
+        names: of the columns or labels that are ranked by alone; there may be none.
+
+    Returns:
+        Numbers by ranking, and errors by column ("" for all of them).
+    """
+    target, known = targets_of(data, target)
+    of_values = data.classes is None and data.task != "labels"
+    by_position = {name: value for name, value in risk.items() if value.ndim > 1}
+    ranking: dict[str, Tensor] = {}
+    for name, value in risk.items():
+        if value.ndim == 1:
+            ranking[name] = value.double()
+        elif of_values and name != "vacuitic":
+            ranking[name] = mean_known((value / scales).square(), known).sqrt()
+        else:
+            ranking[name] = mean_known(value, known)
+    if not of_values:
+        by_position["confidence"] = 1 - (torch.maximum(y, 1 - y) if data.task == "labels" else y.amax(-1))
+        ranking["confidence"] = mean_known(by_position["confidence"], known)
+    by_position["error"], counted = errors(data, y, target)
+    ranking["error"] = mean_known(by_position["error"] / scales, known)
+    wrong = {"": mean_known(counted / scales, known)}
+    for i, column in enumerate(names):
+        ranking |= {f"{name}{OF}{column}": value[:, i].double() for name, value in by_position.items()}
+        wrong[column] = counted[:, i].double()
+    return ranking, wrong
+
+
+__all__ = ["OF", "asked", "errors", "mean_known", "row_numbers", "scales_of", "targets_of"]
