@@ -268,7 +268,7 @@ def test_a_comparison_reads_rows_or_says_what_goes_instead() -> None:
         (Data.from_arrays(X, {"a": LABELS, "b": X}), "the targets a, b"),
         (Data.from_arrays({"a": X, "b": X}, LABELS), "the inputs a, b"),
     ):
-        with pytest.raises(ValueError, match=rf"has {found}; Explorer takes one"):
+        with pytest.raises(ValueError, match=rf"has {found}; this takes one"):
             data_of(refused)
 
 

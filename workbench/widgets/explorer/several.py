@@ -187,21 +187,24 @@ class SeveralExploration(Exploration):
 
     # ---- abstaining
     @property
+    def refusing_by(self) -> str | None:
+        """What decides which rows are refused: the ranking; by "error" the total, or the first risk there is, of the same column."""
+        name, _, column = self._by.partition(OF)
+        if name != "error":
+            return self._by
+        known = [risk for risk in self._numbers if risk.partition(OF)[2] == column and not risk.startswith("error")]
+        return next((risk for risk in known if risk.startswith("total")), known[0] if known else None)
+
+    @property
     def selective(self) -> Selective:
         """Risk and error of all rows by the risk of the ranking ("error" counts as total); of one column, where that ranks."""
         if self._selective is None:
-            name, _, column = self._by.partition(OF)
-            by = self._by
-            if name == "error":
-                name = "total" if "total" in self._numbers else next(iter(self._numbers))
-                by = f"{name}{OF}{column}" if column else name
-            if name == "error":
+            if (by := self.refusing_by) is None:
                 raise ValueError(
-                    "the plain baseline measures no risk, so nothing tells which cases to refuse; wrap the model with vote, sculpt or neo"
+                    f"by={self._by!r}: no risk of the model, such as the plain baseline, tells which cases to refuse; wrap the model with vote, "
+                    "sculpt or neo, or rank by a risk"
                 )
-            if by not in self._numbers:
-                raise ValueError(f"by={self._by!r}: no risk of {column} alone tells which cases to refuse")
-            self._selective = Selective(self.wrapped, by, self._numbers[by], self._wrong[column])
+            self._selective = Selective(self.wrapped, by, self._numbers[by], self._wrong[by.partition(OF)[2]])
         return self._selective
 
     @property

@@ -18,7 +18,7 @@ from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import number
 from workbench.widgets.common.positions import is_map
 from workbench.widgets.explorer.landscape import line
-from workbench.widgets.explorer.ranking import targets_of
+from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.scene import MOST_REFUSED, STYLE
 from workbench.widgets.explorer.several import SeveralExploration
 from workbench.widgets.explorer.view import ExplorerView, _row
@@ -49,13 +49,19 @@ class SeveralView(ExplorerView):
     def update(self, what: str) -> None:
         """Show what has changed: "ranking", "case" or "coverage"."""
         self._controls(listed=what == "ranking")
-        if what in ("ranking", "case"):
+        if self._drawn.get("row", (None,))[0] != self.explorer.row:  # another ranking leaves its picture as it is
             self.chosen.value = chosen_row(self.explorer)
-        if what in ("ranking", "coverage") and len(self.explorer.rankings) > 1:
+            self._drawn["row"] = self.explorer.row, None
+        if what in ("ranking", "coverage"):
             self._coverage_picture()
 
     def _coverage_picture(self) -> None:
         e, (_, picture, over) = self.explorer, self.frames["coverage"]
+        if e.refusing_by is None:
+            picture.value = over.value = self.refused.value = ""
+            self._drawn.pop("coverage", None)
+            self.left.value = '<div class="wb-caption">the model measures no risk to refuse by</div>'
+            return
         if self._drawn.get("coverage", (None,))[0] != e.selective.by:
             figure, ax = coverage_figure(e)
             picture.value = pictures.svg(figure, f"mean error over coverage, by {e.selective.by}")
@@ -66,16 +72,21 @@ class SeveralView(ExplorerView):
 
 
 # ---- the chosen row
-def chosen_row(e: SeveralExploration) -> str:
-    """The row as HTML: its picture or table, and its numbers."""
-    target, known = targets_of(e.data, e.data.test.y[e.row][None])
-    if e.data.task == "labels" or e.columns:
-        body = _table_of_columns(e, target[0])
-    else:
-        drawn = row_picture(e)
-        body = drawn if isinstance(drawn, str) else pictures.image(drawn, f"row {e.row}: truth, prediction and risks")
+def chosen_row(e: SeveralExploration, body: bytes | str | None = None) -> str:
+    """The row as HTML: its picture or table (made, if none is given), and its numbers."""
+    body = row_body(e) if body is None else body
+    if isinstance(body, bytes):
+        body = pictures.image(body, f"row {e.row}: truth, prediction and risks")
+    known = targets_of(e.data, e.data.test.y[e.row][None])[1]
     share = "" if bool(known.all()) else f", {int(known.sum()):,} of {known.numel():,} positions have a class"
     return f'<div><b>row {e.row}</b><span class="wb-name">{share}</span></div>{_numbers(e)}<div class="wb-wide">{body}</div>'
+
+
+def row_body(e: SeveralExploration) -> bytes | str:
+    """Maps, tokens and steps of the row as PNG, columns and labels as a table in HTML."""
+    if e.data.task == "labels" or e.columns:
+        return _table_of_columns(e, targets_of(e.data, e.data.test.y[e.row][None])[0][0])
+    return _row_picture(e)
 
 
 def _numbers(e: SeveralExploration) -> str:
@@ -84,14 +95,19 @@ def _numbers(e: SeveralExploration) -> str:
     if not len(at):
         return '<div class="wb-caption">not among the ranked rows</div>'
     said = [
-        f"{name} {number(e._value(name)[at[0, 0]].item(), e.unit(name), 3)}"
+        f"{_label(name)} {number(e._value(name)[at[0, 0]].item(), e.unit(name), 3)}"
         for name in e.rankings
-        if " of " not in name
+        if OF not in name
     ]
     return f'<div class="wb-caption">{html.escape("; ".join(said))}</div>'
 
 
-def row_picture(e: SeveralExploration) -> bytes | str:
+def _label(name: str) -> str:
+    """What a ranking is called where its numbers stand: rows of low confidence come first."""
+    return f"1 - {name}" if name.startswith("confidence") else name
+
+
+def _row_picture(e: SeveralExploration) -> bytes | str:
     """Maps, tokens or steps of the row as PNG; or why there is none, as HTML."""
     y, risk, classes = e.prediction, e._risk, e.data.classes
     target, known = targets_of(e.data, e.data.test.y[e.row][None])
@@ -138,7 +154,7 @@ def row_picture(e: SeveralExploration) -> bytes | str:
     )
     count = 1 + len([name for name in shown if name != "total"] or shown)
     figure = _figure(max(2.9, 0.03 * len(missing) + 2.0) * count, 2.7)
-    steps(subject, [e.row], {"model": answer}, row(target[0]), None, figure)
+    steps(subject, [e.row], {f"row {e.row}": answer}, row(target[0]), None, figure)
     cut = f'<div class="wb-caption">the first {MOST_STEPS} of {last:,}</div>' if last > MOST_STEPS else ""
     drawn = _png(figure)
     return f"{pictures.image(drawn, f'row {e.row}: prediction and risks by position')}{cut}" if cut else drawn
@@ -196,8 +212,8 @@ def refused_rows(e: SeveralExploration, most: int = MOST_REFUSED) -> str:
 
 def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
     """Rows with their numbers, one a line."""
-    names = [name for name in e.rankings if " of " not in name]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("row", *names))
+    names = [name for name in e.rankings if OF not in name or name == e.by]
+    head = "".join(f"<th>{html.escape(_label(name))}</th>" for name in ("row", *names))
     lines = []
     for row, place in zip(rows.tolist(), torch.searchsorted(e.rows, rows).tolist(), strict=True):
         cells = "".join(f"<td>{number(e._value(name)[place].item(), e.unit(name), 3)}</td>" for name in names)
@@ -208,7 +224,7 @@ def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
 def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
     """The risk-coverage curve, and its Axes."""
     chosen = e.selective
-    name = chosen.by.partition(" of ")[0]
+    name = chosen.by.partition(OF)[0]
     figure = pictures.new_figure(4.4, 3)
     ax = pictures.paint(figure.subplots())
     kind = name if name in plots.COLOURS else "total"
@@ -220,16 +236,17 @@ def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
 def snapshot(e: SeveralExploration) -> None:
     """See `Explorer.snapshot`."""
     top = listing(e, e.ranked[:MOST_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
-    page, pixels = f"<section>{chosen_row(e)}</section><section>{top}</section>", None
-    if e.data.task != "labels" and not e.columns and isinstance(drawn := row_picture(e), bytes):
-        pixels = drawn
+    body = row_body(e)
+    page = f"<section>{chosen_row(e, body)}</section><section>{top}</section>"
     figure = pictures.new_figure(4.4, 3)
-    if len(e.rankings) > 1:
+    if e.refusing_by is not None:
         figure, ax = coverage_figure(e)
         curve = f'<div class="wb-frame">{pictures.svg(figure, "risk-coverage curve")}{line(ax, e.coverage)}</div>'
         page += f"<section>{curve}<div>{html.escape(e.summary())}</div>{refused_rows(e)}</section>"
     alt = f"{e.data.name}, row {e.row}: prediction and risks; risk and coverage"
-    pictures.display_static(f'<div class="wb-explorer">{page}</div>', pixels or figure, alt, style=STYLE)
+    pictures.display_static(
+        f'<div class="wb-explorer">{page}</div>', body if isinstance(body, bytes) else figure, alt, style=STYLE
+    )
 
 
 def _figure(width: float, height: float) -> Any:
@@ -240,8 +257,8 @@ def _figure(width: float, height: float) -> Any:
 def _png(figure: Any) -> bytes:
     """As it is: the void of maps keeps its ground."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
 
 
-__all__ = ["SeveralView", "chosen_row", "coverage_figure", "row_picture", "snapshot"]
+__all__ = ["SeveralView", "chosen_row", "coverage_figure", "row_body", "snapshot"]
