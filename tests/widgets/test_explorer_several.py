@@ -212,8 +212,9 @@ def test_rows_of_nothing_but_void_are_left_out_and_counted():
     explorer = Explorer(wrapped, data)
     assert 2 not in explorer.ranked.tolist()
     assert bool(explorer.values.isfinite().all())
-    assert "1 have no class" in explorer._make_view().note.value
-    assert "not among the ranked rows" in explorer.select(2).widget.children[2].children[1].value
+    view = explorer.select(2)._make_view()
+    assert "1 have no class" in view.note.value
+    assert "not among the ranked rows" in view.chosen.value
 
 
 # ---- as it is seen
