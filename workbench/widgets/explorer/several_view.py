@@ -76,7 +76,7 @@ def chosen_row(e: SeveralExploration, body: bytes | str | None = None) -> str:
     """The row as HTML: its picture or table (made, if none is given), and its numbers."""
     body = row_body(e) if body is None else body
     if isinstance(body, bytes):
-        body = pictures.image(body, f"row {e.row}: truth, prediction and risks")
+        body = pictures.image(body, f"row {e.row}: truth, prediction and risks", attributes='class="wb-picture"')
     known = targets_of(e.data, e.data.test.y[e.row][None])[1]
     share = "" if bool(known.all()) else f", {int(known.sum()):,} of {known.numel():,} positions have a class"
     return f'<div><b>row {e.row}</b><span class="wb-name">{share}</span></div>{_numbers(e)}<div class="wb-wide">{body}</div>'
