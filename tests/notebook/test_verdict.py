@@ -12,9 +12,10 @@ from nbformat import v4
 from scipy import stats
 
 from workbench import record_comparison
+from workbench.experiments.paired import differences
 from workbench.notebook import comparison as module
 from workbench.notebook import read_records
-from workbench.notebook.verdict import differences, verdict
+from workbench.notebook.verdict import verdict
 
 NAN = float("nan")
 PLAIN = [5.0, 5.4, 4.9, 5.2, 5.1]

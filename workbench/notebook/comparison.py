@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..experiments.directions import higher_is_better
+from ..experiments.paired import Comparison, Difference, differences, standard_error, stated_test
 from .record import _display
 from .values import to_json
-from .verdict import Comparison, Difference, differences, number, standard_error, stated_test, verdict
+from .verdict import number, verdict
 
 
 def record_comparison(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..experiments.paired import Comparison
 from .pictures import thumbnail
 from .record import Check, failed_checks, read_records
 from .report import title
 from .run import Run, read
 from .values import to_json
-from .verdict import Comparison
 
 
 @dataclass

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from .verdict import Comparison, differences, number, standard_error, stated_test, verdict
+from ..experiments.paired import Comparison, differences, standard_error, stated_test
+from .verdict import number, verdict
 
 
 def first_screen(comparison: Comparison, of: str = "") -> str:

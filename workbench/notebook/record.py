@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
+from ..experiments.paired import Comparison
 from .pictures import embedded
 from .values import as_text, from_json, to_json
-from .verdict import Comparison, from_stamp
+from .verdict import from_stamp
 
 if TYPE_CHECKING:
     import pandas as pd
