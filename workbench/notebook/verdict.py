@@ -12,7 +12,7 @@ from ..experiments.paired import Comparison, Difference, differences
 
 def from_stamp(table: Mapping[str, Sequence[Any]], stamp: Mapping[str, Any]) -> Comparison:
     """The comparison in an output of a notebook: its table, and what was said of it."""
-    pairs = {key: dict(stamp[key]) for key in ("higher", "passes", "labels", "units")}
+    pairs: dict[str, Any] = {key: dict(stamp[key]) for key in ("higher", "passes", "labels", "units")}
     models = list(dict.fromkeys(table["model"]))
     count = len(table["model"]) // len(models)
     scores = {

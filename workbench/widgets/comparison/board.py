@@ -1,205 +1,13 @@
-"""The findings of a comparison, and how its widgets show them."""
+"""The widgets of a comparison kept up to date with its findings."""
 
 from __future__ import annotations
 
-import functools
 import html
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
-
-from workbench.data import Data
-from workbench.errors import require
+from collections.abc import Callable
 
 from ..common.jobs import Job
 from .controls import Controls
-from .panels import PanelData, view_of
-from .scores import ordered, table
-from .settings import Candidate
-from .trials import MOST_JUDGED, Trained, Training, panel
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(eq=False)
-class Findings:
-    """What has been trained, what failed, and what runs now; no widgets.
-
-    Args:
-        data: the data set.
-        names: of the candidates, in the order in which they are shown.
-        batch: the jobs of the present training, or of the last one.
-        runs: every training, in order.
-        deleted: the runs that were deleted at one time, the last ones last.
-        failed: exception and traceback, by name.
-        entered: the ticked candidates and the training, as they are set now.
-        batch_of: what was entered when the batch began.
-        origins: by seed, digest of the weights that the model starts at.
-        versions: of the data, as they are trained on.
-    """
-
-    data: Data
-    names: list[str]
-    entered: Callable[[], tuple[list[Candidate], Training]]
-    batch: dict[str, Job] = field(default_factory=dict)
-    runs: list[Trained] = field(default_factory=list)
-    deleted: list[list[Trained]] = field(default_factory=list)
-    failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
-    batch_of: tuple[list[Candidate], Training] | None = None
-    origins: dict[int, str] = field(default_factory=dict)
-    versions: tuple[int, ...] = ()
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The jobs of the batch; a copy, since another thread may add to it."""
-        return list(self.batch.values())
-
-    @property
-    def running(self) -> bool:
-        """Whether something is trained, or waits for it."""
-        return any(not job.ended for job in self.jobs)
-
-    def keep(self, run: Trained) -> None:
-        """Add a run; no other is overwritten by it."""
-        run.number = max((r.number for r in [*self.runs, *(r for rs in self.deleted for r in rs)]), default=0) + 1
-        self.runs.append(run)
-
-    def reasons(self) -> dict[str, str]:
-        """Why each run can't be compared with what is trained by the present settings, by its id; empty if it can."""
-        ticked, training = self.entered()
-        now = {candidate.name: candidate for candidate in ticked}
-        reasons: dict[str, str] = {}
-        for run in list(self.runs):
-            origin = self.origins.get(training.seed, run.origin)
-            reasons[run.id] = run.differences(now.get(run.name), training, origin, self.versions)
-        return reasons
-
-    @property
-    def trained(self) -> dict[str, Trained]:
-        """The run that stands for each name: the last one of the present settings, else the last one."""
-        reasons = self.reasons()
-        chosen: dict[str, Trained] = {}
-        for run in list(self.runs):
-            before = chosen.get(run.name)
-            if before is None or not reasons.get(run.id) or reasons.get(before.id):
-                chosen[run.name] = run
-        return chosen
-
-    @property
-    def kept(self) -> list[Trained]:
-        """The runs that stand for the names, in order."""
-        trained = self.trained
-        return [trained[name] for name in list(self.names) if name in trained]
-
-    @property
-    def differences(self) -> dict[str, str]:
-        """Why each of those that are not of the present settings can't be compared with the others."""
-        reasons = self.reasons()
-        return {kept.name: reasons[kept.id] for kept in self.kept if reasons.get(kept.id)}
-
-    def others(self) -> dict[str, Trained]:
-        """All other runs, by name and number."""
-        kept = {run.id for run in self.kept}
-        return {f"{run.name} #{run.number}": run for run in list(self.runs) if run.id not in kept}
-
-    @property
-    def present(self) -> list[Trained]:
-        """What has been trained with the present settings, in order."""
-        differences = self.differences
-        return [kept for kept in self.kept if kept.name not in differences]
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether what is entered is what the batch was begun with."""
-        if self.batch_of is None:
-            return False
-        (before, training), (now, training_now) = self.batch_of, self.entered()
-        return training == training_now and len(before) == len(now) and all(map(Candidate.same, before, now))
-
-    @functools.cached_property
-    def view(self) -> PanelData:
-        """What the pictures show."""
-        return view_of(self.data)
-
-    @staticmethod
-    def frame(trained: Sequence[Trained]) -> pd.DataFrame:
-        """The scores, one row for each of these models."""
-        return _frame({kept.name: kept for kept in trained})
-
-    def run_frame(self) -> pd.DataFrame:
-        """All runs, one row each: what was trained, when and by what, whether it is of the present settings, and the scores."""
-        reasons, present = self.reasons(), {run.id for run in self.present}
-        runs = {str(run.number): run for run in list(self.runs)}
-        about = [
-            {
-                "model": run.name,
-                "settings": run.settings,
-                **asdict(run.training),
-                "split": run.split,
-                "began": run.began,
-                **run.software,
-                "status": run.status,
-                "differs": reasons[run.id] or ("" if run.id in present else AGAIN),
-            }
-            for run in runs.values()
-        ]
-        scores = _frame(runs)
-        scores.index = scores.index.astype(int)
-        scores.index.name = "run"
-        for place, name in enumerate(about[0] if about else ()):
-            scores.insert(place, name, [row.get(name) for row in about])
-        return scores
-
-    def table(self) -> str:
-        """The scores as HTML; empty if there are none."""
-        kept, total = self.kept, len(self.data.test)
-        if not kept and not self.runs:
-            return ""
-        n = min(total, MOST_JUDGED)
-        rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
-        lent = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
-        notes = [f"On the {rows} of {self.data.name}. One split and one seed: small differences mean nothing yet."]
-        if lent:
-            notes.append(
-                "Where no noise is measured, NLL and intervals assume a constant one: the RMSE on the validation rows."
-            )
-        differences = self.differences
-        if differences:
-            reasons = "; ".join(f"{name} ({why})" for name, why in differences.items())
-            notes.append(f"Grey, and ranked with no other row, since not of the present settings: {reasons}.")
-        status = {k.name: k.status for k in kept}
-        others = self.others()
-        if others:
-            notes.append(f"Earlier runs: {', '.join(others)}; the pointer on a row says how they differ.")
-            why = self.reasons()
-            differences = {**differences, **{label: why[run.id] or AGAIN for label, run in others.items()}}
-            status |= {label: run.status for label, run in others.items()}
-        frame = _frame({**{k.name: k for k in kept}, **others})
-        return table(frame, self.data.target.unit, status, [*notes, self.view.note], differences)
-
-    def panel(self, kept: Trained, losses: bool = True) -> str:
-        """The panel of a model that could be judged, as HTML."""
-        answers = kept.answers
-        assert answers is not None
-        notes = [f"{kept.status}."] if kept.status else []
-        if not answers.measured and self.view.kind == "table":
-            notes.append("No noise is measured: a constant one is assumed.")
-        history = kept.history if losses else None
-        return panel(kept.candidate, self.view, answers, history, note=" ".join(notes), made=kept.made)
-
-
-AGAIN = "trained again since, with the same settings"
-
-
-def _frame(runs: Mapping[str, Trained]) -> pd.DataFrame:
-    """The scores of runs, one row each, by the labels."""
-    require("pandas")
-    import pandas as pd
-
-    frame = pd.DataFrame.from_dict({label: run.scores for label, run in runs.items()}, orient="index", dtype=float)
-    frame.index.name = "model"
-    return frame[ordered(map(str, frame))]
+from .findings import Findings
 
 
 class Board:
@@ -208,12 +16,14 @@ class Board:
     Args:
         controls: the widgets.
         findings: what they show.
+        leave: called whenever what is shown may have changed and nothing is trained.
 
     Attributes:
         displayed: whether somebody looks; pictures that nobody sees are not drawn.
     """
 
-    def __init__(self, controls: Controls, findings: Findings) -> None:
+    def __init__(self, controls: Controls, findings: Findings, leave: Callable[[], None]) -> None:
+        self._leave = leave
         self.controls, self.findings, self.displayed = controls, findings, False
         self._errors: dict[str, tuple[str, str]] = {}
 
@@ -264,6 +74,8 @@ class Board:
         differences = self.findings.differences
         for name, row in list(c.rows.items()):
             (row.panel.add_class if name in differences else row.panel.remove_class)("wb-outdated")
+        if not busy and self.displayed:
+            self._leave()
 
     def _list_runs(self, busy: bool) -> None:
         c, runs = self.controls, list(self.findings.runs)
@@ -277,10 +89,11 @@ class Board:
     def _announce(self) -> None:
         """Say what Train would do; a changed setting makes what was done a thing of the past."""
         c = self.controls
-        present = {kept.name for kept in self.findings.present}
+        present, total = {kept.name for kept in self.findings.present}, len(self.findings.places)
         wanted = [row.name for row in c.rows.values() if row.tick.value and row.name not in present]
         c.bar.value, c.bar.bar_style = 0.0, ""
         models = f"{len(wanted)} model{'s' if len(wanted) > 1 else ''}: {html.escape(', '.join(wanted))}"
+        models += f", on {total} splits and seeds" if total > 1 else ""
         c.set_status(
             f"Train starts {models}." if wanted else "All ticked models are trained with these settings already."
         )
@@ -291,8 +104,10 @@ class Board:
         done = sum(job.status == "done" for job in batch)
         seconds = sum(job.seconds for job in batch)
         words = [f"<b>{'Stopped' if stopped else 'Done'}</b>: {done} of {len(batch)} trained in {seconds:.1f} s"]
-        partly = self.findings.trained.get(stopped[0]) if stopped else None
-        if partly is not None and partly.status:
+        partly = next(
+            (run for run in reversed(self.findings.runs) if stopped and run.status.startswith("stopped")), None
+        )
+        if partly is not None:
             words.append(f"{html.escape(partly.name)} {partly.status}, and can be used")
         elif stopped and not done:
             words.append("nothing was trained before Stop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import os
 from collections.abc import Callable, Sequence
@@ -12,19 +11,23 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from workbench.core.wrapper import Wrapper
-from workbench.data import Data, Split
+from workbench.data import Data
 
 from ..common import cases, pictures
 from ..common.inputs import Model, check_fits
-from ..common.jobs import Job, Jobs
 from ..common.positions import comparable_data
 from . import export as _export
-from .board import Board, Findings
-from .controls import CSS, Controls, Row
+from .board import Board
+from .buttons import Buttons
+from .controls import CSS, MOST_REPEATS, Controls
 from .figure import overview
+from .findings import Entered, Findings
+from .repeats import Splits
+from .saved import SavedOutput
 from .session import Session
-from .settings import PLAIN, Candidate, Part, candidates, fitting, numbered, wrapper_classes
-from .trials import VALIDATION, Trained, Training, digest_of, threads_for, trial, versions_of
+from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
+from .trainer import Trainer
+from .trials import Trained, Training, digest_of, threads_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +61,9 @@ class Comparison:
         batch_size: rows in a step; None as for `workbench.fit`.
         seed: of first weights, of validation rows, of the order of rows and of all random draws.
         split: which split of the data, for a name or a pair.
+        seeds, splits: on how many each model is trained, from `seed` and `split` on; the table then has means and standard errors, and marks
+            what is better than the plain model beyond noise: a paired t-test over the splits, or the seeds of one split, corrected for the
+            number of comparisons (Holm) and for rows that splits share (Nadeau and Bengio, 2003). Pictures are of the first.
         output: what the model gives: "values", "logits" or "probs"; None finds out.
         device: where to train, such as "cuda"; None: where the model is.
         session: a file that every run is saved in as it ends, and that is read first if it is there: the same call after a restart of the
@@ -92,12 +98,17 @@ class Comparison:
         batch_size: int | None = None,
         seed: int = 0,
         split: int = 0,
+        seeds: int = 1,
+        splits: int = 1,
         output: str | None = None,
         device: str | None = None,
         session: str | os.PathLike[str] | None = None,
     ) -> None:
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
         check_training(training)
+        for name, count in (("seeds", seeds), ("splits", splits)):
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REPEATS:
+                raise ValueError(f"{name} must be a whole number from 1 to {MOST_REPEATS}; found {count!r}")
         self._model = Model(model)
         self._data = comparable_data(data, split)
         self._data_given, self._split = data, split
@@ -116,24 +127,23 @@ class Comparison:
         if output is not None and not fits:
             raise ValueError(f"output={output!r} does not fit {task} data")
         self._output = (output or meaning) if isinstance(meaning, str) else meaning
-        self._threads = threads_for(plain, self.data)
-        self._batch_size, self._device = batch_size, device
-        self.jobs = Jobs()
-        self._written: set[Path] = set()  # by the button, which replaces nothing else
-        self._parts = functools.lru_cache(1)(self._cut)
+        self._repeats = seeds, splits
+        self._board: Board | None = None
 
         self._first = training
         self._rows = [(Candidate(PLAIN), True, False), *((c, True, len(c.parts) > 1) for c in chosen)]
         for name, cls in wrapper_classes().items() if wrappers is None else ():
             if name not in {candidate.name for candidate, _, _ in self._rows}:
                 self._rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
-        self._findings = Findings(self.data, [candidate.name for candidate, _, _ in self._rows], self._entered)
-        self._findings.versions = self._versions = versions_of(self.data)
-        self._session = Session(None if session is None else Path(session), self.data)
-        for run in self._session.read(self._versions):
-            self._findings.origins.setdefault(seed, digest_of(plain))
-            self._findings.keep(run)
-        self._board: Board | None = None
+        self._splits = Splits(data, self.data)
+        names = [candidate.name for candidate, _, _ in self._rows]
+        self._findings = Findings(self._splits, names, self._entered, lambda seed: digest_of(self._model.new(seed)))
+        opened = Session(None if session is None else Path(session), self.data)
+        threads = threads_for(plain, self.data)
+        self._trainer = Trainer(self._model, self._findings, opened, self._output, threads, lambda: self._board)
+        self.jobs = self._trainer.jobs
+        self._saved = SavedOutput(self._findings)
+        self._splits.prepare(splits)
 
     @property
     def data(self) -> Data:
@@ -149,10 +159,13 @@ class Comparison:
                 f"{len(self.data.test):,} test rows of shape {'×'.join(map(str, self.data.input_shape))}, {self.data.task} of "
                 f"{html.escape(str(self.data.target))}."
             )
-            self._board = Board(Controls(self.data.task, self._first, about), self._findings)
+            controls = Controls(self.data.task, self._first, about, self._repeats, self._splits.several)
+            controls.style.value += f"<style>{self._saved.style}</style>"
+            buttons = Buttons(controls, self, self._findings, self._drop, self._refresh)
             for candidate, ticked, added in self._rows:
-                self._put(candidate, ticked, added)
-            self._connect()
+                buttons.put(candidate, ticked, added)
+            self._board = Board(controls, self._findings, self._saved.update)
+            buttons.connect()
             self._board.refresh()
         return self._board.controls
 
@@ -173,28 +186,14 @@ class Comparison:
         """
         if self.running:
             raise RuntimeError("this comparison is training already: stop() it, or wait() for it")
-        ticked, training = self._entered()
-        check_training(training)
-        for candidate in ticked:
-            candidate.build(self._output)  # settings that can't be are refused before anything trains
-        self._note_model_and_data(training)
-        whole = {kept.name for kept in self._findings.present if not kept.status}
-        wanted = [candidate for candidate in ticked if again or candidate.name not in whole]
-        self._findings.batch_of = ticked, training
-        for candidate in wanted:
-            self._findings.failed.pop(candidate.name, None)
-        self._findings.batch = {}
-        if not wanted:
+        entered = self._entered()
+        check_training(entered.training)
+        if not self._trainer.begin(entered, again, block):
             self._refresh()
             self._set_status(
                 "All ticked models are trained with these settings already. Tick another one, or change a setting."
             )
             return self
-        for candidate in wanted:
-            job = self._submit(candidate, training, block)
-            self._findings.batch.setdefault(job.name, job)
-            if block and job.cancelled:
-                break
         self._refresh()
         return self
 
@@ -235,16 +234,22 @@ class Comparison:
     def results(self) -> pd.DataFrame:
         """One row for each model that is trained with the present settings: metrics on the test rows, and costs.
 
+        With several seeds or splits means over all of them; a model that was not trained on each is in `outdated`.
         NaN where there is nothing to measure. Models that are not ticked any more, that were stopped, or that were trained with other settings,
         from other weights or on other data can't be compared with these: they are in `outdated`.
         """
-        return self._findings.frame(self._findings.present)
+        return self._findings.frame()
+
+    @property
+    def standard_errors(self) -> pd.DataFrame:
+        """The standard errors of `results`, over the splits or else over the seeds; NaN with one run for each model."""
+        return self._findings.spread_frame()
 
     @property
     def outdated(self) -> pd.DataFrame:
         """One row for each trained model that is not of the present settings: what differs, and the columns of `results`."""
         differences = self._findings.differences
-        frame = self._findings.frame([kept for kept in self._findings.kept if kept.name in differences])
+        frame = self._findings.frame(outdated=True)
         frame.insert(0, "differs", [differences.get(name, "") for name in frame.index])
         return frame
 
@@ -286,8 +291,7 @@ class Comparison:
         self._check_idle("undo")
         if not findings.deleted:
             raise ValueError("undo: no run was deleted in this kernel")
-        findings.runs = sorted([*findings.runs, *findings.deleted.pop()], key=lambda run: run.number)
-        self._save()
+        self._trainer.save(restored=findings.deleted.pop())
         self._show_all()
 
     def _check_idle(self, action: str) -> None:
@@ -297,17 +301,9 @@ class Comparison:
     def _drop(self, runs: list[Trained]) -> None:
         findings = self._findings
         if runs:
-            ids = {run.id for run in runs}
             findings.deleted.append(runs)
-            findings.runs = [run for run in findings.runs if run.id not in ids]
-            self._save()
+            self._trainer.save(deleted=runs)
         self._show_all()
-
-    def _save(self) -> None:
-        """Write the session file, with the runs that another kernel has put there meanwhile."""
-        for run in self._session.read(self._versions):
-            self._findings.keep(run)
-        self._session.save(self._findings.runs, self._versions)
 
     def _show_all(self) -> None:
         if self._board is not None:
@@ -325,9 +321,10 @@ class Comparison:
         panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
         metrics = f'<div class="wb-metrics">{findings.table()}</div>'
         page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
-        figure = overview(findings.view, trained, self.results, self.data.target.unit)
+        figure = overview(findings.view, trained, self.results, self.data.target.unit, findings.marked())
         alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
         pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
+        self._saved.clear()
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
@@ -354,6 +351,7 @@ class Comparison:
         self._board.displayed = True
         for name in list(self.controls.rows):
             self._board.show_panel(name)
+        self._saved.display()
         bundle = root._repr_mimebundle_(**kwargs)
         if isinstance(bundle, dict):  # what is left where no widgets are shown
             bundle["text/plain"] = f"Comparison of {', '.join(self._findings.names)} on {self.data.name}"
@@ -367,112 +365,22 @@ class Comparison:
         if self._board is not None:
             self._board.controls.set_status(text)
 
-    # ---- candidates
-    def _put(self, candidate: Candidate, ticked: bool, added: bool = False) -> None:
-        row = Row(candidate, ticked, self.data.task, added, self._refresh)
-        self.controls.put(row, self._remove)
-        self._findings.names = list(self.controls.rows)
-
-    def _remove(self, row: Row) -> None:
-        if self.running:
-            self.controls.set_status("<b>Training</b>: stop it before a model is removed.")
-            return
-        self.controls.drop(row)
-        self._findings.names = list(self.controls.rows)
-        self._findings.failed.pop(row.name, None)
-        self._drop([run for run in self._findings.runs if run.name == row.name])
-
-    def _add(self, _: Any = None) -> None:
-        names = self.controls.pressed()
-        if not names:
-            self.controls.set_status("Press the wrappers that are to work together, then Add.")
-            return
-        known = wrapper_classes()
-        parts = [fitting(Part(known[name]), self.data.task) for name in names]
-        added = Candidate(numbered("+".join(names), set(self.controls.rows)), parts)
-        self._put(added, True, added=True)
-        self.controls.show_settings(added.name)
-
-    def _connect(self) -> None:
-        c = self.controls
-        c.train.on_click(self._guarded(lambda: self.start()))
-        c.stop.on_click(lambda _: self.stop())
-        c.add.on_click(self._add)
-        c.delete.on_click(self._guarded(lambda: self.delete(c.pick_run.value)))
-        c.undo.on_click(self._guarded(self.undo))
-        c.export.on_click(self._guarded(self._export_clicked))
-        for setting in (c.epochs, c.lr, c.weight_decay, c.seed):
-            setting.observe(lambda _: self._refresh(), "value")
-
-    def _guarded(self, action: Callable[[], Any]) -> Callable[[Any], None]:
-        """An action of a button, whose errors are shown."""
-
-        def clicked(_: Any) -> None:
-            try:
-                action()
-            except Exception as error:
-                self.controls.set_status(f'<span class="wb-error">{html.escape(str(error))}</span>')
-
-        return clicked
-
-    def _export_clicked(self) -> None:
-        path = Path(self.controls.path.value).resolve()
-        if path.exists() and path not in self._written:
-            raise FileExistsError(
-                f"{path} is there already: give another name, or call export() in a cell to replace it"
-            )
-        self._written.add(self.export(path).resolve())
-        self.controls.set_status(
-            f"Written: {html.escape(str(path))}. As a report: <code>{html.escape(self.command(path))}</code>"
+    def _exported(self) -> _export.Exported:
+        entered = self._entered()
+        wrapped = [candidate for candidate in entered.ticked if candidate.parts]
+        training, repeats = entered.training, (entered.seeds, entered.splits)
+        return _export.Exported(
+            self._model, self._data_given, self.data, self._split, wrapped, training, self._output, repeats
         )
 
-    def _exported(self) -> _export.Exported:
-        ticked, training = self._entered()
-        wrapped = [candidate for candidate in ticked if candidate.parts]
-        return _export.Exported(self._model, self._data_given, self.data, self._split, wrapped, training, self._output)
-
     # ---- training
-    def _entered(self) -> tuple[list[Candidate], Training]:
-        """The ticked candidates and the training, as they are set now."""
+    def _entered(self) -> Entered:
+        """What is set now."""
         if self._board is None:
-            return [candidate for candidate, ticked, _ in self._rows if ticked], self._first
+            return Entered([candidate for candidate, ticked, _ in self._rows if ticked], self._first, *self._repeats)
         c = self._board.controls
-        return [row.candidate() for row in c.rows.values() if row.tick.value], c.training(self._first)
-
-    def _note_model_and_data(self, training: Training) -> None:
-        """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
-        findings, versions = self._findings, versions_of(self.data)
-        if findings.runs:
-            findings.origins[training.seed] = digest_of(self._model.new(training.seed))
-            if versions != findings.versions:
-                self._parts.cache_clear()
-                findings.__dict__.pop("view", None)
-        findings.versions = versions
-
-    def _cut(self, seed: int) -> tuple[Split, Split]:
-        return self.data.validation(VALIDATION, seed)
-
-    def _submit(self, candidate: Candidate, training: Training, block: bool) -> Job:
-        board, findings = self._board, self._findings
-        watched = board is not None and board.displayed and not block
-
-        def work(job: Job) -> None:
-            live = functools.partial(board.live, candidate.name) if board is not None and watched else None
-            kept = trial(job, candidate, training, self._model, self.data, self._parts, self._output, live)
-            if kept is not None:
-                findings.origins[training.seed] = kept.origin
-                findings.keep(kept)
-                self._save()
-
-        def changed(job: Job) -> None:
-            findings.batch.setdefault(job.name, job)
-            if job.status == "failed" and job.error is not None:
-                findings.failed[job.name] = job.error, job.traceback
-            if job.ended and self._board is not None:
-                self._board.show_panel(job.name)
-            self._refresh()
-
-        return self.jobs.submit(work, name=candidate.name, on_change=changed, threads=self._threads, block=block)
+        ticked = [row.candidate() for row in c.rows.values() if row.tick.value]
+        return Entered(ticked, c.training(self._first), c.seeds.value, c.splits.value)
 
 
 def check_training(training: Training) -> None:

@@ -54,6 +54,7 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-error{color:var(--jp-error-color1,#b3261e)}
 .wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
 """
+MOST_REPEATS = 100
 _STYLE = {"description_width": "7rem"}
 _AUTO = {"width": "auto"}
 
@@ -107,16 +108,21 @@ class Controls:
         task: "regression" or "classification".
         training: the first values of the settings of the training.
         about: a line on model and data, as HTML.
+        repeats: on how many seeds and splits each model is trained, first.
+        several_splits: whether the data have several.
 
     Attributes:
         root: what is displayed.
         train, stop, again: buttons.
         epochs, lr, weight_decay, seed: settings of the training.
+        seeds, splits: on how many each model is trained.
         bar, status, errors, metrics, panels: what is shown.
         compose: a toggle button for each wrapper, by name; `add` adds those that are pressed as one candidate.
     """
 
-    def __init__(self, task: str, training: Training, about: str) -> None:
+    def __init__(
+        self, task: str, training: Training, about: str, repeats: tuple[int, int] = (1, 1), several_splits: bool = True
+    ) -> None:
         w = require("ipywidgets")
         self.task = task
         self.rows: dict[str, Row] = {}
@@ -162,6 +168,25 @@ class Controls:
             tooltip="Of first weights (if a function makes the model), of validation rows, of the order of rows and of all random draws",
             **options,
         ).add_class("wb-seed")
+        self.seeds = w.BoundedIntText(
+            repeats[0],
+            min=1,
+            max=MOST_REPEATS,
+            description="seeds",
+            tooltip="Each model is trained on so many seeds, from the one above; the table has mean and standard error",
+            **options,
+        ).add_class("wb-seeds")
+        self.splits = w.BoundedIntText(
+            repeats[1],
+            min=1,
+            max=MOST_REPEATS,
+            description="splits",
+            disabled=not several_splits,
+            tooltip="Each model is trained on so many splits of the data, and marked where it is better than plain beyond noise"
+            if several_splits
+            else "The data were given as one split; give their name, or inputs and targets, to have several",
+            **options,
+        ).add_class("wb-splits")
         self.bar = w.FloatProgress(
             0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="How much of the training is done"
         ).add_class("wb-progress")
@@ -217,6 +242,8 @@ class Controls:
                 self.lr,
                 self.weight_decay,
                 self.seed,
+                self.seeds,
+                self.splits,
                 w.HBox([self.train, self.stop]).add_class("wb-buttons"),
                 w.HBox([self.export, self.path]).add_class("wb-buttons"),
             ],
@@ -224,9 +251,11 @@ class Controls:
         )
         controls = w.HBox([which, settings, training_box]).add_class("wb-controls")
         progress = w.HBox([self.bar, self.status]).add_class("wb-buttons")
+        page = f"<style>{STYLE}{cases.STYLE}{CSS}</style>"
+        self.style = w.HTML(page, layout={"height": "0px", "margin": "0px"})
         self.root = w.VBox(
             [
-                w.HTML(f"<style>{STYLE}{cases.STYLE}{CSS}</style>", layout={"height": "0px", "margin": "0px"}),
+                self.style,
                 controls,
                 progress,
                 self.errors,

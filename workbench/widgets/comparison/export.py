@@ -34,6 +34,7 @@ class Exported:
     candidates: list[Candidate]
     training: Training
     output: Any
+    repeats: tuple[int, int] = (1, 1)  # seeds and splits
 
 
 def write(path: str | os.PathLike[str], what: Exported) -> Path:
@@ -65,6 +66,8 @@ def _parameters(what: Exported) -> dict[str, Any]:
         loaded["data"] = name
         if "split" in options:
             loaded["split"] = options["split"]
+    if max(what.repeats) > 1:
+        loaded["seeds"], loaded["splits"] = what.repeats
     return {
         **loaded,
         "wrappers": [candidate.name for candidate in what.candidates],
@@ -95,6 +98,7 @@ Each wrapper starts at the same weights and trains on the same rows; the {len(wh
 Written by `Comparison.export`; run it with other parameters by `workbench report`."""
     choose = "\n".join(["wrap = {", *wrappers, "}", *unwritten])
     options = [f"{name}={name}" for name in ("epochs", "lr", "weight_decay", "seed")]
+    options += ["seeds=seeds", "splits=splits"] if max(what.repeats) > 1 else []
     options += [f"batch_size={what.training.batch_size}"] if what.training.batch_size is not None else []
     options += [f"device={what.training.device!r}"] if what.training.device is not None else []
     options += [f"output={what.output!r}"] if isinstance(what.output, str) and what.output != "values" else []

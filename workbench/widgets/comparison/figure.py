@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..common.pictures import INK, new_figure
 from .panels import PanelData, draw, size
-from .scores import best, column, ordered
+from .scores import column, ordered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 LINE = 0.26  # height of a row of the table, in inches
 
 
-def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, unit: str) -> Any:
+def overview(
+    view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, unit: str, marked: Mapping[str, Sequence[str]]
+) -> Any:
     """The table of scores, and below it the pictures of all models, two in a row.
 
     Args:
@@ -26,6 +28,7 @@ def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, u
         trained: the models that have a picture.
         frame: their scores.
         unit: of the target.
+        marked: of a column of scores, the models that are better than the plain one beyond noise.
 
     Returns:
         A matplotlib Figure that pyplot knows nothing of.
@@ -38,7 +41,7 @@ def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, u
     figure = new_figure(max(width * across, 10.0), head + height * down)
     parts: Any = figure.subfigures(2, 1, height_ratios=[head, height * down])
     top, rest = parts
-    _table(top.subplots(), frame, unit)
+    _table(top.subplots(), frame, unit, marked)
     places = rest.subfigures(down, across, squeeze=False).flat
     for place, kept in zip(places, trained, strict=False):
         place.set_facecolor("none")
@@ -48,13 +51,12 @@ def overview(view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, u
     return figure
 
 
-def _table(ax: Any, frame: pd.DataFrame, unit: str) -> None:
+def _table(ax: Any, frame: pd.DataFrame, unit: str, marked: Mapping[str, Sequence[str]]) -> None:
     ax.set_axis_off()
     names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
     if not names:
         return
     in_unit = f" ({unit})" if unit else ""
-    marked = {name: best(frame, name) for name in names}
     cells = [
         ["–" if math.isnan(v := frame.loc[row, name]) else column(name).text(v) for name in names]
         for row in frame.index
@@ -67,5 +69,5 @@ def _table(ax: Any, frame: pd.DataFrame, unit: str) -> None:
     for (row, place), cell in table.get_celld().items():
         cell.set_height(1.0 / (len(frame) + 2.5) * (1.5 if row == 0 else 1.0))
         cell.set_linewidth(0.3)
-        if row > 0 and place >= 0 and frame.index[row - 1] in marked[names[place]]:
+        if row > 0 and place >= 0 and frame.index[row - 1] in marked.get(names[place], ()):
             cell.set_text_props(fontweight="bold")

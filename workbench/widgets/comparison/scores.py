@@ -185,25 +185,16 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
     return with_risk / alone
 
 
-def best(frame: pd.DataFrame, name: str) -> list[str]:
-    """The rows with the best value of a column, as far as they can be told apart in print; none of a column of costs."""
-    about = column(name)
-    values = frame[name].dropna() if name in frame else None
-    if about.best is None or values is None or values.map(about.text).nunique() < 2:
-        return []
-    if isinstance(about.best, float):
-        values = (values - about.best).abs()
-        return [str(row) for row in values.index if math.isclose(values[row], values.min(), abs_tol=5e-4)]
-    best_value = about.text(values.max() if about.best == "max" else values.min())
-    return [str(row) for row in values.index if about.text(values[row]) == best_value]
-
-
 def table(
     frame: pd.DataFrame,
     unit: str,
     status: Mapping[str, str],
     notes: Sequence[str] = (),
     differs: Mapping[str, str] = MappingProxyType({}),
+    *,
+    spreads: pd.DataFrame | None = None,
+    marked: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    test: str = "",
 ) -> str:
     """The table as HTML.
 
@@ -213,13 +204,16 @@ def table(
         status: what to say beside a name, such as "stopped after 12 epochs".
         notes: lines below.
         differs: of rows that can't be compared with the others, why; they are greyed, and never marked.
+        spreads: standard errors of the numbers of `frame` that are means.
+        marked: of a column, the rows that are better than the plain model's beyond noise.
+        test: how that was tested, for the tooltip of the column.
     """
     names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
-    ranked = frame.drop(index=list(differs))
-    marked = {name: best(ranked, name) for name in names}
+    tested = {name for name in names if test and column(name).best in ("max", "min")}
     in_unit = f" ({unit})" if unit else ""
+    helps = {n: column(n).help + (f". {test}" if n in tested else "") for n in names}
     head = "".join(
-        f'<th scope="col" title="{html.escape(column(n).help)}">{html.escape(column(n).title.format(unit=in_unit))}{_ARROWS[_way(n)]}</th>'
+        f'<th scope="col" title="{html.escape(helps[n])}">{html.escape(column(n).title.format(unit=in_unit))}{_ARROWS[_way(n)]}</th>'
         for n in names
     )
     rows = []
@@ -228,7 +222,11 @@ def table(
         for name in names:
             value = frame.loc[row, name]
             text = "–" if math.isnan(value) else column(name).text(value)
-            cells.append(f'<td class="wb-best"><b>{text}</b></td>' if row in marked[name] else f"<td>{text}</td>")
+            if spreads is not None and name not in COSTS and row in spreads.index:
+                error = spreads.loc[row, name]
+                text += "" if math.isnan(error) else f" <small>± {column(name).text(error)}</small>"
+            better = row in marked.get(name, ()) and row not in differs
+            cells.append(f'<td class="wb-best"><b>{text}</b></td>' if better else f"<td>{text}</td>")
         said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
         why = html.escape(differs.get(row, ""))
         greyed = f' class="wb-outdated" title="not of the present settings: {why}"' if why else ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from workbench import atomic
 from workbench.data import Data
+from workbench.errors import require
 from workbench.training import History
 
 from ..common.predictions import Predictions
@@ -21,7 +25,10 @@ FORMAT = "workbench comparison session 1"
 
 
 class Session:
-    """A file that keeps the runs of a comparison; without a path nothing is written.
+    """A file that keeps the runs of a comparison, for several kernels at once; without a path nothing is written.
+
+    Runs are told apart by their ids. The file also holds the ids of the runs that were deleted, so that a kernel that still has one of them does
+    not write it back, and no number is given twice.
 
     Args:
         path: the file, which need not be there.
@@ -31,10 +38,11 @@ class Session:
     def __init__(self, path: Path | None, data: Data) -> None:
         self.path, self.data = path, data
         self._digest = ""
-        self._known: set[str] = set()
+        self._seen: dict[str, Trained] = {}  # with the models of this kernel, should another one undo a deletion
+        self._deleted: dict[str, int] = {}  # id -> number
 
     def read(self, versions: tuple[int, ...]) -> list[Trained]:
-        """The runs of the file that this object has not seen yet, without weights; none if there is no file.
+        """The runs of the file, those of other kernels without weights; none if there is no file.
 
         Args:
             versions: of the data now, which runs on these data are given.
@@ -42,6 +50,60 @@ class Session:
         Raises:
             ValueError: the file is no session, or one of other data.
         """
+        runs = [self._seen.get(record["id"]) or _run(record, versions) for record in self._records()]
+        self._seen |= {run.id: run for run in runs}
+        return _numbered([run for run in runs if run.id not in self._deleted], self._deleted.values())
+
+    def save(
+        self,
+        runs: Sequence[Trained],
+        versions: tuple[int, ...],
+        *,
+        deleted: Sequence[Trained] = (),
+        restored: Sequence[Trained] = (),
+    ) -> list[Trained]:
+        """Write all runs, whole or not at all, with those that another kernel has put there meanwhile.
+
+        Args:
+            runs: of this kernel; those without a number are given the next one.
+            versions: of the data now.
+            deleted, restored: runs that are deleted by this, or brought back.
+
+        Returns:
+            All runs there are now, by number: without those that another kernel has deleted.
+
+        Raises:
+            ValueError: as `read`.
+        """
+        with self._alone():
+            others = self.read(versions)
+            self._deleted |= {run.id: run.number for run in deleted}
+            for run in restored:
+                self._deleted.pop(run.id, None)
+            together = {run.id: run for run in [*others, *runs, *restored] if run.id not in self._deleted}
+            merged = _numbered(list(together.values()), self._deleted.values())
+            self._seen |= together
+            if self.path is not None:
+                self._digest = self._digest or self.data.checksum
+                records = [_record(run, run.versions == versions) for run in merged]
+                content = {"format": FORMAT, "data": self.data.name, "digest": self._digest}
+                buffer = io.BytesIO()
+                torch.save({**content, "runs": records, "deleted": self._deleted}, buffer)
+                atomic.write(self.path, buffer.getvalue())
+        return merged
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other kernel reads and writes the file meanwhile."""
+        if self.path is None:
+            yield
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with require("filelock").FileLock(self.path.with_name(f".{self.path.name}.lock")):
+            yield
+
+    def _records(self) -> list[dict[str, Any]]:
+        """What the file holds of each run; which ones are deleted is noted."""
         if self.path is None or not self.path.exists():
             return []
         try:
@@ -59,21 +121,20 @@ class Session:
                 f"session: {self.path} holds runs of {content['data']} (digest {content['digest'][:12]}), but the data here are "
                 f"{self.data.name} (digest {self._digest[:12]}); give the data that it was made with, or another path"
             )
-        new = [_run(record, versions) for record in content["runs"] if record["id"] not in self._known]
-        self._known |= {run.id for run in new}
-        return new
+        self._deleted = dict(content.get("deleted", {}))
+        records: list[dict[str, Any]] = content["runs"]
+        return records
 
-    def save(self, runs: list[Trained], versions: tuple[int, ...]) -> None:
-        """Write all runs, whole or not at all."""
-        self._known |= {run.id for run in runs}
-        if self.path is None:
-            return
-        self._digest = self._digest or self.data.checksum
-        records = [_record(run, run.versions == versions) for run in runs]
-        buffer = io.BytesIO()
-        torch.save({"format": FORMAT, "data": self.data.name, "digest": self._digest, "runs": records}, buffer)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(self.path, buffer.getvalue())
+
+def _numbered(runs: list[Trained], deleted: Iterable[int]) -> list[Trained]:
+    """The runs by number; those without one, and those whose number an earlier one has, are given the next ones."""
+    taken = set(deleted)
+    last = max([*taken, *(run.number for run in runs)], default=0)
+    for run in sorted(runs, key=lambda run: run.number or math.inf):
+        if not run.number or run.number in taken:
+            last = run.number = last + 1
+        taken.add(run.number)
+    return sorted(runs, key=lambda run: run.number)
 
 
 PLAINLY = ("name", "status", "scores", "origin", "id", "number", "settings", "made", "began", "split", "software")

@@ -264,11 +264,15 @@ class _Watch:
         self.view = view_of(data, fine=False)
         self.records: list[tuple[int, float, float, float, float]] = []
         self.steps = self.epoch = 0
+        self._start: float | None = None
+        self._first = 0.0
         self.drawing, self._next = 0.0, time.perf_counter() + FIRST_LIVE
 
     def __call__(self, progress: Progress) -> bool:
         if self.job.cancelled:
             return True
+        if self._start is None:  # the first step may take much longer than all others, and is not counted
+            self._start, self._first = time.perf_counter(), progress.fraction
         self.steps, self.epoch = progress.step, progress.epoch
         if progress.epoch_ended:
             self.records.append((progress.epoch, float(progress.loss), progress.validation_loss, 0.0, 0.0))
@@ -279,6 +283,8 @@ class _Watch:
                 else ""
             )
             text = f"epoch {progress.epoch} of {progress.epochs}, loss {float(progress.loss):.4g}{valid}"
+            seconds = time.perf_counter() - self._start - self.drawing
+            text += time_left(seconds, progress.fraction - self._first, 1 - progress.fraction)
             self.job.report(progress.fraction, text)
         if self.publish is not None and progress.epoch_ended and time.perf_counter() >= self._next:
             self._draw(progress)
@@ -299,6 +305,24 @@ class _Watch:
         spent = time.perf_counter() - start
         self.drawing += spent
         self._next = time.perf_counter() + max(0.7, spent / LIVE_SHARE)
+
+
+def time_left(seconds: float, done: float, rest: float) -> str:
+    """How long the rest of a training takes, as words for its progress; empty while too little has been measured.
+
+    Args:
+        seconds: that the done share took.
+        done, rest: shares of the training.
+
+    Example:
+        >>> time_left(10.0, 0.2, 0.7), time_left(60.0, 0.1, 0.9), time_left(0.1, 0.5, 0.5)
+        (', about 35 s left', ', about 9 min left', '')
+    """
+    if seconds < 1 or done <= 0 or rest <= 0:
+        return ""
+    left = seconds / done * rest
+    amount = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.1f} h"
+    return f", about {amount} left"
 
 
 # ---- HTML
