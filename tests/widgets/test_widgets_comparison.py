@@ -88,7 +88,7 @@ def test_nothing_is_marked_on_one_split_and_seed(trained):
     text = trained.controls.metrics.value
     assert "wb-best" not in text
     assert "One split, one seed: no ranking beyond this split." in text
-    assert trained.standard_errors.isna().all(None)
+    assert trained.standard_errors.isna().to_numpy().all()
 
 
 def test_the_models_given_are_not_changed():
