@@ -275,8 +275,8 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
 def small_png(figure: Figure | bytes, dpi: int) -> bytes:
     """A figure, or a PNG of one, as PNG with at most 64 colours, a third of the size; the figure is finished by this."""
     Image = require("PIL.Image")
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(figure if isinstance(figure, bytes) else png(figure, dpi))).convert("RGB").quantize(64).save(buffer, "PNG", optimize=True)
+    buffer, pixels = io.BytesIO(), figure if isinstance(figure, bytes) else png(figure, dpi)
+    Image.open(io.BytesIO(pixels)).convert("RGB").quantize(64).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

@@ -60,7 +60,8 @@ def command(path: str | os.PathLike[str], what: Exported) -> str:
 
 
 def _parameters(what: Exported) -> dict[str, Any]:
-    training, loaded = what.training, {}
+    training = what.training
+    loaded: dict[str, Any] = {}
     name, options = _named(what)
     if name is not None:
         loaded["data"] = name
