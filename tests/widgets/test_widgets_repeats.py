@@ -139,3 +139,39 @@ def test_toys_that_are_drawn_anew_share_no_rows():
     splits = Splits("cubic", load("cubic"))
     splits.prepare(2)
     assert splits.test_share() == 0.0
+
+
+def test_the_saved_output_follows_the_table_and_is_hidden_by_the_widget(monkeypatch):
+    import IPython
+    import IPython.display
+
+    sent = []
+    monkeypatch.setattr(IPython, "get_ipython", lambda: "a shell")
+    monkeypatch.setattr(IPython.display, "display", lambda data, **options: sent.append((data["text/html"], options)))
+    comparison = made()
+    comparison._repr_mimebundle_()
+    assert "<table" not in sent[0][0]
+    comparison.start(block=True)
+    (page, options), first = sent[-1], sent[0][1]
+    assert (first["update"], options["update"]) == (False, True)
+    assert first["display_id"] == options["display_id"]
+    assert "no ranking beyond this split" in page
+    assert "<svg" in page
+    assert "<script" not in page
+    assert len(page) < 500_000
+    hidden = f".{options['display_id']}{{display:none!important}}"
+    assert hidden in comparison.controls.style.value
+    assert hidden not in page
+    comparison.snapshot()
+    assert "<table" not in sent[-1][0]  # shown by the snapshot
+
+
+def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, trained):
+    from workbench.widgets.comparison import saved
+
+    whole = saved.saved_page(trained._findings)
+    monkeypatch.setattr(saved, "MOST_BYTES", len(whole) - 1)
+    page = saved.saved_page(trained._findings)
+    assert len(page) < len(whole)
+    assert "<svg" not in page
+    assert 'class="wb-only"' in page
