@@ -46,7 +46,7 @@ STYLE = """
 .wb-spot:hover .wb-tip{visibility:visible}
 .wb-tip rect{fill:var(--jp-layout-color0,Canvas);stroke:var(--jp-border-color1,#999);stroke-width:.7;opacity:.95}
 .wb-tip text{fill:var(--jp-ui-font-color1,currentColor);font-size:9px}
-.wb-pixels{display:none}
+.wb-static .wb-pixels{display:none}
 """
 
 
