@@ -7,6 +7,7 @@ import nbformat
 from workbench.notebook import read_records
 
 TRAIN, STOP, STATUS, BAR = "button.wb-train", "button.wb-stop", ".wb-status", ".wb-progress .progress-bar"
+METRICS = ".jupyter-widgets.wb-metrics"
 
 
 def choose(nb, epochs, ticked):
@@ -45,14 +46,17 @@ def test_train_stop_and_train_others(notebook):
     nb.measure("a click while it trains", 3, nb.choose, ".wb-pick select", "sample", shown=".wb-form", text="n_samples")
     nb.measure("Stop", 5, nb.press, STOP, shown=f"{STATUS} b", text="Stopped")
     assert "plain stopped in epoch" in page.locator(STATUS).inner_text()
-    assert "stopped in epoch" in page.locator(".wb-metrics").inner_text()
+    assert "stopped in epoch" in page.locator(METRICS).inner_text()
     assert nb.insert("next(comparison.models['plain'].parameters()).isfinite().all().item()").inner_text() == "True"
 
     choose(nb, 2, ["vote+neo", "sculpt"])
     page.locator(TRAIN).click()
     nb.until(STATUS, "Done: 3 of 3 trained", 120)
-    assert page.locator(".wb-metrics tbody th").all_inner_texts()[:3] == ["plain", "vote+neo", "sculpt"]
-    spot = page.locator(".wb-panel:has-text('vote+neo') .wb-spot").nth(7)
+    assert page.locator(f"{METRICS} tbody th").all_inner_texts()[:3] == ["plain", "vote+neo", "sculpt"]
+    saved = page.locator(".wb-static .wb-metrics")  # what a saved notebook shows where there is no kernel
+    assert saved.count() == 1
+    assert not saved.is_visible()
+    spot = page.locator(".jupyter-widgets.wb-panel:has-text('vote+neo') .wb-spot").nth(7)
     assert not spot.locator(".wb-tip").is_visible()
     spot.locator(".wb-mark").first.hover(force=True)
     assert spot.locator(".wb-tip").is_visible()
