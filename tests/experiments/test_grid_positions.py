@@ -17,7 +17,7 @@ from workbench.experiments import sweep
 from workbench.experiments.compare import summary
 from workbench.experiments.measure import measure
 from workbench.experiments.positions import measurable, output_for
-from workbench.outputs import Logits
+from workbench.outputs import Binary, Logits
 
 OWN = """
 from torch import nn
@@ -27,6 +27,10 @@ from workbench.data import Data
 def maps(seed):
     x = torch.randn(30, 2, 4, 6, generator=torch.Generator().manual_seed(seed))
     return Data.from_arrays(x, (x[:, 0] > 0).long(), classes=2)
+
+def labels(seed):
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(seed))
+    return Data.from_arrays(x, x > 0)
 
 def conv():
     return nn.Conv2d(2, 2, 1)
@@ -164,10 +168,19 @@ def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
         sweep.run("linear", "plain", f"{own}:maps", seed=0, epochs=10**9)
 
 
+def test_a_cell_of_labels_is_trained_on_yes_and_no(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    for wrapper in ("plain", "vote(n_voters=2) + sculpt + neo"):
+        row = sweep.run("linear", wrapper, f"{own}:labels", seed=0, epochs=25)
+        assert row["accuracy"] > 0.8
+        assert row["nll"] < 0.6
+        assert row["task"] == "labels"
+
+
 @pytest.mark.parametrize(
     ("y", "options", "words"),
     [
-        (torch.randint(0, 2, (30, 3), generator=rng(1)), {"task": "labels", "classes": 3}, "3 labels a row"),
         (torch.full((30, 4), 0.25), {"task": "probabilities", "classes": 4}, "probabilities of classes"),
         ({"a": torch.rand(30, 1), "b": torch.rand(30, 1)}, {}, "the targets a, b"),
     ],
@@ -175,6 +188,36 @@ def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
 def test_targets_without_scores_are_refused(y: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"your data has {words}.*workbench.metrics"):
         measurable(Data.from_arrays(torch.rand(30, 2), y, **options))
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_labels_are_scored_as_a_flat_list_of_no_and_yes(logits: bool) -> None:
+    data = measurable(Data.from_arrays(torch.randn(60, 4, generator=rng(5)), torch.rand(60, 3, generator=rng(6)) > 0.4))
+    plain = seeded(lambda: nn.Linear(4, 3) if logits else nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
+    assert output_for(plain, data) == ("binary" if logits else Binary(logits=False))
+    wrapped = seeded(lambda: vote.Wrapper(3, output=Binary(logits=logits))(plain)).eval()
+    with torch.no_grad():
+        said = torch.stack([voter(data.test.x) for voter in wrapped.voters()])
+    yes = (said.sigmoid() if logits else said).double()
+    mean = yes.mean(0).flatten()
+    target = data.test.y.flatten()
+    entropies = [torch.special.entr(torch.stack([1 - p, p], -1)).sum(-1) for p in (yes, yes.mean(0))]
+    scores = measure(wrapped, plain, data, None)
+    assert scores["brier"] == pytest.approx(2 * (mean - target).square().mean().item(), rel=1e-5)
+    assert scores["ece"] == pytest.approx(float(metrics.ece(torch.stack([1 - mean, mean], -1), target)), abs=1e-6)
+    assert scores["aleatoric"] == pytest.approx(entropies[0].mean().item(), rel=1e-5)
+    assert scores["epistemic"] == pytest.approx((entropies[1] - entropies[0].mean(0)).mean().item(), rel=1e-3)
+    assert scores["error_auroc"] == pytest.approx(
+        roc_auc_score((mean > 0.5) != (target == 1), entropies[1].flatten()), abs=1e-6
+    )
+
+
+def test_labels_are_scored_of_models_that_say_so_only() -> None:
+    data = measurable(Data.from_arrays(torch.randn(60, 4, generator=rng(5)), torch.rand(60, 3, generator=rng(6)) > 0.4))
+    plain = nn.Linear(4, 3)
+    for output in (None, "logits"):
+        with pytest.raises(ValueError, match=r'wrapped with output="binary"; this one has output='):
+            measure(vote.Wrapper(2, output=output)(plain), plain, data, None)
 
 
 def test_inputs_by_name_are_refused_and_bytes_and_counts_are_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from workbench.data import Data
@@ -36,6 +37,11 @@ def two_targets():
 def value_maps():
     x = torch.randn(40, 1, 6, 8, generator=rng(5))
     return x, x[:, 0] * 2
+
+
+def labels():
+    x = torch.randn(80, 3, generator=rng(6))
+    return Data.from_arrays(x, x + torch.randn(80, 3, generator=rng(7)) > 0.3, classes=["cat", "dog", "owl"])
 
 
 class Depth(nn.Module):
@@ -83,9 +89,40 @@ def test_columns_of_targets_are_scored_each_in_its_unit():
     assert "RMSE hot" in comparison.controls.metrics.value
 
 
+def test_labels_count_alike_each_as_no_or_yes():
+    comparison = trained(lambda: nn.Linear(3, 3), labels())
+    x, y = comparison.data.test.x, comparison.data.test.y.double()
+    voters = comparison.models["vote(n_voters=4)"].voters()
+    for name, models in {"plain": [comparison.models["plain"]], "vote(n_voters=4)": voters}.items():
+        with torch.no_grad():
+            yes = torch.stack([model(x).sigmoid() for model in models]).double().mean(0)
+        wrong = ((yes > 0.5) != (y == 1)).double()
+        entropy = -(yes * yes.log() + (1 - yes) * (1 - yes).log())
+        row = comparison.results.loc[name]
+        assert row.accuracy == pytest.approx(1 - wrong.mean().item())
+        assert row.nll == pytest.approx(nn.functional.binary_cross_entropy(yes, y).item(), rel=1e-5)
+        assert row.error_auroc == pytest.approx(roc_auc_score(wrong.flatten(), entropy.flatten()), abs=1e-6)
+    assert "mean_iou" not in comparison.results
+    losses = nn.functional.binary_cross_entropy_with_logits
+    with torch.no_grad():  # trained on yes and no, not on their numbers
+        kept = comparison.histories["plain"].records[-1]
+        assert losses(comparison.models["plain"](x), y.float()).item() == pytest.approx(kept[2], rel=0.5)
+
+
+def test_probabilities_of_labels_are_not_squashed_twice(tmp_path):
+    comparison = trained(lambda: nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()), labels())
+    x, y = comparison.data.test.x, comparison.data.test.y.float()
+    with torch.no_grad():
+        yes = comparison.models["plain"](x)
+    assert comparison.results.nll["plain"] == pytest.approx(nn.functional.binary_cross_entropy(yes, y).item(), rel=1e-5)
+    comparison.export(tmp_path / "own.ipynb")
+    assert "Binary(logits=False)" in (tmp_path / "own.ipynb").read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "model", "words"),
     [
+        (labels, lambda: nn.Linear(3, 3), "no picture of targets [n, 3]"),
         (class_maps, lambda: nn.Conv2d(3, 3, 1), "as maps"),
         (value_maps, Depth, "as maps"),
         (two_targets, lambda: nn.Linear(3, 2), "no picture of targets [n, 2]"),
@@ -111,6 +148,10 @@ def test_models_and_outputs_that_do_not_fit_are_refused():
         Comparison(lambda: nn.Linear(3, 1), two_targets())
     with pytest.raises(ValueError, match="does not fit"):
         Comparison(lambda: nn.Conv2d(3, 3, 1), class_maps(), output="probs")
-    x = torch.rand(40, 3)
-    with pytest.raises(ValueError, match="labels a row"):
-        Comparison(lambda: nn.Linear(3, 2), Data.from_arrays(x, (x[:, :2] > 0.5).long(), task="labels"))
+    with pytest.raises(ValueError, match=r"needed is \[2, 3\], one score for each label"):
+        Comparison(lambda: nn.Linear(3, 2), labels())
+    for output in ("logits", "values"):  # a softmax over labels would be a number, and nonsense
+        with pytest.raises(ValueError, match="does not fit labels data"):
+            Comparison(lambda: nn.Linear(3, 3), labels(), output=output)
+    with pytest.raises(ValueError, match="does not fit"):
+        Comparison(lambda: nn.Linear(3, 2), two_targets(), output="binary")

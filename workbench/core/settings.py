@@ -128,7 +128,7 @@ class Setting:
         return self.choices or self.classes
 
     def for_task(self, task: str | None) -> Setting:
-        """The same without output distributions that are of no use for "regression" or for "classification"."""
+        """The same without output distributions that are of no use for "regression", or for "classification" and "labels"."""
         classes = tuple(cls for cls in self.classes if _fits(cls, task))
         default = self.default if not isinstance(self.default, type) or self.default in classes else classes[0]
         return dataclasses.replace(self, classes=classes, default=default)
@@ -136,7 +136,11 @@ class Setting:
 
 def _fits(cls: type, task: str | None) -> bool:
     """Whether an output distribution is of use for a task: those of class labels say probabilities."""
-    return task is None or not hasattr(cls, "loss_function") or hasattr(cls, "probs") == (task == "classification")
+    return (
+        task is None
+        or not hasattr(cls, "loss_function")
+        or hasattr(cls, "probs") == (task in ("classification", "labels"))
+    )
 
 
 def _same(value: Any, other: Any) -> bool:

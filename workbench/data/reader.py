@@ -106,8 +106,8 @@ def one_target(data: Data) -> Data:
     if what:
         raise ValueError(
             f"data: {data.name} has {what}; this takes one tensor x, and one value or one class a row. `Explorer`, `Comparison`, `workbench "
-            "compare` and experiments.grid take maps, tokens and several columns of targets as well, and `Explorer` several labels. Or train "
-            "with workbench.fit(wrapped, data), ask wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots"
+            "compare` and experiments.grid take maps, tokens, several columns of targets and several labels as well. Or train with "
+            "workbench.fit(wrapped, data), ask wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots"
         )
     train, test = (_in_memory(split) for split in (data.train, data.test))
     if data.classes is not None and any(bool((split.y == VOID).any()) for split in (train, test)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from .. import metrics
 from ..calibration.base import ask, distribution_of
+from ..core.outputs import Binary, meaning_of
 from ..risk import Risk
 from .environment import peak_memory
-from .positions import batch_rows, has_class_positions, labelled, target_names
+from .positions import batch_rows, has_class_positions, has_labels, labelled, target_names
 
 if TYPE_CHECKING:
     from ..data import Data
@@ -66,7 +67,8 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
     `mixture_nll` is that of the exact mixture of all members, where they say one. `aurc` and `risk_error_correlation` rank rows by the total
     risk (vacuitic where that is all there is).
 
-    Pixels and tokens count alike, those without a class (-100) not at all; a risk of whole rows ranks none of them. Of 2 to 8 columns of targets
+    Pixels and tokens count alike, those without a class (-100) not at all; a risk of whole rows ranks none of them. Labels count alike, each
+    as a choice between no and yes. Of 2 to 8 columns of targets
     what has a unit is said of each by itself, `rmse_NAME`, and `nll`, `calibration_error` and `picp90` are means over all numbers, as all
     scores are of maps and series.
 
@@ -78,7 +80,8 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
 
     Returns:
         Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness; classification: accuracy, nll, brier, ece.
-        of pixels and tokens also mean_iou and error_auroc. Both: risk_error_correlation and aurc where rows differ in risk, the mean of each
+        of pixels and tokens also mean_iou, of these and of labels error_auroc.
+        Both: risk_error_correlation and aurc where rows differ in risk, the mean of each
         risk (of standard deviations the root mean square), and the costs: parameters, passes (operations of a prediction with its risks over
         those of the plain model) and predict_seconds.
     """
@@ -88,16 +91,20 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
     with torch.no_grad():
         start = time.perf_counter()
         size = batch_rows(target, ROWS)
-        if has_class_positions(data):
+        by_position = has_class_positions(data) or has_labels(data)
+        if by_position:
+            scores_of = _no_and_yes(wrapped) if has_labels(data) else lambda y: y
             pairs = zip(_answers(wrapped, x, size), target.split(size), strict=True)
-            answers = labelled((y, risk, labels) for (y, risk), labels in pairs)
+            answers = labelled((scores_of(y), risk, labels) for (y, risk), labels in pairs)
         else:
             y, risk = _predict(wrapped, x, size)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
-        if has_class_positions(data):
+        if by_position:
             scores = _positions(*answers)
+            if has_labels(data):
+                del scores["mean_iou"]  # no and yes are no regions
         elif data.task == "classification":
             scores = _classes(y, risk, target)
         else:
@@ -172,6 +179,21 @@ def _in_units(y: Tensor, risk: Risk, total: Tensor, target: Tensor, family: Any)
         "sharpness": metrics.sharpness(total),
     }
     return scores | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
+
+
+def _no_and_yes(wrapped: Any) -> Callable[[Tensor], Tensor]:
+    """What makes scores [n, labels, 2] of what a model with several labels gives.
+
+    Raises:
+        ValueError: the model is not said to give labels, so that its numbers could be anything.
+    """
+    output = wrapped._workbench.output
+    meaning = None if isinstance(output, Mapping) else meaning_of(output)
+    if not isinstance(meaning, Binary):
+        raise ValueError(
+            f'labels are scored of a model that is wrapped with output="binary"; this one has output={output!r}'
+        )
+    return meaning.log_scores
 
 
 def _positions(probs: Tensor, risk: Risk, labels: Tensor, of_rows: dict[str, Tensor]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.outputs import Logits
+from ..core.outputs import Binary, Logits
 from ..data.targets import VOID, kind
 from ..engine.effects.private_random import own_random
 from ..risk import Risk
@@ -26,13 +26,10 @@ def measurable(data: Data) -> Data:
     """The data in a form that a grid can train on and measure: bytes become floating-point numbers, and counts values.
 
     Raises:
-        ValueError: there are several tensors of inputs or targets, labels that don't exclude each other, or probabilities of classes, for
-            which there are no scores.
+        ValueError: there are several tensors of inputs or targets, or probabilities of classes, for which there are no scores.
     """
     if isinstance(data.task, Mapping):
         what = f"the targets {', '.join(data.task)}"
-    elif data.task == "labels":
-        what = f"{data.n_outputs} labels a row"
     elif data.task == "probabilities":
         what = "probabilities of classes as targets"
     elif isinstance(data.train.take([0]).load().x, Mapping):
@@ -44,7 +41,7 @@ def measurable(data: Data) -> Data:
         return replace(data, train=train, test=test, task="regression" if data.task == "counts" else data.task)
     raise ValueError(
         f"data: {data.name} has {what}; grids and `workbench compare` take one tensor x, and y of values or class numbers, of rows, pixels, "
-        "tokens or several columns. Train with workbench.fit(wrapped, data), and score wrapped(x, return_risk=True) by workbench.metrics"
+        "tokens, labels or several columns. Train with workbench.fit(wrapped, data), and score wrapped(x, return_risk=True) by workbench.metrics"
     )
 
 
@@ -58,25 +55,31 @@ def has_class_positions(data: Data) -> bool:
     return data.task == "classification" and data.train.y.ndim > 1
 
 
+def has_labels(data: Data) -> bool:
+    """Whether a row has several labels, each yes or no."""
+    return data.task == "labels"
+
+
 def output_for(model: nn.Module, data: Data) -> Any:
     """What a model gives for the data, as a wrapper's `output` says it; None of values.
 
     Args:
-        model: the plain model, which is left as it is; two rows are asked for.
+        model: the plain model, which is left as it is; a few rows are asked for.
         data: what it is to be trained on.
 
     Raises:
         ValueError: it gives no scores of the classes of each pixel or token, or scores whose classes could lie in two dimensions.
     """
+    if has_labels(data):
+        answer = _answer(model, data, 64)
+        # probabilities already, unless all of so many scores lie in [0, 1] by chance
+        return Binary(logits=False) if isinstance(answer, Tensor) and Binary().doubt(answer) else "binary"
     if data.task != "classification":
         return None
     if not has_class_positions(data):
         return "logits"
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    x, y = data.train.x[:2].to(like.device), data.train.y[:2]
-    with torch.no_grad(), own_random(0, like.device):
-        answer = copy.deepcopy(model).eval()(x)
-    first, last = [len(x), data.n_outputs, *y.shape[1:]], [*y.shape, data.n_outputs]
+    y, answer = data.train.y[:2], _answer(model, data, 2)
+    first, last = [len(y), data.n_outputs, *y.shape[1:]], [*y.shape, data.n_outputs]
     shape = list(answer.shape) if isinstance(answer, Tensor) else None
     if shape not in (first, last):
         raise ValueError(
@@ -88,6 +91,13 @@ def output_for(model: nn.Module, data: Data) -> Any:
             f"model: the scores {shape} of {data.name} could have their classes in dimension 1 or in the last one; cut the rows to another size"
         )
     return Logits(dim=1 if shape == first else -1)
+
+
+def _answer(model: nn.Module, data: Data, n_rows: int) -> Any:
+    """What a copy of the model says about the first training rows."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    with torch.no_grad(), own_random(0, like.device):
+        return copy.deepcopy(model).eval()(data.train.x[:n_rows].to(like.device))
 
 
 def batch_rows(target: Tensor, most: int) -> int:

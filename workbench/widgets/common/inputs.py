@@ -14,7 +14,7 @@ from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
 from workbench.engine.effects.private_random import own_random
-from workbench.experiments.positions import has_class_positions, output_for
+from workbench.experiments.positions import has_class_positions, has_labels, output_for
 
 
 @dataclass
@@ -63,7 +63,7 @@ def _name(function: Any) -> str:
 
 
 def check_fits(model: nn.Module, data: Data) -> Any:
-    """Check that a model answers rows of the data, and return what it gives: "values", "logits", "probs", or `Logits` with a dimension.
+    """Check that a model answers rows of the data, and return what it gives: "values", "logits", "probs", "binary", or a meaning.
 
     Args:
         model: a copy; what is lazy in it is made by this.
@@ -88,11 +88,19 @@ def check_fits(model: nn.Module, data: Data) -> Any:
     if not isinstance(y, Tensor) or list(y.shape) != expected:
         shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
         wanted = (
-            "one score for each class" if data.classes else "one value" if expected[1:] == [1] else "the targets of"
+            "one score for each label"
+            if has_labels(data)
+            else "one score for each class"
+            if data.classes
+            else "one value"
+            if expected[1:] == [1]
+            else "the targets of"
         )
         raise ValueError(
             f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; needed is {expected}, {wanted} a row"
         )
+    if has_labels(data):
+        return output_for(model, data)
     if data.classes is None:
         return "values"
     probs = bool((y >= 0).all() and torch.allclose(y.sum(-1), torch.ones(()).to(y), atol=1e-4))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.calibration.base import ask
+from workbench.core.outputs import meaning_of
 from workbench.data import Data, load
 from workbench.data.reader import data_of
 from workbench.engine.effects.private_random import own_random
-from workbench.experiments.positions import has_class_positions, measurable
+from workbench.experiments.positions import has_class_positions, has_labels, measurable
 
 from .predictions import Predictions
 
 
-def comparable_data(data: Any, split: int) -> Data:
-    """The Data that a comparison takes, of what the user has; targets may be maps, tokens or several columns.
+def comparable_data(data: Any, split: int = 0) -> Data:
+    """The Data that a comparison or an explorer takes, of what the user has; targets may be maps, tokens, several columns or labels.
 
     Raises:
         TypeError, ValueError: as `data_of` and `experiments.positions.measurable`.
@@ -38,30 +38,6 @@ def comparable_data(data: Any, split: int) -> Data:
             f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed"
         )
     return suited
-
-
-def explorable_data(data: Any) -> Data:
-    """The Data that an explorer takes, of what the user has: that of a comparison, or several labels a row.
-
-    Raises:
-        TypeError, ValueError: as `comparable_data`.
-    """
-    if isinstance(data, str):
-        data = load(data)
-    elif isinstance(data, tuple | list) and len(data) == 2 and _is_several(data[1]):
-        data = Data.from_arrays(*data)
-    if not (isinstance(data, Data) and data.task == "labels"):
-        return comparable_data(data, 0)
-    train, test = (split.load() for split in (data.train, data.test))
-    if not isinstance(train.x, Tensor):
-        raise ValueError(f"data: {data.name} has the inputs {', '.join(train.x)}; Explorer takes one tensor x")
-    if len(train) < 20 or not len(test):
-        raise ValueError(
-            f"data: {data.name} has {len(train)} training and {len(test)} test rows; at least 20 and 1 are needed"
-        )
-    if train.x.dtype == torch.uint8:
-        train, test = (replace(rows, x=rows.x.float()) for rows in (train, test))
-    return replace(data, train=train, test=test)
 
 
 def takes_several(data: Any) -> bool:
@@ -100,7 +76,9 @@ def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
         finally:
             wrapped.train(was_training)
     by_name = {name: risk[name].cpu() for name in risk.names()}
-    classes = has_class_positions(data)
-    if classes and not by_name:
-        by_name = {"total": torch.special.entr(y.softmax(-1)).sum(-1).cpu()}
-    return Predictions((y.argmax(-1) if classes else y).cpu(), by_name, None, classes or "aleatoric" in by_name)
+    if has_labels(data):
+        y = meaning_of(wrapped._workbench.output).log_scores(y)  # of no and of yes
+    elif not has_class_positions(data):
+        return Predictions(y.cpu(), by_name, None, "aleatoric" in by_name)
+    by_name = by_name or {"total": torch.special.entr(y.softmax(-1)).sum(-1).cpu()}
+    return Predictions(y.argmax(-1).cpu(), by_name, None, True)

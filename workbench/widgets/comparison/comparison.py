@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # what is ticked at first if the user names nothing
 USUAL = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
+USUAL |= {"labels": USUAL["classification"]}
 
 
 class Comparison:
@@ -51,8 +52,9 @@ class Comparison:
         model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
             each seed. It gives one value, or one score for each class, for each row (pixel, token, column of targets).
         data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n], [n, k] or maps
-            [n, height, width], or class numbers [n] or of pixels or tokens; a fifth of the rows of a pair become test rows. Targets of several
-            numbers a row are scored as by `workbench compare`: pixels and tokens alike, columns each in its unit.
+            [n, height, width], class numbers [n] or of pixels or tokens, or truth values [n, labels]; a fifth of the rows of a pair become test
+            rows. Targets of several numbers a row are scored as by `workbench compare`: pixels, tokens and labels alike, columns each in
+            its unit.
         wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of texts such as "vote" and "vote(n_voters=5) +
             sculpt"; None: a choice that suits the task. All registered wrappers can be added by hand.
         epochs: passes over the training rows.
@@ -64,7 +66,7 @@ class Comparison:
         seeds, splits: on how many each model is trained, from `seed` and `split` on; the table then has means and standard errors, and marks
             what is better than the plain model beyond noise: a paired t-test over the splits, or the seeds of one split, corrected for the
             number of comparisons (Holm) and for rows that splits share (Nadeau and Bengio, 2003). Pictures are of the first.
-        output: what the model gives: "values", "logits" or "probs"; None finds out.
+        output: what the model gives: "values", "logits", "probs" or "binary"; None finds out.
         device: where to train, such as "cuda"; None: where the model is.
         session: a file that every run is saved in as it ends, and that is read first if it is there: the same call after a restart of the
             kernel, or on another machine, shows the table, pictures and losses of all runs. Weights are not in it: `models` has what was
@@ -113,8 +115,8 @@ class Comparison:
         self._data = comparable_data(data, split)
         self._data_given, self._split = data, split
         task = self.data.task
-        if output is not None and output not in ("values", "logits", "probs"):
-            raise ValueError(f'output must be "values", "logits" or "probs", not {output!r}')
+        if output is not None and output not in ("values", "logits", "probs", "binary"):
+            raise ValueError(f'output must be "values", "logits", "probs" or "binary", not {output!r}')
         chosen = candidates(USUAL[task] if wrappers is None else wrappers)
         chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
         for candidate in chosen:
@@ -123,10 +125,13 @@ class Comparison:
             candidate.build()
         plain = self._model.new(seed)
         meaning = check_fits(plain, self.data)
-        fits = (output == "values") == (meaning == "values") if isinstance(meaning, str) else output == "logits"
-        if output is not None and not fits:
+        if task == "labels":
+            fits = output == "binary"
+        else:
+            fits = (output == "values") == (meaning == "values") if isinstance(meaning, str) else output == "logits"
+        if output is not None and (not fits or (output == "binary") != (task == "labels")):
             raise ValueError(f"output={output!r} does not fit {task} data")
-        self._output = (output or meaning) if isinstance(meaning, str) else meaning
+        self._output = (output or meaning) if isinstance(meaning, str) or task == "labels" else meaning
         self._repeats = seeds, splits
         self._board: Board | None = None
 

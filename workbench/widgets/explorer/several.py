@@ -18,7 +18,7 @@ from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import MOST_TARGETS, batch_rows, target_names
 from workbench.risk import Risk
 from workbench.widgets.common.cases import number
-from workbench.widgets.common.positions import explorable_data
+from workbench.widgets.common.positions import comparable_data
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.ranking import OF, asked, row_numbers, scales_of
 
@@ -43,7 +43,7 @@ class SeveralExploration(Exploration):
         max_rows: int = 2000,
     ) -> None:
         check_model(wrapped)
-        self.wrapped, self.data = wrapped, explorable_data(data)
+        self.wrapped, self.data = wrapped, comparable_data(data)
         if k is not None or space is not None:
             self._refuse("are not beside their neighbours: leave k and space out")
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
