@@ -111,7 +111,7 @@ def gone(process: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 180) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
