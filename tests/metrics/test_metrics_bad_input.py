@@ -91,7 +91,10 @@ def test_every_function_is_here() -> None:
         "box_calibration_error",
     }
     of_series = {"mase", "pinball", "coverage_over_time"}  # see test_metrics_forecasts.py
-    assert functions == set(ALL) | of_boxes | of_series  # those of boxes take dicts, see test_metrics_boxes.py
+    of_curves = {"disentanglement_error"}  # see test_metrics_disentanglement.py
+    assert (
+        functions == set(ALL) | of_boxes | of_series | of_curves
+    )  # those of boxes take dicts, see test_metrics_boxes.py
 
 
 @pytest.mark.parametrize("name", ALL)
