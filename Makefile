@@ -5,7 +5,7 @@ VENV ?= .venv
 REPORTS ?= reports
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: report test lint docs lab clean
 .DEFAULT_GOAL := report

@@ -44,6 +44,7 @@ REFERENCE = {
     "widgets": ("workbench.widgets",),
     "notebook": ("workbench.notebook", "workbench.pytest_plugin"),
     "experiments": ("workbench.experiments",),
+    "trackers": ("workbench.trackers",),
     "doctor": ("workbench.doctor",),
     "testing": ("workbench.testing",),
     "errors": ("workbench.errors",),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: more threads than cores make them many times slower
 
-import nbformat
 import pytest
 
+from workbench.experiments.environment import source_digest
 from workbench.notebook import Run, run_notebook
 
 ROOT = Path(__file__).parent.parent
@@ -84,10 +86,73 @@ def pytest_report_header() -> list[str]:
     return [f"browser tests: left out; they need {missing()}"] if missing() and not REQUIRED else []
 
 
+# with --dist loadfile: folders whose tests run in one process, where they share what is made once and are not slowed down by each other,
+# and files of many tests that share nothing
+TOGETHER = ("tests/browser", "tests/notebook")
+APART = (
+    "tests/test_conformance.py",
+    "tests/test_meanings.py",
+    "tests/engine/test_compile.py",
+    "tests/engine/test_other_device.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By folder, by file or by test. Groups of xdist (its --dist loadgroup) would say the same, but do nothing under pytest 9.2."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = file.rpartition("/")[0]
+            return folder if folder in TOGETHER else nodeid if file in APART else file
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that compare bit by bit, themselves or in a function of the tests that they call."""
+    known: dict[FunctionType, bool] = {}
+    for item in items:
+        function = getattr(item, "function", None)
+        if isinstance(function, FunctionType) and _compares_bits(function, known):
+            item.add_marker(pytest.mark.exact)
+
+
+def _compares_bits(function: FunctionType, known: dict[FunctionType, bool]) -> bool:
+    if function not in known:
+        known[function] = False  # of functions that call themselves
+        codes = [function.__code__]
+        for code in codes:
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        called = [function.__globals__.get(name) for code in codes for name in code.co_names]
+        known[function] = any(_says_exact(code) for code in codes) or any(
+            _compares_bits(other, known)
+            for other in called
+            if isinstance(other, FunctionType) and Path(other.__code__.co_filename).is_relative_to(ROOT / "tests")
+        )
+    return known[function]
+
+
+def _says_exact(code: CodeType) -> bool:
+    """torch.equal, or a comparison with rtol=0 and atol=0."""
+    return "equal" in code.co_names or (("rtol", "atol") in code.co_consts and 0 in code.co_consts)
+
+
 def pytest_collection_finish() -> None:
     """Leave what all the imports of a collection made out of later garbage collections, which would look through it each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_open_figures() -> None:
+    """pyplot keeps figures for the whole process: a test finds none of those that tests and notebooks before it left open."""
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture
@@ -102,6 +167,8 @@ def seeded() -> Iterator[None]:
 
 def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
     """A notebook with a title, a parameters cell (n = 3, rate = 0.5, name = "x", tags = ["a"]) and these cells."""
+    import nbformat  # takes seconds, which a test that starts pytest anew would pay
+
     v4 = nbformat.v4
     parameters = "n = 3\nrate = 0.5\nname = 'x'\ntags = ['a']"
     nb = v4.new_notebook(
@@ -117,6 +184,11 @@ def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
     return path
 
 
+def _digest_for_tests() -> str:
+    """The same for all tests; notebooks that run in this process later are kept, and shown by the documentation, under the true one."""
+    return "as it is" if os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/") else source_digest()
+
+
 @pytest.fixture(scope="session")
 def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Signatures go here instead of the user's home, and no edit of the package can come between two runs."""
@@ -124,7 +196,7 @@ def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_DATA_DIR", str(home / "data"))
         patch.setenv("JUPYTER_RUNTIME_DIR", str(home / "runtime"))
-        patch.setattr("workbench.notebook.run._source_digest", lambda: "as it is")
+        patch.setattr("workbench.notebook.run._source_digest", _digest_for_tests)
         yield home
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "workbench"
 # from the ground up; what shares a line may import each other, as long as no files stand in a circle
 LAYERS = (
-    ("errors", "atomic", "deprecation", "version"),
+    ("errors", "atomic", "deprecation", "version", "trackers"),
     ("introspect",),
     ("engine",),
     ("risk", "distributions"),

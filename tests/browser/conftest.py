@@ -22,7 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker("browser")
-            item.add_marker(pytest.mark.xdist_group("browser"))  # one server, and nothing beside it that slows it down
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from workbench.core.detections import match, overlaps
 from workbench.outputs import Detections, Values
 from workbench.testing.models import build, inputs
 
+pytestmark = pytest.mark.usefixtures("seeded")
+
 BOX = [0.0, 0.0, 4.0, 4.0]
 
 
@@ -263,6 +265,7 @@ def test_voters_that_are_equal_give_the_model_back(pictures):
     model = Detector(0.4).eval()
     y, risk = vote.Wrapper(3, finetune=True, output=Detections())(model).eval()(pictures, return_risk=True)
     for result, expected, spread in zip(y, model(pictures), risk.epistemic, strict=True):
+        assert len(expected["scores"])
         order = expected["scores"].argsort(descending=True)
         for name, leaf in expected.items():
             assert torch.allclose(result[name].float(), leaf[order].float(), atol=1e-5)

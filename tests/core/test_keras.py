@@ -14,7 +14,6 @@ import workbench
 from workbench import augment, compose, laplace, neo, sample, sculpt, swag, vote
 from workbench.errors import WorkbenchWarning
 
-pytestmark = pytest.mark.xdist_group("keras")
 X = np.linspace(-1, 1, 48, dtype="float32").reshape(12, 4)
 Y = np.sin(X.sum(1, keepdims=True)).astype("float32")
 

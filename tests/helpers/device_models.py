@@ -36,6 +36,11 @@ class Encoder(nn.Module):
         return self.head(self.body(x).mean(1))
 
 
+def relu_mlp() -> nn.Module:
+    """Its last features are not negative, as some densities want them."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 MODELS = {"mlp": (mlp, (4,)), "cnn": (cnn, (2, 6, 6)), "transformer": (Encoder, (5, 4))}
 WRAPPERS: dict[str, Wrapper] = {
     "plain": compose(),
@@ -64,7 +69,7 @@ WRAPPERS: dict[str, Wrapper] = {
 
 def trained(wrapper: Wrapper, model: str, rows: int = 12) -> tuple[Any, Tensor, Any]:
     """A wrapped model that has learned and answered once in each way, on the CPU; inputs and targets."""
-    make, shape = MODELS[model]
+    make, shape = (relu_mlp, (4,)) if model == "relu mlp" else MODELS[model]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, *shape, generator=generator)
     wrapped = wrapper(make())

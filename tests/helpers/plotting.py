@@ -6,7 +6,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,6 @@ def untouched():
     settings, torch_state = matplotlib.rcParams.copy(), torch.get_rng_state()
     numpy_state = repr(np.random.get_state())  # noqa: NPY002
     yield
-    plt.close("all")
     assert matplotlib.rcParams == settings
     assert repr(np.random.get_state()) == numpy_state  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), torch_state)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import write_notebook
 
+from workbench.experiments.environment import source_digest
 from workbench.notebook import read_records, run_notebook
 from workbench.pytest_plugin import differences
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("notebooks")
 
 RECORDS = """
 from helper import scale
@@ -32,6 +32,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(pytester.path / "jupyter"))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    # runs of pytest in another process know nothing of what `jupyter_home` puts in its place here
+    monkeypatch.setattr("workbench.notebook.run._source_digest", source_digest)
     notebooks = pytester.mkdir("notebooks")
     write(notebooks / "study.ipynb", RECORDS)
     (notebooks / "helper.py").write_text("scale = 1.0\n")

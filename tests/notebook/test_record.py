@@ -19,8 +19,6 @@ from matplotlib.figure import Figure
 
 from workbench.notebook import read_records, record, record_figure, record_table
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
-
 module = sys.modules["workbench.notebook.record"]
 
 

@@ -18,8 +18,6 @@ from workbench.errors import WorkbenchWarning
 from workbench.notebook import Run, read_records, render
 from workbench.notebook.formulas import formula, markdown_to_html
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
-
 REQUESTS = re.compile(
     r"""(?:src|href|data|action|poster)\s*=\s*(?!["']?(?:data:|\#))|url\(\s*(?!["']?(?:data:|\#))|@import|<script|<link""",
     re.IGNORECASE,

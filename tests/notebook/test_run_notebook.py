@@ -22,8 +22,6 @@ from workbench.notebook import Run, environment, read_records, read_run, run_not
 from workbench.notebook.parameters import COMPUTED, declared_parameters, parse_parameter, split_values
 from workbench.notebook.run import run_key
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
-
 module = sys.modules["workbench.notebook.run"]
 source_digest = module._source_digest  # as it is before any fixture replaces it
 

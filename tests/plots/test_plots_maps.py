@@ -14,14 +14,6 @@ from workbench.risk import Risk
 pytest.importorskip("matplotlib")
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Any:
-    import matplotlib.pyplot as plt
-
-    yield
-    plt.close("all")
-
-
 def drawn(ax: Any) -> Any:
     return np.ma.filled(ax.images[-1].get_array().astype(float), np.nan)
 

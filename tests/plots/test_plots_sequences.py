@@ -13,14 +13,6 @@ from workbench import plots
 pytest.importorskip("matplotlib")
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Any:
-    import matplotlib.pyplot as plt
-
-    yield
-    plt.close("all")
-
-
 def test_fan_holds_the_quantiles_of_the_paths() -> None:
     paths = torch.randn(101, 5, generator=torch.Generator().manual_seed(0))
     ax = plots.fan(paths, past=torch.zeros(3), truth=torch.ones(5), levels=(0.5, 0.8))
