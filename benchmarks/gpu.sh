@@ -126,7 +126,7 @@ conformance() { # the cells that the plain suite checks, and as many again
 notebooks() {
     local which=notebooks option
     option=$(plugin)
-    if ((smoke)); then which=notebooks/first_look.ipynb; fi
+    if ((smoke)); then which=notebooks/explorer.ipynb; fi # the shortest
     "$PYTHON" -m pytest -q -p no:cacheprovider -n "$JOBS" ${option:+"$option"} --notebooks --notebook-timeout 150 "$which"
 }
 
@@ -134,7 +134,7 @@ speed() { if ((smoke)); then bench speed -g model=mlp; else bench speed -g on=cu
 
 wrapping() { if ((smoke)); then bench wrapping -g model=mlp; else bench wrapping -g on=cuda --timeout 60; fi; }
 
-throughput() { if ((smoke)); then bench throughput; else bench throughput -g on=cuda -g model=lenet5,cnn --timeout 120; fi; }
+throughput() { if ((smoke)); then bench throughput -g "method=sculpt 1"; else bench throughput -g on=cuda -g model=lenet5,cnn --timeout 120; fi; }
 
 quality() { if ((smoke)); then bench throughput -g method=vote; else bench throughput -g on=cuda -g model=resnet18 --timeout 560; fi; }
 

@@ -60,6 +60,8 @@ def test_classes_chosen_inside_are_told() -> None:
     (said,) = messages(lambda: vote.Wrapper(3)(Gives(lambda h: h.argmax(-1).float())).eval()(X))
     assert "whole numbers" in said
     assert messages(lambda: vote.Wrapper(3)(Gives(lambda h: (h, torch.ones(40, 1)))).eval()(X)) == []
+    large = vote.Wrapper(3)(Gives(lambda h: 3 * h + 200)).eval().to(torch.bfloat16)  # which has no other numbers there
+    assert messages(torch.no_grad()(lambda: large(X.to(torch.bfloat16)))) == []
 
 
 # ---- losses

@@ -138,3 +138,23 @@ def test_gradients_go_through_a_step_of_training() -> None:
     for name, parameter in wrapped.named_parameters():
         expected = torch.stack([voter.get_parameter(name.partition("@")[0]).grad for voter in copies])
         torch.testing.assert_close(parameter.grad, expected)
+
+
+@pytest.mark.parametrize("prior", [None, 2.0])
+def test_voters_learn_targets_of_their_own_in_their_order(prior: float | None) -> None:
+    wrapped = vote.Wrapper(3, prior=prior, output="values")(net(2, 4))
+    x, action, targets = torch.randn(5, 2), torch.randint(4, (5,)), torch.randn(3, 5)
+    copies = wrapped.voters()
+    each = iter(targets)
+    loss = wrapped.loss(lambda q, a: F.mse_loss(q[torch.arange(5), a], next(each)), x, action)
+    expected = [
+        F.mse_loss(copy(x)[torch.arange(5), action], target) for copy, target in zip(copies, targets, strict=True)
+    ]
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    loss.backward()
+    gradients = [
+        torch.autograd.grad(value / 3, list(copy[2].parameters())) for copy, value in zip(copies, expected, strict=True)
+    ]
+    last = dict(wrapped[2].named_parameters())
+    for i, name in enumerate(("weight@vote", "bias@vote")):
+        torch.testing.assert_close(last[name].grad, torch.stack([gradient[i] for gradient in gradients]))

@@ -49,6 +49,20 @@ def test_a_step_in_chunks_keeps_what_its_backward_pass_needs() -> None:
     assert taken[4] < 0.8 * taken[None]
 
 
+def test_a_shared_trunk_is_computed_once_whatever_the_chunk() -> None:
+    wrapped = vote.Wrapper(4, share=1, chunk=1)(net()).eval()
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wrapped(x)
+        with torch.profiler.profile() as profile:
+            y, risk = wrapped(x, return_risk=True)
+        voters = torch.stack([voter(x) for voter in wrapped.voters()])
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::linear"] == 2 + 4
+    torch.testing.assert_close(y, voters.mean(0))
+    torch.testing.assert_close(risk, voters.std(0, correction=0))
+
+
 class Small(nn.Module):
     """A model on a device that has no memory for more than so many branches at once."""
 

@@ -91,6 +91,8 @@ ROWLESS = [
 REFUSED: list[tuple[tuple[str, ...], list[str], type[Exception], str]] = [
     (("vote_share2",), [*CONVOLUTIONS, *NORMS, *CELLS, *SINGLE], ValueError, "1 layers with weights"),
     (("sample_weights",), [*NORMS, "nn.PReLU"], ValueError, "no weights of two or more dimensions"),
+    (("vote_prior",), [*NORMS, "nn.PReLU"], ValueError, "would differ between untrained models"),
+    (("vote_prior",), ["nn.LinearCrossEntropyLoss"], ValueError, "the output is a number without dimensions"),
     # samples without an axis of rows, and whole numbers, which have no density
     (NEO, [*CONVOLUTIONS, *CELLS, *ROWLESS], ValueError, "found no layer whose input has one feature vector a row"),
     (NEO, ["nn.LinearCrossEntropyLoss", "nn.PReLU"], ValueError, "the model's output has no rows"),

@@ -116,7 +116,7 @@ def test_warm_calls_and_losses_do_not_wait(name: str, model: str) -> None:
 @pytest.mark.parametrize("name", DENSITIES)
 def test_signatures_do_not_wait(name: str) -> None:
     with quiet():
-        wrapped, x, _ = trained(neo.Wrapper(density=name, output="logits"), "mlp", rows=60)
+        wrapped, x, _ = trained(neo.Wrapper(density=name, output="logits"), "relu mlp", rows=60)
     wrapped.to("meta").eval()
     x = x.to("meta")
     with torch.no_grad(), Waiting("meta"):

@@ -17,6 +17,8 @@ from .settings import settings_of
 if TYPE_CHECKING:
     from .ownership import Table
 
+LARGE = 2**20  # numbers of all branches, from which on their variance is summed branch by branch
+
 
 class Method:
     """One method on one wrapped object: settings only, since all tensors are registered in the wrapped modules.
@@ -123,6 +125,11 @@ class Method:
         """Remove the method's axis from a prediction of which no risk is wanted: what `reduce` would make of "y"."""
         return y.mean(dim) if type(self).reduce is Method.reduce else self.reduce({"y": y}, dim)["y"]
 
+    @property
+    def likelihood_of_rows(self) -> bool:
+        """Whether `likelihood` is a mean over rows that have nothing to do with each other, and draws nothing."""
+        return False
+
     def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
         """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
 
@@ -192,9 +199,25 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
     """
     y = parts["y"]
     out = {name: value.mean(dim) for name, value in parts.items()}
-    variance = torch.var(y, dim, correction=0) if y.numel() else out["y"].real  # torch warns about an empty batch
-    out["epistemic"] = out.get("epistemic", 0) + variance
+    out["epistemic"] = out.get("epistemic", 0) + _variance(y, out["y"], dim)
     return out
+
+
+def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
+    """Of the population; about the mean that is known."""
+    if not y.numel():
+        return mean.real  # torch warns about an empty batch
+    if (
+        torch.compiler.is_compiling() or torch.is_grad_enabled()
+    ):  # torch.export would take the comparison for a promise about rows
+        return torch.var(y, dim, correction=0)
+    if y.device.type != "cpu" or y.dtype not in (torch.float32, torch.float64) or y.numel() <= LARGE:
+        return torch.var(y, dim, correction=0)
+    squares = torch.zeros_like(mean)
+    for value in y.unbind(dim):  # torch.var over an outer dimension takes some twenty times as long on a CPU
+        difference = value - mean
+        squares.addcmul_(difference, difference)
+    return squares.div_(y.shape[dim])
 
 
 def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:

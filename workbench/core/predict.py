@@ -22,6 +22,7 @@ from .crossfit import committee_of
 from .dealing import NO_ROWS, deal, rows_of, tell, tell_whole
 from .detections import ragged_leaves
 from .feedback import carries_mean, mark_means, refuse_means
+from .joint_loss import joined
 from .last_layers import check_tails
 from .method import Call, apart
 from .outputs import (
@@ -31,6 +32,7 @@ from .outputs import (
     has_detections,
 )
 from .ownership import engine_of, extra, table_of
+from .prior import run_with_prior
 from .reduction import meanings_of, pair_of, reduced
 from .resolution import resolve, targets_of
 from .row_weights import weighed
@@ -69,7 +71,7 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
         from .outside_graph import refuse_means_outside
 
         refuse_means_outside(wrapped, args, kwargs)
-    branched, results = engine_of(wrapped).run(plan, args, kwargs, wrapped._workbench.strategy)
+    branched, results = run_with_prior(wrapped, plan, args, kwargs, wrapped._workbench.strategy)
     for intervention in plan.interventions:
         if intervention.plain_dtypes:
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
@@ -164,7 +166,6 @@ def loss(
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
     axes = branched.axes
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
-    criterion = listening(wrapped, criterion, y)
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
     if pair is None and criterion is None:
@@ -177,22 +178,50 @@ def loss(
         )
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
-    terms: list[Tensor] = []
-    for k in range(int(torch.Size(models).numel())):
-        at = [
-            leaf.items[k]
-            if isinstance(leaf, Ragged)
-            else leaf.reshape(-1, *leaf.shape[len(models) :])[k]
-            if isinstance(leaf, Tensor)
-            else leaf
-            for leaf in leaves
-        ]
-        terms.append(loss_of_model(record, branched.rebuild, at, criterion, y, pair))
-    total = torch.stack(terms).mean()
+    together = joined(record, models, leaves, criterion, y, pair)
+    criterion = listening(
+        wrapped, criterion, y
+    )  # in another form in its first batch, by which `joined` would not know it
+    if together is not None:
+        rows, targets = together
+        total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
+    else:
+        total = _mean_loss(record, branched.rebuild, models, leaves, criterion, y, pair)
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + term
     return total
+
+
+def _mean_loss(
+    record: Any,
+    rebuild: Callable[[list[Any]], Any],
+    models: Sequence[int],
+    leaves: Sequence[Any],
+    criterion: Any,
+    y: Any,
+    pair: Any,
+) -> Tensor:
+    """The mean over the models of `loss_of_model`, in their order."""
+    answers = [_of_models(leaf, models) for leaf in leaves]
+    terms = [
+        loss_of_model(record, rebuild, [of_leaf[k] for of_leaf in answers], criterion, y, pair)
+        for k in range(math.prod(models))
+    ]
+    return torch.stack(terms).mean()
+
+
+def _of_models(leaf: Any, models: Sequence[int]) -> Sequence[Any]:
+    """What each model gives in the place of a leaf, which has dimensions of these sizes in front.
+
+    One `unbind` for all, since the backward pass of a `select` for each would fill a tensor of all models' size.
+    """
+    if isinstance(leaf, Ragged):
+        return leaf.items
+    if not isinstance(leaf, Tensor):
+        return [leaf] * math.prod(models)
+    # torch lets nobody write into views of an unbind, and a criterion may write into what it is given
+    return [answer.clone() for answer in leaf.reshape(-1, *leaf.shape[len(models) :]).unbind(0)]
 
 
 def loss_of_model(

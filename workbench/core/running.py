@@ -15,13 +15,14 @@ from ..engine.tree import names
 from .crossfit import Committee
 from .method import Method, sqrt
 from .outputs import Classes, Logits, Meaning, Probs, Values, at_least_float32, log_of
+from .ownership import extra
 from .resolution import check_numbers, resolve
 from .said_distributions import distributions_in
 from .slips import tell_doubts, tell_whole_numbers
 
 PIECE = 2**20  # scores of all branches, up to which entropies of all are computed at once
 OF_BRANCH = {
-    "cpu": 2**18
+    "cpu": 2**17
 }  # scores of one branch whose entropies are computed at once, so that what is between stays in a cache
 ELSEWHERE = 2**24  # the same where each piece costs launches
 SEEN = 4096  # numbers of a map, spread over it, of which it is seen whether they are whole
@@ -45,11 +46,11 @@ class RunningClasses(Running):
         self._dim, self._length = piece_of(meaning, like)
         numbers = at_least_float32(like[:0])
         if isinstance(meaning, Logits | Probs):
-            self._numbers = numbers.new_zeros(self.shape)  # laid out like scores
+            self._numbers = numbers.new_empty(self.shape)  # laid out like scores
             self._sum = meaning.classes_last(self._numbers)
         else:
-            self._numbers = self._sum = numbers.new_zeros((*self.shape, 2))
-        self._entropies = numbers.new_zeros(self._sum.shape[:-1]) if return_risk else None
+            self._numbers = self._sum = numbers.new_empty((*self.shape, 2))
+        self._entropies = numbers.new_empty(self._sum.shape[:-1]) if return_risk else None
         of_classes = meaning.class_dim
         # where the dimension of pieces stands among those of the entropies, which have no classes
         self._place = self._dim + 1 if of_classes is not None and self._dim < of_classes else self._dim
@@ -59,11 +60,19 @@ class RunningClasses(Running):
         weights = [1.0] * len(scores) if weights is None else weights
         for start, length in self._pieces():
             total = self._sum.narrow(self._place - 1, start, length)
-            for branch, weight in zip(scores, weights, strict=True):
-                probs, entropies = _summands(self._meaning, branch.narrow(self._dim, start, length), self._return_risk)
-                total.add_(probs, alpha=weight)
-                if self._entropies is not None:
-                    self._entropies.narrow(self._place, start, length).add_(entropies, alpha=weight)
+            sums = None if self._entropies is None else self._entropies.narrow(self._place, start, length)
+            for k, (branch, weight) in enumerate(zip(scores, weights, strict=True)):
+                exponentials, normalizer, entropies = _summands(
+                    self._meaning, branch.narrow(self._dim, start, length), self._return_risk
+                )
+                if not self._weight and not k:
+                    torch.div(exponentials, normalizer / weight, out=total)
+                    if sums is not None:
+                        torch.mul(entropies, weight, out=sums)
+                    continue
+                total.addcdiv_(exponentials, normalizer, value=weight)
+                if sums is not None:
+                    sums.add_(entropies, alpha=weight)
         self._weight += len(scores)
 
     def result(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -196,6 +205,7 @@ def folding_of(
         or not axes
         or committee is not None
         or record.state
+        or extra(wrapped, "prior") is not None
         or values_unavailable()
         or torch.is_grad_enabled()
         or any(axis.own_first for axis in axes)
@@ -225,22 +235,22 @@ def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny)).sum(-1)
 
 
-def _summands(meaning: Classes, scores: Tensor, return_risk: bool) -> tuple[Tensor, Tensor]:
-    """Probabilities [..., classes] and entropies [...] of one branch; without gradients, for which nothing is kept."""
+def _summands(meaning: Classes, scores: Tensor, return_risk: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one branch what is divided [..., classes] by what [..., 1] to give its probabilities, and its entropies [...]; without gradients."""
     if not isinstance(meaning, Logits):
         probs = meaning.probabilities(scores)
-        return probs, entropy(probs) if return_risk else probs
-    # H = log Z - sum(p z) with p = exp(z) / Z, in place: a third of the time of softmax and entr
+        return probs, probs.new_ones(()), entropy(probs) if return_risk else probs
+    # H = log Z - sum(exp(z) z) / Z, in place: a quarter of the time of softmax and entr
     logs = meaning.log_scores(scores)
     logs = logs - logs.amax(-1, keepdim=True)
-    probs = logs.exp()
-    normalizer = probs.sum(-1, keepdim=True)
-    probs.div_(normalizer)
+    exponentials = logs.exp()
+    normalizer = exponentials.sum(-1, keepdim=True)
     if not return_risk:
-        return probs, probs
+        return exponentials, normalizer, exponentials
     # a class that is ruled out by a score of -inf adds nothing
-    logs.clamp_(min=torch.finfo(logs.dtype).min).mul_(probs)
-    return probs, normalizer.squeeze(-1).log_().sub_(logs.sum(-1))
+    sums = logs.clamp_(min=torch.finfo(logs.dtype).min).mul_(exponentials).sum(-1)
+    of_all = normalizer.squeeze(-1)
+    return exponentials, normalizer, of_all.log().addcdiv_(sums, of_all, value=-1)
 
 
 __all__ = ["Folding", "RunningClasses", "RunningValues", "entropy", "folding_of", "piece_of"]

@@ -82,6 +82,10 @@ def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     first = leaf[(0,) * depth]
     if bool((leaf == first).all()) or not bool((leaf == leaf.round()).all()):
         return
+    if (
+        is_float(leaf) and float(leaf.abs().amax()) * torch.finfo(leaf.dtype).eps >= 0.5
+    ):  # no other numbers are that large
+        return
     tell(
         wrapped,
         "whole numbers",

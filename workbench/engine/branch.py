@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .clone import places
 from .effects.attributes import modules
 from .effects.containers import Containers, holds_mutable
+from .joint_convolution import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result
@@ -62,6 +63,10 @@ class Clone:
         )
         for layer in self.layers.values():
             layer.__dict__["forward"] = LayerForward(layer)
+        for path, module in self.tree.items():
+            pair = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
+            if can_be_joint(module) and all(slot in rules and rules[slot].axes() for slot in pair):
+                module.__dict__["forward"] = JointForward(module)
 
     def _factored_layers(self, factored: set[str]) -> dict[str, nn.Module]:
         """The layers that can work with a factored weight, by its slot: those whose own weight it is, and nobody else's."""

@@ -215,7 +215,13 @@ class Ladder:
             if not (RUNGS[name].trunk_only and not plan.shares_trunk) and not (RUNGS[name].needs_rules and lacks_rule)
         )
         if plan.shares_trunk:
-            return rungs, "the branches share a trunk, which is computed once"
+            reason = "the branches share a trunk, which is computed once"
+            if plan.chunk is not None and plan.chunk < plan.axes[0].size and not (kind.training or kind.gradients):
+                # "vmap" would compute it once for each chunk
+                return tuple(
+                    sorted(rungs, key=lambda name: name != "replay")
+                ), f"{reason}, also with chunk={plan.chunk}"
+            return rungs, reason
         if kind.device != "cpu":
             return rungs, "one launch for all branches"
         # without the heads beside them, so that a prediction does not draw other numbers where its risk is wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,10 @@ class Sculpt(Method):
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
         self.distribution: Any = self.wrapper.distribution
+
+    @property
+    def likelihood_of_rows(self) -> bool:
+        return inspect.getattr_static(self.distribution, "loss_function") is vars(Distribution)["loss_function"]
 
     def settings(self) -> dict[str, Any]:
         name = type(self.distribution).__name__

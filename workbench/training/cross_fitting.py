@@ -152,8 +152,7 @@ class CrossFit:
                     raise FloatingPointError(
                         f"the loss is {mean} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
                     )
-                lr = max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
-                self.records.append((epoch, mean, math.nan, lr, time.perf_counter() - start))
+                self.records.append((epoch, mean, math.nan, self._present_lr(), time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
                 bar.set_postfix({"loss": mean}, refresh=False)
@@ -163,8 +162,13 @@ class CrossFit:
         if self.callback is not None:
             done, steps = self.optimizer.steps, self.steps
             loss = loss if epoch_ended else loss / len(self.train)
-            progress = Progress(epoch, self.epochs, done, steps, loss, math.nan, epoch_ended, self.wrapped)
+            progress = Progress(
+                epoch, self.epochs, done, steps, loss, math.nan, self._present_lr(), epoch_ended, self.wrapped
+            )
             call_back(self.callback, progress, self.seed, self.rows.device)
+
+    def _present_lr(self) -> float:
+        return max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
 
     def _order(self) -> Tensor:
         """The rows of each voter in a new order, as many as the voter with the fewest has."""

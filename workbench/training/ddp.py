@@ -176,6 +176,7 @@ class _FirstProcessCheckpoint(Checkpoint):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.path, checkpoint.settings)
+        self.runs = checkpoint.runs
 
     def read(self) -> dict[str, Any] | None:
         state_and_error: list[Any] = [None, None]

@@ -207,7 +207,7 @@ class Loop:
         except TypeError:  # a loader without a length
             steps = 0
         validation = self.records[-1][2] if self.records else math.nan
-        progress = Progress(epoch, self.epochs, self.steps, steps, loss, validation, epoch_ended, self.wrapped)
+        progress = Progress(epoch, self.epochs, self.steps, steps, loss, validation, self.lr, epoch_ended, self.wrapped)
         call_back(self.callback, progress, self.seed, self.train.device)
 
     def _collectors(self) -> list[Method]:

@@ -1,0 +1,89 @@
+"""Convolutions of one input by the weights of all voters: one call for all, and the numbers of plain copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench import sculpt, vote
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1d": (lambda: nn.Conv1d(4, 6, 3, stride=2), (3, 4, 11)),
+    "2d": (lambda: nn.Conv2d(4, 6, 1), (3, 4, 7, 5)),
+    "2d, no rows": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (4, 7, 5)),
+    "3d": (lambda: nn.Conv3d(4, 6, 2, dilation=2), (2, 4, 5, 4, 6)),
+    "reflected": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (3, 4, 7, 5)),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), (3, 4, 7, 5)),
+    "no bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), (3, 4, 7, 5)),
+}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts convolutions, and additions to what they gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = self.additions = 0
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = function.overloadpacket.__name__
+        self.convolutions += name == "convolution"
+        self.additions += name == "add"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_voters_are_plain_copies(name: str, training: bool, layout: torch.memory_format) -> None:
+    build, shape = LAYERS[name]
+    x = torch.randn(shape, dtype=torch.float64)
+    if len(shape) == 4:
+        x = x.to(memory_format=layout)
+    model = nn.Sequential(nn.Tanh(), build()).double()
+    wrapped = vote.Wrapper(3, strategy="vmap", output="values")(model).train(training)
+    copies = [voter.train(training) for voter in wrapped.voters()]
+    y, risk = wrapped(x, return_risk=True)
+    answers = torch.stack([copy(x) for copy in copies])
+    torch.testing.assert_close(y, answers.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(risk, answers.var(0, correction=0).sqrt(), rtol=1e-9, atol=1e-9)
+    y.square().sum().backward()
+    answers.mean(0).square().sum().backward()
+    stacked = dict(wrapped.named_parameters())
+    assert len(stacked) == len(list(model.parameters()))
+    for path, parameter in stacked.items():
+        wanted = torch.stack([copy.get_parameter(path.partition("@")[0]).grad for copy in copies])
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_one_call_for_all_heads_on_a_trunk_with_the_bias_in_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1))
+    wrapped: Any = vote.Wrapper(4, share=1, strategy="vmap", output="values")(model).eval()
+    x = torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        wrapped(x)  # the first call looks for what outlives it
+        with Kernels() as kernels:
+            wrapped(x)
+    assert (kernels.convolutions, kernels.additions) == (2, 0)
+
+
+def test_a_second_convolution_of_each_voter_and_heads_beside_it() -> None:
+    """Its input differs between voters, so that it is no call for all; under sculpt there are two axes."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)).double()
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    wrapped: Any = vote.Wrapper(3, strategy="vmap", output="values")(sculpt.Wrapper()(model)).eval()
+    looped: Any = vote.Wrapper(3, strategy="loop", output="values")(sculpt.Wrapper()(model)).eval()
+    looped.load_state_dict(wrapped.state_dict())
+    for out, wanted in zip(answers_of(wrapped, x), answers_of(looped, x), strict=True):
+        torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-12)
+
+
+def answers_of(wrapped: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.no_grad():
+        y, risk = wrapped(x, return_risk=True)
+    return y, risk.aleatoric, risk.epistemic
