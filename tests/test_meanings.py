@@ -29,12 +29,15 @@ from workbench.testing.models import build, call, inputs, seeded, total
 from workbench.testing.trial import ask
 
 _SCORES = [name for name, model in MEANT.items() if model.leaves != {"": "values"}]
+_PROBABILITIES = [name for name in MEANT if "prob" in name]
 _CLASSES = "class outputs need sculpt.Wrapper(LogitNormal)"
 _CONVOLUTION = "laplace knows the posterior of an nn.Linear"
 REFUSED: dict[tuple[str, str], str] = {  # by model and wrapper: words of the message
     **{(name, wrapper): _CLASSES for name in _SCORES for wrapper in ("sculpt_evidential", "vote_sculpt_quantiles")},
     **{(name, "laplace"): _CONVOLUTION for name in ("maps", "map_probs", "volumes", "nested")},
     ("heads", "laplace"): "the outputs of 'box' are values, and other outputs are class scores",
+    **{(name, "vote_prior"): "holds probabilities" for name in _PROBABILITIES},
+    ("by_name", "vote_prior"): "prior: output 'loss' is a number without dimensions",
     ("named", "laplace"): "the outputs of 'amount' are values, and other outputs are class scores",
 }
 PRECISIONS = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -89,7 +92,8 @@ class Expectation:
         dtype: torch.dtype = torch.float64,
         training: bool = False,
     ) -> None:
-        self.reference = Reference(model.case, wrapping, wrapped, dtype)
+        means = [path for path, kind in model.leaves.items() if kind == "mean"]
+        self.reference = Reference(model.case, wrapping, wrapped, dtype, means)
         if wrapping.name == "laplace":
             self.branches = laplace_answers(model, wrapped.state_dict(), dtype)
         else:
@@ -338,6 +342,7 @@ def test_without_a_word_it_is_values_or_refused_never_softmax_of_the_wrong_dimen
 
 # ---- boxes, whose number is each branch's own
 NO_BOXES = ("sculpt", "laplace", "neo", "augment")  # methods that are refused by name
+NO_SUM = "prior: boxes that the model has chosen are no function to add another to"
 
 
 def assert_detections(wrapped: Any, wrapping: Wrapping, *callees: Any) -> None:
@@ -381,6 +386,10 @@ def test_detections_are_those_of_plain_detectors_or_refused_by_name(name: str) -
     wrapping = WRAPPERS[name]
     if "aleatoric" in wrapping.kinds or "vacuitic" in wrapping.kinds or name == "laplace" or "augment" in name:
         with pytest.raises(ValueError, match=f"({'|'.join(NO_BOXES)}) with output=Detections"):
+            wrapped_detector(wrapping)
+        return
+    if wrapping.prior:
+        with pytest.raises(ValueError, match=NO_SUM):
             wrapped_detector(wrapping)
         return
     wrapped = wrapped_detector(wrapping)

@@ -9,6 +9,7 @@ plan or intervention of the wrapped object is asked. Only the wrapper's start va
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from helpers.zoo import Case, leaves
 from workbench.engine.plan import Intervention
 from workbench.engine.tree import flatten, is_float, tree_map
 from workbench.testing import reference
-from workbench.testing.models import Tree, assert_tree, buffers, build, inputs, parameters, seeded
+from workbench.testing.models import Tree, assert_tree, buffers, build, call, inputs, parameters, seeded
 from workbench.testing.reference import Branch, Place
 
 
@@ -68,13 +69,28 @@ class Reference(reference.Reference):
         wrapping: How the wrapped model was made.
         wrapped: Its tensors are copied now, so that it can be called and changed afterwards.
         dtype: Precision of models and inputs.
+        without_prior: Paths of outputs to which no prior is added, since nobody said what they mean.
     """
 
-    def __init__(self, case: Case, wrapping: Wrapping, wrapped: Any, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        case: Case,
+        wrapping: Wrapping,
+        wrapped: Any,
+        dtype: torch.dtype = torch.float64,
+        without_prior: Container[str] = (),
+    ) -> None:
         super().__init__(case, wrapped, dtype)
+        self.without_prior = without_prior
         self.by_rule = {}
         self.wrapping = wrapping
         self.heads = wrapping.heads or int("aleatoric" in wrapping.kinds)
+        stem = "extras@workbench.prior."
+        self.priors = {
+            name.removeprefix(stem).replace("/", "."): tensor.clone()
+            for name, tensor in wrapped.named_buffers()
+            if name.startswith(stem)
+        }
 
     def places(self) -> list[Place]:
         """All branches: the voter, the sample and the head (0 predicts, the others are risk heads)."""
@@ -94,6 +110,32 @@ class Reference(reference.Reference):
             interventions = [ScaledInputs(noise)]
         with seeded(seed):
             return [self.branch(place, interventions, training) for place in self.places()]
+
+    def branch(self, place: Place, interventions: Iterable[Intervention], training: bool) -> Branch:
+        """One pass of a plain model; with a prior, one of an untrained model in evaluation mode is added to it."""
+        branch = super().branch(place, interventions, training)
+        if not self.priors:
+            return branch
+        model = build(self.case, self.dtype)
+        with torch.no_grad():
+            for name, tensor in {**parameters(model), **buffers(model)}.items():
+                rows = self.priors.get(name)
+                if rows is not None:
+                    tensor.copy_(rows if rows.shape == tensor.shape else rows[place["vote"]])
+        for parameter in parameters(model).values():
+            parameter.requires_grad_(False)
+        added = dict(leaves(call(model, inputs(self.case, self.dtype))))
+        answers, rebuild = flatten(branch.output)
+        paths = [path for path, _ in leaves(branch.output)]
+        branch.output = rebuild(
+            [
+                answer + self.wrapping.prior * added[path]
+                if is_float(answer) and path not in self.without_prior
+                else answer
+                for path, answer in zip(paths, answers, strict=True)
+            ]
+        )
+        return branch
 
     def linearised(self, path: str) -> Tensor:
         """Variance of a leaf of the output under laplace: from its gradients by the last layer's weights, one number after another.

@@ -14,11 +14,13 @@ import torch
 from helpers.zoo import Case
 from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.engine.run import OutputShapeError
+from workbench.errors import WorkbenchWarning
 from workbench.testing.checks import COMPOSED_ON
 from workbench.testing.models import seeded
 from workbench.testing.trial import Trial
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
+PRIOR = 2.0  # of voters
 PRIOR_PRECISION, DATA_NOISE = 2.0, 0.5  # of laplace
 
 
@@ -33,6 +35,7 @@ class Wrapping:
         voters: Number of voters.
         where: Where it puts noise, "" for no noise.
         kept: Whether the voters' weights are kept beside those that are trained.
+        prior: What untrained models are multiplied by that are added to the voters.
         heads: Number of heads beside the model's own; None for one if it measures aleatoric risk.
     """
 
@@ -43,6 +46,7 @@ class Wrapping:
     where: str = ""
     heads: int | None = None
     kept: bool = False
+    prior: float = 0.0
 
     def wrap(self, model: Any, strategy: str = "auto", noise: float = 0.0, seed: int = 1) -> Any:
         """The wrapped model; with another seed the voters and heads have other start values."""
@@ -74,8 +78,8 @@ class Wrapping:
         return self.kinds[0] if len(self.kinds) == 1 else ""
 
 
-def _voting(strategy: str, noise: float, share: Any = None) -> Any:
-    return vote.Wrapper(VOTERS, share=share, strategy=strategy)
+def _voting(strategy: str, noise: float, share: Any = None, prior: float | None = None) -> Any:
+    return vote.Wrapper(VOTERS, share=share, prior=prior, strategy=strategy)
 
 
 def _sampling(where: str, strategy: str, noise: float) -> Any:
@@ -142,6 +146,7 @@ WRAPPERS = {
         Wrapping("swag", lambda s, n: _Swags(VOTERS, 2, 0.5, 0.1, strategy=s), EPISTEMIC, VOTERS, kept=True),
         Wrapping("vote_rank1", lambda s, n: _voting(s, n, "rank1"), EPISTEMIC, VOTERS),
         Wrapping("vote_share1", lambda s, n: _voting(s, n, 1), EPISTEMIC, VOTERS),
+        Wrapping("vote_prior", lambda s, n: _voting(s, n, prior=PRIOR), EPISTEMIC, VOTERS, prior=PRIOR),
         Wrapping("vote_share2", lambda s, n: _voting(s, n, 2), EPISTEMIC, VOTERS),
         Wrapping("sculpt", _sculpting, ALEATORIC),
         Wrapping(
@@ -236,6 +241,16 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
             "is not added by the product that uses its weight": ("custom_autograd_weight",),
         }.items()
         for case in cases
+    },
+    **{
+        (case, "vote_prior"): Refusal(ValueError, "changes attributes of the model")
+        for case in ("cached_property", "counter_attr", "grown_list", "cached_tensor_attr", "cache_dict")
+    },
+    ("int_and_float_out", "vote_prior"): Refusal(ValueError, "is of torch.int64"),
+    ("scalar_output", "vote_prior"): Refusal(ValueError, "is a number without dimensions"),
+    **{
+        (case, "vote_prior"): Refusal(WorkbenchWarning, "in all untrained models of prior=")
+        for case in ("constant_leaf", "passthrough_out")
     },
     ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
 }

@@ -44,7 +44,8 @@ def laplace_answers(model: Meant, state: dict[str, Tensor], dtype: torch.dtype) 
             p = outputs.softmax(-1)
             fisher = torch.stack([torch.diag(row) - row[:, None] * row for row in p]).mean(0)
         turned = mixing.T @ fisher @ mixing
-        torch.testing.assert_close(turned, turned.diagonal().diag(), rtol=0, atol=1e-6)
+        rounded = 1e-4 if dtype.itemsize < 4 else 1e-6  # probabilities that the model itself gives have its precision
+        torch.testing.assert_close(turned, turned.diagonal().diag(), rtol=0, atol=rounded)
         covariance = torch.linalg.inv(
             torch.kron(fisher, seen.T @ seen) + PRIOR_PRECISION * torch.eye(size * len(eye)).double()
         )

@@ -27,6 +27,8 @@ from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
 from .parameters import WrappedParameters
+from .prior import NAME as PRIOR
+from .prior import install
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
 from .standardize import Scaling
@@ -112,7 +114,8 @@ class Wrapped(WrappedParameters, Persistent):
         """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
 
         Args:
-            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`; None for the likelihood of the risk heads alone.
+            criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`, called once for each voter, in the order of `voters()`; None
+                for the likelihood of the risk heads alone.
             x: the input, a tuple of positional inputs, or a dict of keyword inputs.
             y: the target.
 
@@ -194,7 +197,10 @@ class Wrapped(WrappedParameters, Persistent):
 
     # ---- parts
     def voters(self) -> list[nn.Module]:
-        """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes."""
+        """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes.
+
+        With units (`scale`) or priors (`vote.Wrapper(prior=)`) each is a wrapped object without methods, which keeps them.
+        """
         every = Call(training=False, return_risk=True)
         axes = [
             axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None
@@ -389,8 +395,8 @@ def unwrap(wrapped: Any) -> nn.Module:
     """The plain model inside a wrapped one.
 
     It shares the parameters that no method took over; of those that vote took over it has the first voter's, as tensors of its own
-    (`wrapped.voters()` gives them all). If a scaling is set, the result keeps it, or its units would silently change: it is then a
-    wrapped object without methods.
+    (`wrapped.voters()` gives them all). If a scaling is set, the result keeps it, or its units would silently change, and so it does with
+    the first voter's prior: it is then a wrapped object without methods.
 
     Args:
         wrapped: a wrapped object.
@@ -417,11 +423,15 @@ def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
     extract(new, table_of(wrapped), index, own)
     if own:
         engine_of(wrapped).clones.give(index, modules(new))
-    scaling = extra(wrapped, "scaling")
-    if scaling is None:
+    scaling, prior = extra(wrapped, "scaling"), extra(wrapped, PRIOR)
+    if scaling is None and prior is None:
         return new
     kept = adopt(new, wrapped._workbench.method)
-    add_extra(kept, "scaling", copy.deepcopy(scaling))
+    if scaling is not None:
+        add_extra(kept, "scaling", copy.deepcopy(scaling))
+    if prior is not None:
+        install(kept, prior.of_branch(index))
+        kept._workbench.output = wrapped._workbench.output
     return kept
 
 

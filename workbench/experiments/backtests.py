@@ -192,7 +192,7 @@ def backtest(
     numbers: dict[str, Any] = {"window": window, "horizon": horizon, "start": start, "every": every, "refit": refit}
     numbers |= {"history": history, "target": target, "validation": validation, "paths": paths, "seed": seed}
     settings = {name: str(value) for name, value in numbers.items()}
-    settings |= {name: describe(value) for name, value in options.items()}
+    settings |= {name: describe(value) for name, value in options.items() if name != "log_to"}
     settings |= {"series": _digest({"": values}), "model": _digest(model.state_dict(), repr(model))}
     keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
     origins = range(start, len(values) - horizon + 1, every)

@@ -56,7 +56,7 @@ class Draws:
             return torch.stack([current] * self._n)
         path, attribute = self._table.record.slots[slot].owners[0]
         if path not in self._modules:
-            self._modules[path] = self._reset(path)
+            self._modules[path] = self.reset(path)
         modules = self._modules[path]
         if modules is not None:
             rows = [module._parameters[attribute] for module in modules]
@@ -85,7 +85,8 @@ class Draws:
         size = stacked[0].abs().square().mean().sqrt()
         return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
 
-    def _reset(self, path: str) -> list[nn.Module] | None:
+    def reset(self, path: str) -> list[nn.Module] | None:
+        """Copies of the module at a path, each drawn anew; None if it has no initialisation of its own."""
         module = self._table.module(path)
         name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
         if name is None:
@@ -99,3 +100,55 @@ class Draws:
         ):  # an initialisation that wants arguments or other state: noise around the values serves instead
             return None
         return copies
+
+
+def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of n untrained models, of each layer's own initialisation.
+
+    Where a layer has none, its numbers are shuffled: that is another draw from what they look like, and leaves what is constant. What is frozen
+    stays as it is.
+
+    Args:
+        table: the tensors of the model.
+        n: number of models.
+
+    Returns:
+        By slot the tensors [n, *shape] that differ, and those that are the same in all.
+    """
+    draws = Draws(table, n, fresh=True)
+    modules: dict[str, list[nn.Module] | None] = {}
+    drawn: dict[str, Tensor] = {}
+    shared: dict[str, Tensor] = {}
+    for name, slot in table.record.slots.items():
+        path, attribute = slot.owners[0]
+        current = table.value(name).detach()
+        if slot.buffer and attribute in table.module(path)._non_persistent_buffers_set:
+            continue  # a constant
+        if not slot.buffer and not table.value(name).requires_grad:
+            shared[name] = current.clone()
+            continue
+        if path not in modules:
+            modules[path] = draws.reset(path)
+        copies = [_tensor(module, attribute, slot.buffer) for module in modules[path] or ()]
+        rows = [copied for copied in copies if copied is not None and copied.shape == current.shape]
+        if slot.buffer or (rows and len(rows) == n):
+            stacked = torch.stack(rows or [current] * n).to(current)
+        else:
+            stacked = torch.stack([_shuffled(current) for _ in range(n)])
+        differs = n == 1 or stacked.is_meta or any(not torch.equal(row, stacked[0]) for row in stacked[1:])
+        if slot.buffer or not differs:
+            shared[name] = stacked[0].clone()
+        else:
+            drawn[name] = stacked
+    return drawn, shared
+
+
+def _tensor(module: nn.Module, attribute: str, buffer: bool) -> Tensor | None:
+    tensor = (module._buffers if buffer else module._parameters).get(attribute)
+    return None if tensor is None else tensor.detach()
+
+
+def _shuffled(value: Tensor) -> Tensor:
+    if value.is_meta:
+        return value
+    return value.flatten()[torch.randperm(value.numel(), device=value.device)].reshape(value.shape)

@@ -21,6 +21,7 @@ from ..engine.tree import tree_map
 from ..errors import NotFittedError
 from .densities.moments import full_precision
 from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
+from .vote import LAPLACE
 from .weight_sets import method_of
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Laplace(Method):
             raise ValueError(
                 f"laplace and {other} both say which weights the model could have; use one of them (vote, sample, sculpt and neo compose)"
             )
+        if extra(table.root, "prior") is not None:
+            raise ValueError(LAPLACE)
         orders = table.orders()
         layers = [
             path.partition(".parametrizations")[0] for path in (orders[0] if len(orders) == 1 else table.layers())

@@ -10,18 +10,25 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call, Method
+from ..core.ownership import extra
+from ..core.prior import NAME as PRIOR
+from ..core.prior import Prior, check_prior, install
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
 from .design import NAMES, Design
-from .initialization import Draws, is_bias
+from .initialization import Draws, is_bias, untrained
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
     from ..engine.plan import Rule
 
 NAME = "vote"
+LAPLACE = (
+    "laplace knows the posterior of the last layer alone, and vote's prior is added behind it: use one of them "
+    "(vote without prior composes)"
+)
 
 
 class Wrapper(_Wrapper):
@@ -73,6 +80,14 @@ class Wrapper(_Wrapper):
         "the voters shape it where it has validation rows. Total is then the sum of aleatoric and epistemic risk. See "
         "docs/how_to/epistemic.md.",
     )
+    prior: float | None = setting(
+        default=None,
+        least=0,
+        help="add to each voter so many times the output of an untrained model of its own, a randomised prior function (Osband et al. 2018): "
+        "voters agree where training rows tell them to, and elsewhere differ as their priors do. In the units that the model is trained in, "
+        "standardised ones under `workbench.fit`, and large where layers start small: 150 for three linear layers on a curve. See "
+        "docs/how_to/epistemic.md.",
+    )
 
     def make(self) -> list[Method]:
         return [Vote(self)]
@@ -93,8 +108,11 @@ class Vote(Method):
         self.needs_fit = self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        evidence = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
-        return {**super().settings(), **evidence}
+        later = {
+            "evidence": self.wrapper.evidence,
+            PRIOR: self.wrapper.prior or None,
+        }  # states of before know nothing of them
+        return {**super().settings(), **{name: value for name, value in later.items() if value is not None}}
 
     def axis(self, call: Call) -> Axis | None:
         return Axis(self.name, self.wrapper.n_voters)
@@ -113,6 +131,8 @@ class Vote(Method):
         if candidates and not parameters:
             raise ValueError(self._all_frozen(table, candidates))
         self._check(table, parameters)
+        if self.wrapper.prior:
+            self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
         buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
         if self.design is not None:
@@ -125,7 +145,10 @@ class Vote(Method):
         rules = {
             name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
         }
+        prior = self._prior(table) if self.wrapper.prior else None
         table.record.rules.update(rules)
+        if prior is not None:
+            install(table.root, prior)
         for name in self._slots:
             if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
                 table.release(name)
@@ -170,6 +193,31 @@ class Vote(Method):
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         self.alike = notes.get("alike")
+
+    # ---- with prior=
+    def _check_prior(self, table: Table) -> None:
+        check_prior(table.root, table.record)
+        if extra(table.root, PRIOR) is not None:
+            raise ValueError(
+                "prior: this model has one already, since it is a voter itself; leave prior out, or wrap the plain model"
+            )
+        if self.wrapper.finetune:
+            raise ValueError(
+                "prior with finetune=True: voters that start at the given weights answer as that model does, and a prior would be added to it; "
+                "leave finetune out and train the voters, or leave prior out"
+            )
+        if any(method.name == "laplace" for method in table.record.methods):
+            raise ValueError(LAPLACE)
+
+    def _prior(self, table: Table) -> Prior:
+        drawn, shared = untrained(table, self.wrapper.n_voters)
+        if not drawn:
+            raise ValueError(
+                f"prior: nothing in {type(table.root).__name__} would differ between untrained models (its parameters are constant, without an "
+                "initialisation that draws numbers); leave prior out"
+            )
+        assert self.wrapper.prior is not None  # who asks has looked
+        return Prior(self.wrapper.prior, self.name, drawn, shared)
 
     # ---- with evidence="design"
     def check_ready(self, wrapped: Any) -> None:

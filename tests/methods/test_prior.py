@@ -1,0 +1,369 @@
+"""Randomised prior functions: each voter is a trained copy plus an untrained one, which stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import workbench
+from workbench import compose, fit, laplace, neo, sample, sculpt, vote
+from workbench.errors import WorkbenchWarning
+from workbench.outputs import Binary, Mean, Values
+
+SCALE, VOTERS, PLACE = 2.0, 3, "extras@workbench.prior."
+
+
+class Net(nn.Module):
+    """Layers whose answers depend on the mode, on buffers, and on a parameter without an initialisation of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5))
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gain * self.body(x))
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def _x() -> Tensor:
+    return torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
+
+
+def _row(state: dict[str, Tensor], key: str, like: Tensor, i: int) -> Tensor:
+    return state[key] if state[key].shape == like.shape else state[key][i]
+
+
+def _pairs(wrapped: Any, net: nn.Module) -> list[tuple[Any, Any]]:
+    """For each voter plain copies with its tensors and with those of its prior, found by the keys of the state alone."""
+    state = wrapped.state_dict()
+    pairs: list[tuple[Any, Any]] = []
+    for i in range(VOTERS):
+        trained, fixed = copy.deepcopy(net), copy.deepcopy(net).eval()
+        own = {key: f"{key}@vote" if f"{key}@vote" in state else key for key in net.state_dict()}
+        trained.load_state_dict({key: _row(state, own[key], like, i) for key, like in net.state_dict().items()})
+        prior = {key: PLACE + key.replace(".", "/") for key in net.state_dict()}
+        fixed.load_state_dict({key: _row(state, prior[key], like, i) for key, like in net.state_dict().items()})
+        pairs.append((trained, fixed))
+    return pairs
+
+
+def _answers(wrapped: Any, net: nn.Module, x: Tensor) -> Tensor:
+    """[voters, rows, columns], in the mode that the wrapped object is in."""
+    return torch.stack([f.train(wrapped.training)(x) + SCALE * p(x) for f, p in _pairs(wrapped, net)])
+
+
+@pytest.mark.parametrize("share", [None, 1, 2])
+@pytest.mark.parametrize("strategy", ["auto", "loop", "vmap", "rescue"])
+def test_voters_are_trained_copies_plus_untrained_ones(share: int | None, strategy: str) -> None:
+    net, x = _net(), _x()
+    wrapped = vote.Wrapper(VOTERS, share=share, prior=SCALE, strategy=strategy)(net).eval()
+    expected = _answers(wrapped, net, x)
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, expected.mean(0))
+    torch.testing.assert_close(risk, expected.std(0, correction=0))
+    for voter, answer in zip(wrapped.voters(), expected, strict=True):
+        torch.testing.assert_close(voter(x), answer)
+    torch.testing.assert_close(wrapped.unwrap()(x), expected[0])
+
+
+def test_a_shared_trunk_is_replayed_beside_priors_of_their_own() -> None:
+    net, x = _net(), _x()
+    wrapped = vote.Wrapper(VOTERS, share=1, prior=SCALE, strategy="replay")(net).eval()
+    torch.testing.assert_close(wrapped(x), _answers(wrapped, net, x).mean(0))
+
+
+def test_rank_one_voters_have_whole_priors() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)), _x()
+    torch.manual_seed(3)
+    wrapped = vote.Wrapper(VOTERS, share="rank1", prior=SCALE)(net).eval()
+    torch.manual_seed(3)
+    without = vote.Wrapper(VOTERS, share="rank1")(net).eval()
+    expected = torch.stack(
+        [v(x) + SCALE * p(x) for v, (_, p) in zip(without.voters(), _pairs(wrapped, net), strict=True)]
+    )
+    torch.testing.assert_close(wrapped(x), expected.mean(0))
+
+
+def test_voters_start_as_without_priors_and_nothing_else_is_new() -> None:
+    torch.manual_seed(5)
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(_net())
+    torch.manual_seed(5)
+    without = vote.Wrapper(VOTERS)(_net())
+    state, other = wrapped.state_dict(), without.state_dict()
+    assert {key for key in state if not key.startswith(PLACE)} == set(other)
+    assert all(torch.equal(state[key], other[key]) for key in other if key != "settings@workbench")
+    assert "prior" not in bytes(other["settings@workbench"].tolist()).decode()
+    assert [name for name, _ in wrapped.named_parameters()] == [name for name, _ in without.named_parameters()]
+    zero = vote.Wrapper(VOTERS, prior=0)(_net())
+    assert set(zero.state_dict()) == set(other)
+
+
+def test_training_mode_has_gradients_of_the_voters_alone_and_priors_stay_in_evaluation_mode() -> None:
+    net, x, target = (
+        nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)),
+        _x(),
+        torch.ones(6, 1),
+    )
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).train()
+    before = {key: value.clone() for key, value in wrapped.state_dict().items()}
+    pairs = _pairs(wrapped, net)
+    answers = [f.train()(x) + SCALE * p(x).detach() for f, p in pairs]
+    torch.stack([nn.functional.mse_loss(answer, target) for answer in answers]).mean().backward()
+    loss = wrapped.loss(nn.MSELoss(), x, target)
+    loss.backward()
+    torch.testing.assert_close(loss, torch.stack([(a - target).square().mean() for a in answers]).mean())
+    for name, parameter in wrapped.named_parameters():
+        expected = torch.stack([dict(f.named_parameters())[name.removesuffix("@vote")].grad for f, _ in pairs])
+        torch.testing.assert_close(parameter.grad, expected)
+    after = wrapped.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in after if key.startswith(PLACE))
+    moved = torch.stack([f[1].running_mean for f, _ in pairs])
+    torch.testing.assert_close(after["1.running_mean@vote"], moved)
+
+
+def test_dealt_rows_have_the_priors_of_their_voters() -> None:
+    net, x = nn.Linear(2, 1), _x()
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).train()
+    answers = _answers(wrapped, net, x)
+    dealt = wrapped(x)
+    owners = [int((answers[:, row] - dealt[row]).abs().sum(1).argmin()) for row in range(6)]
+    torch.testing.assert_close(dealt, torch.stack([answers[i, row] for row, i in enumerate(owners)]))
+    assert sorted(owners) == [0, 0, 1, 1, 2, 2]
+
+
+def test_gradients_of_inputs_pass_through_priors() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), _x().requires_grad_()
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).eval()
+    (expected,) = torch.autograd.grad(_answers(wrapped, net, x).mean(0).sum(), x)
+    (gradient,) = torch.autograd.grad(wrapped(x).sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_fit_never_moves_a_prior_and_adds_it_in_the_units_of_training(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.linspace(-30, 50, 40)[:, None]
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net)
+    before = {key: value.clone() for key, value in wrapped.state_dict().items() if key.startswith(PLACE)}
+    fit(wrapped, (x, 100 + x), epochs=2, progress=False)
+    wrapped.eval()
+    assert before
+    assert all(torch.equal(wrapped.state_dict()[key], value) for key, value in before.items())
+    scaling = wrapped.scaling
+    inside = _answers(wrapped, net, (x - scaling.x_mean) / scaling.x_scale)
+    expected = inside * scaling.y_scale + scaling.y_mean
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, expected.mean(0))
+    torch.testing.assert_close(risk, expected.std(0, correction=0))
+    torch.testing.assert_close(torch.stack([voter(x) for voter in wrapped.voters()]), expected)
+    other = vote.Wrapper(VOTERS, prior=SCALE)(net).eval()
+    other.load_state_dict(wrapped.state_dict())
+    workbench.save(wrapped, tmp_path / "model.pt")
+    loaded = workbench.load(tmp_path / "model.pt", net)
+    for twin in (other, loaded.eval(), copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(twin(x), y)
+    voter = wrapped.voters()[1]
+    for twin in (copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):
+        torch.testing.assert_close(twin(x), expected[1])
+
+
+def test_a_state_of_another_prior_is_refused() -> None:
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"prior=2\.0, this object prior=1\.0"):
+        vote.Wrapper(VOTERS, prior=1)(nn.Linear(2, 1)).load_state_dict(wrapped.state_dict())
+    with pytest.raises(ValueError, match=r"prior=2\.0, this object prior=None"):
+        vote.Wrapper(VOTERS)(nn.Linear(2, 1)).load_state_dict(wrapped.state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        wrapped.load_state_dict(vote.Wrapper(VOTERS)(nn.Linear(2, 1)).state_dict())
+
+
+def test_a_state_of_the_plain_model_leaves_priors_alone() -> None:
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(nn.Linear(2, 1))
+    before = {key: value.clone() for key, value in wrapped.state_dict().items() if key.startswith(PLACE)}
+    wrapped.load_state_dict(nn.Linear(2, 1).state_dict())
+    assert all(torch.equal(wrapped.state_dict()[key], value) for key, value in before.items())
+
+
+def test_risk_heads_have_no_part_in_the_prior() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), _x()
+    torch.manual_seed(7)
+    wrapped = compose(vote.Wrapper(VOTERS, prior=SCALE), sculpt.Wrapper())(net).eval()
+    torch.manual_seed(7)
+    without = compose(vote.Wrapper(VOTERS), sculpt.Wrapper())(net).eval()
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(risk.aleatoric, without(x, return_risk=True)[1].aleatoric)
+    expected = _answers(wrapped, net, x)
+    torch.testing.assert_close(y, expected.mean(0))
+    torch.testing.assert_close(risk.epistemic, expected.std(0, correction=0))
+    torch.testing.assert_close(wrapped.predictive(x).mean, expected.mean(0))
+
+
+def test_noise_does_not_reach_priors() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), _x()
+    wrapped = compose(vote.Wrapper(VOTERS, prior=SCALE), sample.Wrapper(4, sample.Bernoulli(0.999999)))(net).eval()
+    fixed = torch.stack([p(x) for _, p in _pairs(wrapped, net)])
+    biases = wrapped.state_dict()["2.bias@vote"][:, None]  # all that is left of the voters
+    torch.testing.assert_close(wrapped(x), (biases + SCALE * fixed).mean(0))
+
+
+def test_classes_have_priors_on_their_logits() -> None:
+    net, x = _net(), _x()
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE, output="logits")(net).eval()
+    probs = _answers(wrapped, net, x).softmax(-1)
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y.softmax(-1), probs.mean(0))
+    torch.testing.assert_close(risk.total, torch.special.entr(probs.mean(0)).sum(-1))
+    several = vote.Wrapper(VOTERS, prior=SCALE, output=Binary())(net).eval()
+    torch.testing.assert_close(several(x).sigmoid(), _answers(several, net, x).sigmoid().mean(0))
+
+
+def test_vacuitic_risk_reads_the_class_scores_of_the_whole_first_voter() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)), _x()
+    both = compose(vote.Wrapper(VOTERS, prior=SCALE, output="logits"), neo.Wrapper(density="energy"))
+    wrapped = both(net).eval().fit(_x())
+    risk = wrapped(x, return_risk=True)[1].vacuitic
+    energy = -_answers(wrapped, net, x)[0].logsumexp(-1)
+    assert torch.corrcoef(torch.stack([risk, energy]))[0, 1] > 0.9999
+
+
+def test_compiled_and_exported_models_are_the_eager_one() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), _x()
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).eval()
+    with torch.no_grad():
+        y, risk = wrapped(x, return_risk=True)
+        compiled = torch.compile(wrapped, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, return_risk=True), (y, risk))
+    exported = torch.export.export(wrapped, (x,))
+    torch.testing.assert_close(exported.module()(x), y)
+
+
+def test_frozen_layers_are_the_same_in_all_priors() -> None:
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), _x()
+    net[0].requires_grad_(False)
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).eval()
+    assert all(torch.equal(p[0].weight, net[0].weight) for _, p in _pairs(wrapped, net))
+    y = wrapped(x)
+    torch.testing.assert_close(y, _answers(wrapped, net, x).mean(0))
+    with torch.no_grad():
+        net[0].weight.mul_(2)  # the voters' own, which they share with the given model
+    assert torch.equal(_pairs(wrapped, net)[0][1][0].weight * 2, net[0].weight)
+
+
+def test_other_initialisations_than_a_layers_own_are_shuffled() -> None:
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(_net())
+    rows = wrapped.state_dict()[f"{PLACE}gain"]
+    assert all(torch.equal(row.sort().values, torch.linspace(0.5, 1.5, 8)) for row in rows)
+    assert not torch.equal(rows[0], rows[1])
+
+
+# ---- what is refused
+class _Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "model", "words"),
+    [
+        (lambda: vote.Wrapper(prior=1, output="probs"), nn.Linear(2, 3), "holds probabilities"),
+        (lambda: vote.Wrapper(prior=1, output=Binary(logits=False)), nn.Linear(2, 3), "holds probabilities"),
+        (lambda: vote.Wrapper(prior=1, output={"a": "probs"}), nn.Linear(2, 3), "holds probabilities"),
+        (lambda: vote.Wrapper(prior=1, state="1"), nn.GRU(2, 3), "hands on a state"),
+        (lambda: vote.Wrapper(prior=1, finetune=True), nn.Linear(2, 3), "finetune"),
+        (lambda: compose(vote.Wrapper(prior=1), laplace.Wrapper()), nn.Linear(2, 3), "laplace"),
+        (lambda: vote.Wrapper(prior=1), _Constant(), "would differ between untrained models"),
+        (lambda: vote.Wrapper(prior=1), vote.Wrapper(prior=1)(nn.Linear(2, 1)).unwrap(), "has one already"),
+    ],
+)
+def test_what_has_no_prior_is_refused_when_wrapping(wrapper: Any, model: nn.Module, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        wrapper()(model)
+
+
+def test_laplace_is_refused_behind_a_prior() -> None:
+    with pytest.raises(ValueError, match="laplace knows the posterior of the last layer alone"):
+        laplace.Wrapper()(vote.Wrapper(prior=1)(nn.Linear(2, 3)))
+
+
+@pytest.mark.parametrize("prior", [-1.0, float("nan"), float("inf"), "much", True])
+def test_scales_are_numbers_that_are_not_negative(prior: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="prior must be"):
+        vote.Wrapper(prior=prior)
+
+
+class _Several(nn.Module):
+    """What a model may give beside its scores."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind, self.last = nn.Linear(2, 3), kind, None
+
+    def forward(self, x: Tensor, kept: Any = None) -> Any:
+        y = self.layer(x)
+        if self.kind == "loss":
+            return {"y": y, "loss": y.square().mean()}
+        if self.kind == "whole numbers":
+            return {"y": y, "best": y.argmax(-1)}
+        if self.kind == "attribute":
+            self.last = y
+        if self.kind == "noise":
+            return y + torch.randn_like(y)
+        if self.kind == "list":
+            kept.append(y)
+        if self.kind == "hidden":
+            return {"y": y, "hidden": x + 1}
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("loss", "'loss' is a number without dimensions"),
+        ("whole numbers", "'best' is of torch.int64"),
+        ("attribute", "changes attributes of the model"),
+        ("list", "changes objects or lists"),
+        ("noise", "draws random numbers in evaluation mode"),
+    ],
+)
+def test_what_would_lack_the_prior_is_refused_when_called(kind: str, words: str) -> None:
+    wrapped = vote.Wrapper(prior=1)(_Several(kind)).eval()
+    with pytest.raises(ValueError, match=words):
+        wrapped(_x(), *([[]] if kind == "list" else []))
+
+
+def test_what_is_averaged_without_a_risk_has_no_prior() -> None:
+    wrapped = vote.Wrapper(prior=1, output={"y": Values(), "hidden": Mean()})(_Several("hidden")).eval()
+    torch.testing.assert_close(wrapped(_x())["hidden"], _x() + 1)
+
+
+class _Zeroed(nn.Module):
+    """A LoRA of bare parameters, whose second factor is zero on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(2, 3).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(1, 2)), nn.Parameter(torch.zeros(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+def test_priors_that_are_all_the_same_are_told() -> None:
+    wrapped = vote.Wrapper(prior=1)(_Zeroed()).eval()
+    with pytest.warns(WorkbenchWarning, match="in all untrained models of prior= the output is the same"):
+        wrapped(_x())

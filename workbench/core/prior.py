@@ -1,0 +1,231 @@
+"""Prior functions: what untrained models give, added to the output of each voter (Osband et al. 2018, randomised prior functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.effects.inputs import own_inputs
+from ..engine.effects.random import values_unavailable, were_drawn
+from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, Stacked
+from ..engine.results import Result
+from ..engine.run import Branched
+from ..engine.tree import flatten, names, tree_map
+from .dealing import tell
+from .method import evaluating
+from .outputs import Binary, Classes, Logits, Meaning, Values, has_detections, meaning_of
+from .ownership import EXTRAS, add_extra, engine_of, extra, is_scripted, table_of
+from .reduction import meanings_of
+
+NAME = "prior"
+
+
+class Prior(nn.Module):
+    """The tensors of untrained models, as buffers, which no optimizer moves.
+
+    Args:
+        scale: what their outputs are multiplied by.
+        axis: the method whose branches have one model each.
+        drawn: by slot of the model the tensors of all branches, [branches, ...].
+        shared: by slot the tensors that are the same in all of them.
+    """
+
+    def __init__(self, scale: float, axis: str, drawn: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.scale, self.axis = scale, axis
+        self.drawn, self.shared = tuple(drawn), tuple(shared)
+        for slot, value in {**drawn, **shared}.items():
+            self.register_buffer(_key(slot), value.detach())
+
+    def rules(self) -> dict[str, Rule]:
+        """Where each slot of the model finds its tensor."""
+        name = f"{EXTRAS}.{NAME}."
+        return {
+            **{slot: Stacked(self.axis, name + _key(slot)) for slot in self.drawn},
+            **{slot: Shared(name + _key(slot)) for slot in self.shared},
+        }
+
+    def of_branch(self, index: Index) -> Prior:
+        """That of one branch alone, with tensors of its own."""
+        i = index.get(self.axis, 0)
+        values = {slot: self.get_buffer(_key(slot))[i].clone() for slot in self.drawn}
+        return Prior(
+            self.scale, self.axis, {}, {**values, **{slot: self.get_buffer(_key(slot)).clone() for slot in self.shared}}
+        )
+
+
+def _key(slot: str) -> str:
+    return slot.replace(".", "/")  # names of buffers hold no dots
+
+
+class _Whole(Intervention):
+    """Says that the tensors of a branch are exchanged, so that no layer of it expects factors in the place of a weight."""
+
+    def __init__(self) -> None:
+        self.taps = {}
+
+    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
+        return installed
+
+
+def install(root: Any, prior: Prior) -> None:
+    """Give a wrapped object a prior; the clones that branches run on let every tensor of it be exchanged."""
+    add_extra(root, NAME, prior)
+    for slot in prior.rules():
+        root._workbench.rules.setdefault(slot, Shared(slot))
+
+
+def check_prior(root: nn.Module, record: Any) -> None:
+    """Raise ValueError for a model to whose outputs nothing can be added, as far as that can be told before it is called.
+
+    Args:
+        root: the model.
+        record: of its wrapping.
+    """
+    if has_detections(record.output):
+        raise ValueError("prior: boxes that the model has chosen are no function to add another to; leave prior out")
+    if record.state:
+        raise ValueError(
+            "prior: a model that hands on a state (state=) would hand on one that the prior had no part in; leave prior or state out"
+        )
+    outputs = record.output.values() if isinstance(record.output, Mapping) else [record.output]
+    for entry in outputs:
+        _check_meaning(None if entry is None else meaning_of(entry), "output")
+    scripted = [path for path, module in root.named_modules() if is_scripted(module)]
+    if scripted:
+        raise ValueError(
+            f"prior: {scripted[0]} is scripted (torch.jit), and its parameters cannot be drawn anew for an untrained model; wrap the model "
+            "before it is scripted, or leave prior out"
+        )
+
+
+def _check_meaning(meaning: Meaning | None, name: str) -> None:
+    if (
+        isinstance(meaning, Classes)
+        and not isinstance(meaning, Logits)
+        and not (isinstance(meaning, Binary) and meaning.logits)
+    ):
+        raise ValueError(
+            f"prior: {name} holds probabilities ({meaning!r}), to which nothing can be added: let the model return logits, without its last "
+            'softmax or sigmoid, and wrap it with output="logits" or Binary()'
+        )
+
+
+def run_with_prior(
+    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
+) -> tuple[Branched, Sequence[Result]]:
+    """As `Engine.run`, with scale times what the prior gives added to the model's own outputs; those of risk heads have none.
+
+    Prior functions are run in evaluation mode, without noise, on copies of the inputs.
+
+    Raises:
+        ValueError: where the sum would be no model's answer.
+    """
+    prior, engine = extra(wrapped, NAME), engine_of(wrapped)
+    if prior is None:
+        return engine.run(plan, args, kwargs, strategy)
+    if plan.state:
+        raise ValueError(
+            "prior: a state that is handed on from call to call would have no part of the prior in it; leave prior out"
+        )
+    axes = tuple(axis for axis in plan.axes if axis.name == prior.axis)
+    untrained = Plan(
+        axes,
+        prior.rules(),
+        Bank(table_of(wrapped).get),
+        (_Whole(),),
+        dealt=plan.dealt,
+        rows=plan.rows,
+        keep_state=False,
+        fixed=plan.fixed,
+        chunk=plan.chunk,
+    )
+    own_args, own_kwargs = own_inputs(
+        tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    )
+    sources = engine.clones.sources(flatten((own_args, own_kwargs))[0])
+    look = "prior" not in wrapped._workbench.told and not values_unavailable()
+    before = sources.all() if look else None
+    with evaluating(wrapped):
+        fixed, _ = engine.run(untrained, own_args, own_kwargs, "auto" if strategy == "replay" else strategy)
+    if before is not None and were_drawn([*before], [*sources.all()]):
+        raise ValueError(
+            f"prior: forward of {type(wrapped)._plain_class.__name__} draws random numbers in evaluation mode, so that an untrained model would "
+            "be no fixed function; draw them outside and hand them in, or leave prior out"
+        )
+    branched, results = engine.run(plan, args, kwargs, strategy)
+    if not torch.compiler.is_compiling() and (kept := _kept(engine)):
+        raise ValueError(
+            f"prior: forward of {type(wrapped)._plain_class.__name__} changes {kept}, so that what it gives may depend on earlier calls, in "
+            "which the prior had no part; return what it keeps as an output, or leave prior out"
+        )
+    _add(wrapped, branched, fixed, prior.scale, plan.axes)
+    return branched, results
+
+
+def _kept(engine: Any) -> str:
+    """What forward changes beside its output, as far as is known; "" for nothing."""
+    effects, impure = engine.effects, engine.clones.impure
+    if impure:
+        names = sorted(f"{path}.{attribute}".strip(".") for path, attribute in impure)
+        return f"attributes of the model ({', '.join(names[:3])})"
+    return "objects or lists among its inputs" if effects.changes_objects or effects.fills_containers else ""
+
+
+def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: Sequence[Axis]) -> None:
+    """Add the outputs of the prior to those of the branches, in place of these."""
+    meanings = meanings_of(wrapped._workbench, branched)
+    tree_names = names(branched.rebuild(branched.leaves))
+    own_first = {axis.name for axis in axes if axis.own_first}
+    depth = len(branched.axes)
+    look = bool(fixed.axes) and not values_unavailable() and "prior" not in wrapped._workbench.told
+    if look:
+        wrapped._workbench.told.add("prior")
+    if len(fixed.leaves) != len(branched.leaves):
+        raise ValueError(
+            "prior: in evaluation mode the model gives other outputs than in training mode; give the same in both"
+        )
+    for i, (leaf, other, meaning, name) in enumerate(
+        zip(branched.leaves, fixed.leaves, meanings, tree_names, strict=True)
+    ):
+        what = f"output {name!r}" if name else "the output"
+        if not isinstance(leaf, Tensor):
+            if isinstance(leaf, str | bool | int | float | None) and leaf == other:  # a constant
+                continue
+            raise ValueError(f"prior: {what} is a {type(leaf).__name__}, to which nothing can be added; return tensors")
+        if meaning is None or leaf.dim() == depth:
+            kind = "a number without dimensions, such as a loss" if meaning else f"of {leaf.dtype}"
+            raise ValueError(
+                f"prior: {what} is {kind}, which the model computes from what it gives without the prior; compute it outside, from the "
+                "outputs of the wrapped model"
+            )
+        _check_meaning(meaning, what)
+        if not isinstance(meaning, Values | Classes):
+            continue
+        if look and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
+            tell(
+                wrapped,
+                f"prior {i}",
+                f"in all untrained models of prior= {what} is the same, so that it adds no risk: what differs between them is multiplied by "
+                "zeros, the inputs are zero, or the output is one of them. Give the model layers that draw their weights (reset_parameters), "
+                "leave that output out, or leave prior out",
+            )
+        for dim, axis in enumerate(branched.axes):
+            if axis not in fixed.axes:
+                other = other.unsqueeze(dim)
+        if other.shape[depth:] != leaf.shape[depth:]:
+            raise ValueError(
+                f"prior: {what} is {list(leaf.shape[depth:])} and that of an untrained model {list(other.shape[depth:])}; return a fixed shape"
+            )
+        heads = next((dim for dim, axis in enumerate(branched.axes) if axis in own_first), None)
+        if heads is None:
+            branched.leaves[i] = (leaf + scale * other).to(leaf.dtype)
+            continue
+        own, beside = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
+        branched.leaves[i] = torch.cat([(own + scale * other).to(leaf.dtype), beside], heads)
+
+
+__all__ = ["NAME", "Prior", "check_prior", "install", "run_with_prior"]
