@@ -27,8 +27,13 @@ from workbench.methods.densities import (
     Density,
     Energy,
     Gaussian,
+    GeneralizedEntropy,
+    GuidedEnergy,
+    Mahalanobis,
     MaxLogit,
+    MaxSoftmax,
     Neighbours,
+    RelativeMahalanobis,
     Signature,
 )
 from workbench.methods.densities import (
@@ -42,6 +47,11 @@ MAKERS: dict[str, Callable[[], Density]] = {
     "knn": lambda: Neighbours(k=3),
     "energy": Energy,
     "max_logit": MaxLogit,
+    "msp": MaxSoftmax,
+    "gen": GeneralizedEntropy,
+    "mahalanobis": Mahalanobis,
+    "relative": RelativeMahalanobis,
+    "nnguide": GuidedEnergy,
 }
 every = pytest.mark.parametrize("name", MAKERS)
 

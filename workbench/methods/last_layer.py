@@ -30,6 +30,38 @@ if TYPE_CHECKING:
 Handle = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 ASKED = Call(training=False, return_risk=True)
 CASTS = ("float", "double", "to", "type", "type_as")
+# what autocast computes in float32: losses, and elsewhere than on a CPU these as well (torch.amp, "Autocast Op Reference")
+LOSSES = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
+PRECISE = (
+    *(
+        "softmax",
+        "log_softmax",
+        "softplus",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "logsumexp",
+        "pow",
+        "sum",
+        "prod",
+        "norm",
+    ),
+    *(
+        "cumsum",
+        "cumprod",
+        "layer_norm",
+        "group_norm",
+        "rms_norm",
+        "reciprocal",
+        "rsqrt",
+        "cosine_similarity",
+        "dist",
+        "cdist",
+    ),
+)
 REMEDY = "Name the layer whose output is the model's, layer=..., move what follows it out of the model, or use vote or sample"
 
 
@@ -82,7 +114,7 @@ class _LayerSites(Sites):
         plain = [self.plain_dtypes.get(tensor) for tensor in arguments]
         if not any(plain) or out.dtype is not torch.float32:
             return
-        if getattr(function, "__name__", "") in CASTS:  # which may give the very same tensor
+        if _is_precise(getattr(function, "__name__", ""), out.device.type):
             self.plain_dtypes.set(out, out.dtype)
             return
         if self.plain_dtypes.get(out) is not None:
@@ -94,6 +126,13 @@ class _LayerSites(Sites):
         ]
         if sized and (dtype := functools.reduce(torch.promote_types, sized)) != out.dtype:
             self.plain_dtypes.set(out, dtype)
+
+
+def _is_precise(name: str, device: str) -> bool:
+    """Whether a function of this name gives float32 whatever it is given; casts may give the very same tensor."""
+    if name in CASTS or not torch.is_autocast_enabled(device):
+        return name in CASTS
+    return name in LOSSES or name.endswith("_loss") or (device != "cpu" and name in PRECISE)
 
 
 class AtLayer(Intervention):

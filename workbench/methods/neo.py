@@ -6,7 +6,7 @@ import copy
 import difflib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from ..core.method import Method, evaluating
-from ..core.outputs import Classes, Values, form_of, has_classes
-from ..core.ownership import add_extra, engine_of, extra, table_of
-from ..core.resolution import resolve
+from ..core.outputs import form_of, has_classes
+from ..core.ownership import add_extra, extra, table_of
+from ..core.prior import run_with_prior
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan
-from ..engine.tree import flatten, names, tensors, tree_map
+from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
-from .densities import DENSITIES, Density, DensityName, Energy, MaxLogit
+from .class_rows import class_numbers, class_scores, last_layer, measurements
+from .densities import DENSITIES, Density, DensityName
 from .densities.padding import kept_steps
 from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap
+from .made_outliers import gathered, unlike
 from .position_risk import MOST_IMAGES, Layout, has_positions, judge, layout_of, learn
+from .spread_batches import spread
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 Take = Callable[[str, FeatureMap], Tensor]
 MOST_SITES = 5
 MOST_ROWS = 20_000
+MOST_OUTLIERS = 4000
 
 
 class Wrapper(_Wrapper):
@@ -75,8 +79,11 @@ class Wrapper(_Wrapper):
         classes=tuple(DENSITIES.values()),
         help='"signature" (a joint Gaussian, plus relative Mahalanobis distances for classifiers), "gaussian" (that one alone, with shrinkage, '
         'Ledoit & Wolf 2004), "flow" (a RealNVP that starts as that Gaussian, Dinh et al. 2017), "classwise" (one Gaussian a class before the '
-        'last layer, Mukhoti et al. 2023), "knn" (distance to the 50th neighbour there, Sun et al. 2022), "energy" (Liu et al. 2020) or '
-        '"max_logit" (Hendrycks et al. 2022) of the class scores; or a `Density`.',
+        'last layer, Mukhoti et al. 2023), "mahalanobis" (Lee et al. 2018) and "relative" (Ren et al. 2021) distances to the classes there, '
+        '"knn" (distance to the 50th neighbour there, Sun et al. 2022); of the class scores "msp" (Hendrycks & Gimpel 2017), "max_logit" '
+        '(Hendrycks et al. 2022), "energy" (Liu et al. 2020) or "gen" (Liu et al. 2023); of both "vim" (Wang et al. 2022), "fdbd" (Liu & Qin '
+        '2024) or "nnguide" (Park et al. 2023); the energy of changed features, "react" (Sun et al. 2021), "ash" (Djurisic et al. 2023) or '
+        '"scale" (Xu et al. 2024); "auto", several of these weighed on outliers made of the training inputs; or a `Density`.',
     )
     per: Literal["row", "position", "image"] | None = setting(
         default=None,
@@ -161,10 +168,16 @@ class Neo(Method):
                 )
         chosen = self.wrapper.density
         density = DENSITIES[chosen]() if isinstance(chosen, str) else copy.deepcopy(chosen)
-        if isinstance(density, Energy | MaxLogit) and form_of(table.record.output) == "probs":
+        form = form_of(table.record.output)
+        if not density.takes_probs and form == "probs":
             raise ValueError(
                 f'density={type(density).__name__} works on logits, and output="probs" says that the model gives probabilities; let the model '
                 'return logits, with output="logits"'
+            )
+        if not density.by_position and self._by_position(table.record.output):
+            raise ValueError(
+                f"density={type(density).__name__} works on one vector a row before the last layer, and the risk of positions is asked for "
+                f"(per={self.wrapper.per!r}, output={form}); choose another density, mahalanobis, knn or energy for example"
             )
         like = next((p for p in table.root.parameters()), None)
         add_extra(table.root, "density", density.to(like.device if like is not None else None))
@@ -217,7 +230,7 @@ class Neo(Method):
         if isinstance(density, Positions):
             return judge(self, wrapped, args, kwargs, self.wrapper.per == "image")
         y, rows, features, _ = self.features(wrapped, args, kwargs)
-        return y, density(features, self._logits(wrapped, y, rows) if density.wants_logits else None)
+        return y, density(features, class_scores(wrapped, y, rows) if density.wants_logits else None)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the signature of the training inputs in closed form (the flow: by a short training of its own)."""
@@ -242,7 +255,7 @@ class Neo(Method):
         from tqdm.auto import tqdm
 
         like = next(wrapped.parameters())
-        for args, kwargs, target in tqdm(_spread(inputs, wrapped, most), desc="signature", delay=2, leave=False):
+        for args, kwargs, target in tqdm(spread(inputs, wrapped, most), desc="signature", delay=2, leave=False):
             args, kwargs = tree_map(
                 lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
             )
@@ -255,13 +268,18 @@ class Neo(Method):
         collected: list[list[Tensor]] = []
         logits: list[Tensor | None] = []
         labels: list[Tensor | None] = []
+        made: list[tuple[list[Tensor], Tensor, int]] = []
+        measured: list[int] | None = None  # the shape of targets that are numbers
         rows = 0
         with torch.no_grad():
             for args, kwargs, target in self._batches(wrapped, inputs, MOST_ROWS):
                 y, n, features, _ = self.features(wrapped, args, kwargs)
                 collected.append(features)
-                logits.append(self._logits(wrapped, y, n) if self.wrapper.classes is not False else None)
-                labels.append(_labels(target, logits[-1]))
+                logits.append(class_scores(wrapped, y, n) if self.wrapper.classes is not False else None)
+                labels.append(class_numbers(target, logits[-1]))
+                measured = measured or measurements(target)
+                if density.takes_outliers and self.rows_first and sum(len(part[1]) for part in made) < MOST_OUTLIERS:
+                    made += self._outliers(wrapped, args, kwargs, n, len(made))
                 rows += n
                 if rows >= MOST_ROWS:
                     break
@@ -275,24 +293,33 @@ class Neo(Method):
                 f"neo: density={type(density).__name__} is to use class scores, and the model has no output [rows, classes] with at least two "
                 "classes; choose another density, or classes=False"
             )
+        if asked and not has_classes(record.output) and self.wrapper.classes is None and measured:
+            raise ValueError(
+                f"neo: density={type(density).__name__} is to use class scores, and the targets are numbers {measured}, no class numbers or "
+                'probabilities; choose another density, or say output="logits" if the model is a classifier'
+            )
+        features = [torch.cat(parts) for parts in zip(*collected, strict=True)]
+        head = (
+            last_layer(wrapped, self.sites[-1], density, features[-1], scores)
+            if density.needs_head or density.uses_head
+            else None
+        )
         classifies = asked or (self.wrapper.classes is None and (has_classes(record.output) or known is not None))
         with torch.enable_grad():
-            density.fit(
-                [torch.cat(parts) for parts in zip(*collected, strict=True)],
-                scores if classifies else None,
-                known if density.uses_labels else None,
-            )
+            # a density of the user's own may know neither
+            options: dict[str, Any] = {} if head is None else {"head": head}
+            if density.takes_outliers:
+                options["outliers"] = gathered(made)
+            density.fit(features, scores if classifies else None, known if density.uses_labels else None, **options)
 
-    def _logits(self, wrapped: Any, y: Any, rows: int) -> Tensor | None:
-        """The model's class scores [rows, classes], up to a constant for each row; None if it gives none."""
-        leaves, output = flatten(y)[0], wrapped._workbench.output
-        meanings = resolve(output, lambda: names(y), leaves, 0)
-        scores = [leaf for leaf, meaning in zip(leaves, meanings, strict=True) if isinstance(meaning, Values)]
-        if has_classes(output):
-            scores = [m.log_scores(leaf) for leaf, m in zip(leaves, meanings, strict=True) if isinstance(m, Classes)]
-            scores = [leaf.flatten(0, 1) if leaf.dim() == 3 and leaf.shape[1] == 1 else leaf for leaf in scores]
-        fits = (leaf for leaf in scores if leaf.dim() == 2 and leaf.shape[0] == rows and leaf.shape[1] > 1)
-        return next((leaf.detach() for leaf in fits), None)
+    def _outliers(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, seed: int
+    ) -> Iterator[tuple[list[Tensor], Tensor, int]]:
+        """Features, class scores and the kind of rows that are made of those of a batch."""
+        for kind, inputs in enumerate(unlike((args, kwargs), rows, seed)):
+            y, n, features, _ = self.features(wrapped, *inputs)
+            if (scores := class_scores(wrapped, y, n)) is not None:
+                yield features, scores, kind
 
     def features(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], take: Take | None = None
@@ -345,8 +372,9 @@ class Neo(Method):
         taps = (tap,) if self.model(wrapped).needs_features else ()
         plan = Plan((), wrapped._workbench.rules, Bank(table.get), taps, keep_state=False)
         with evaluating(wrapped):
-            _, results = engine_of(wrapped).run(plan, args, kwargs)
-        return results[0].output, tap
+            branched, results = run_with_prior(wrapped, plan, args, kwargs)
+        output = results[0].output if extra(wrapped, "prior") is None else branched.rebuild(branched.leaves)
+        return output, tap
 
     def _choose(self, names: list[str], same: dict[str, str]) -> list[str]:
         if self.layers is not None:
@@ -369,38 +397,6 @@ def _of_positions(density: Density) -> Positions:
     template = copy.deepcopy(density)
     template.forget()
     return Positions(template).to(density.centre.device)
-
-
-def _spread(inputs: Any, wrapped: Any, most: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
-    """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
-    from ..core.inputs import batches_of
-    from ..core.rows import in_batches
-
-    if isinstance(inputs, Tensor):
-        step = -(-len(inputs) // most) if inputs.dim() else 1
-        yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
-        return
-    step, inputs = 1, in_batches(inputs, wrapped)
-    for i, batch in enumerate(inputs):
-        if i == 0 and isinstance(inputs, Sized):
-            first = next((t for t in tensors(batch) if t.dim()), None)
-            rows = len(inputs) * (first.shape[0] if first is not None else 1)
-            step = max(1, rows // most)
-        if i % step == 0:
-            yield from batches_of([batch], wrapped)
-
-
-def _labels(target: Any, logits: Tensor | None) -> Tensor | None:
-    """Class numbers [rows] for class scores, None if the target holds none."""
-    if (
-        logits is None
-        or not isinstance(target, Tensor)
-        or target.dtype != torch.int64
-        or target.shape != logits.shape[:1]
-    ):
-        return None
-    fits = not len(target) or (int(target.min()) >= 0 and int(target.max()) < logits.shape[1])
-    return target.to(logits.device) if fits else None
 
 
 __all__ = ["Neo", "Wrapper"]

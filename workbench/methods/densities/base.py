@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import NotFittedError, WorkbenchWarning
-from workbench.methods.densities.features import ENOUGH, Features, Rows, check, deal
+from workbench.methods.densities.features import ENOUGH, Features, Head, Rows, check, deal
 from workbench.methods.densities.moments import robust_moments
 from workbench.methods.densities.reduce import Growing, Reduce
 
@@ -34,6 +34,11 @@ class Density(Growing, ABC):
     trainable: ClassVar[bool] = False  # whether `risk.mean()` is a sound loss
     needs_features: ClassVar[bool] = True
     needs_logits: ClassVar[bool] = False  # whether it can do nothing without class scores
+    needs_head: ClassVar[bool] = False  # whether it works with the weights of the last layer
+    uses_head: ClassVar[bool] = False  # whether it makes use of them where there are any
+    takes_outliers: ClassVar[bool] = False  # whether `fit` takes rows that are unlike the training data
+    takes_probs: ClassVar[bool] = True  # whether class scores up to a constant a row, log-probabilities, are enough
+    by_position: ClassVar[bool] = True  # whether it can judge the single positions of a map
     uses_labels: ClassVar[bool] = False  # whether `fit` makes use of class labels
 
     centre: Tensor
@@ -80,6 +85,7 @@ class Density(Growing, ABC):
         logits: Tensor | None = None,
         labels: Tensor | None = None,
         *,
+        head: Head | None = None,
         generator: torch.Generator | None = None,
         seed: int = 0,
     ) -> None:
@@ -91,15 +97,16 @@ class Density(Growing, ABC):
                 gradient flows.
             logits: Class scores [n, classes] that the model gave, if it is a classifier.
             labels: Class numbers [n], for densities that make use of them; None: the predicted classes.
+            head: Weight [classes, d] and bias [classes] of the last layer, for densities that work with it; see `find_head`.
             generator: Deals out the held-out rows; the global random state is never used.
             seed: Of a new generator, where none is given.
 
         Raises:
             TypeError: If features or logits are not floating-point tensors.
             ValueError: If fewer than 2 finite rows are left, the sizes differ from those fitted before, class scores
-                are needed and missing, or a covariance is singular because shrinkage is 0.
+                or the last layer are needed and missing, or a covariance is singular because shrinkage is 0.
         """
-        rows = self._training_rows(self._rows(features, logits, labels, learning=True))
+        rows = self._training_rows(self._rows(features, logits, labels, head, learning=True))
         trials, held_out, optimism = [], [], []
         for kept, held in deal(rows, generator or torch.Generator().manual_seed(seed)):
             trial = copy.deepcopy(self)  # an error leaves the density as it was
@@ -222,14 +229,23 @@ class Density(Growing, ABC):
 
     # ---- rows
     def _rows(
-        self, features: Features, logits: Tensor | None, labels: Tensor | None = None, learning: bool = False
+        self,
+        features: Features,
+        logits: Tensor | None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        learning: bool = False,
     ) -> Rows:
-        rows = check(features, logits, labels)
+        rows = check(features, logits, labels, head)
         asked = self.needs_logits if learning or not self.fitted else self.wants_logits
         if asked and rows.groups is None:
             raise ValueError(
                 f"{type(self).__name__} works on class scores, and there are none here: wrap the classifier with "
                 'output="logits" or "probs", or give logits='
+            )
+        if learning and self.needs_head and rows.head is None:
+            raise ValueError(
+                f"{type(self).__name__} works with the weights of the last layer, and there are none here: give head=(weight, bias)"
             )
         if self.fitted:
             self._check_sizes(rows)

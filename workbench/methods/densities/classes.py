@@ -99,7 +99,31 @@ class Classwise(Density):
         return score.where(x.isfinite().all(1), torch.nan)
 
 
-class Neighbours(Density):
+class Bank(Density):
+    """A density that keeps training rows, and asks which k are nearest.
+
+    Args:
+        k: How many rows; never more than are kept.
+    """
+
+    bank: Tensor
+
+    def __init__(self, *, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"k counts neighbours from 1, got {k}")
+        self.k = k
+        self.register_buffer("bank", torch.empty(0))
+
+    @property
+    def fitted(self) -> bool:
+        return self.bank.numel() > 0
+
+    def _check_sizes(self, rows: Rows) -> None:
+        refuse_size(self, rows.layers[-1].shape[1], self.bank.shape[1], "last features")
+
+
+class Neighbours(Bank):
     """Distance to the k-th nearest training row in the normalised features before the last layer (Sun et al. 2022).
 
     score = |x / |x| - x_(k) / |x_(k)||. At most 10,000 training rows, evenly spread, are kept.
@@ -116,21 +140,8 @@ class Neighbours(Density):
         True
     """
 
-    bank: Tensor
-
     def __init__(self, *, k: int = 50) -> None:
-        super().__init__()
-        if k < 1:
-            raise ValueError(f"k counts neighbours from 1, got {k}")
-        self.k = k
-        self.register_buffer("bank", torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.bank.numel() > 0
-
-    def _check_sizes(self, rows: Rows) -> None:
-        refuse_size(self, rows.layers[-1].shape[1], self.bank.shape[1], "last features")
+        super().__init__(k=k)
 
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:
@@ -151,4 +162,4 @@ class Neighbours(Density):
         return (2 - 2 * nearest).clamp_min(0).sqrt().where(x.isfinite().all(1), torch.nan)
 
 
-__all__ = ["Classwise", "Neighbours"]
+__all__ = ["MOST_NEIGHBOURS", "Bank", "Classwise", "Neighbours"]

@@ -11,6 +11,7 @@ from torch import Tensor
 ENOUGH = 50  # rows for a single held-out part to tell centre and scale
 
 Features = Tensor | Sequence[Tensor]
+Head = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Rows:
         reduced: Whether the layers are to be reduced (a list was given), or one matrix is taken as it is.
         logits: Class scores [n, classes] up to a constant per row, or None.
         labels: Class numbers [n], int64, or None.
+        head: Weight [classes, d] and bias [classes] of the last layer, or None.
     """
 
     layers: list[Tensor]
     reduced: bool
     logits: Tensor | None = None
     labels: Tensor | None = None
+    head: Head | None = None
 
     def __len__(self) -> int:
         parts = [*self.layers, *([] if self.logits is None else [self.logits])]
@@ -36,12 +39,13 @@ class Rows:
     def take(self, rows: Tensor) -> Rows:
         """Some of the rows, by number or by mask."""
         logits, labels = (None if part is None else part[rows] for part in (self.logits, self.labels))
-        return Rows([v[rows] for v in self.layers], self.reduced, logits, labels)
+        return Rows([v[rows] for v in self.layers], self.reduced, logits, labels, self.head)
 
     def detached(self, device: torch.device) -> Rows:
         """The same without gradients, on a device."""
         logits, labels = (None if part is None else part.detach().to(device) for part in (self.logits, self.labels))
-        return Rows([v.detach().to(device) for v in self.layers], self.reduced, logits, labels)
+        head = None if self.head is None else (self.head[0].detach().to(device), self.head[1].detach().to(device))
+        return Rows([v.detach().to(device) for v in self.layers], self.reduced, logits, labels, head)
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +65,9 @@ class Rows:
         return None if self.logits is None else self.logits.argmax(1)
 
 
-def check(features: Features, logits: Tensor | None = None, labels: Tensor | None = None) -> Rows:
+def check(
+    features: Features, logits: Tensor | None = None, labels: Tensor | None = None, head: Head | None = None
+) -> Rows:
     """Rows out of what was given.
 
     Raises:
@@ -93,7 +99,14 @@ def check(features: Features, logits: Tensor | None = None, labels: Tensor | Non
                 f"labels must be class numbers from 0{f' to {most - 1}' if most else ''}, "
                 f"got {int(labels.min())} to {int(labels.max())}"
             )
-    return Rows(layers, reduced, logits, labels)
+    if head is not None and layers and logits is not None:
+        expected = [logits.shape[1], shapes[-1][1]], [logits.shape[1]]
+        if (list(head[0].shape), list(head[1].shape)) != expected:
+            raise ValueError(
+                f"head must be the weight {expected[0]} and the bias {expected[1]} of the layer from the last features to the logits, got "
+                f"shapes {list(head[0].shape)} and {list(head[1].shape)}"
+            )
+    return Rows(layers, reduced, logits, labels, head)
 
 
 def deal(rows: Rows, generator: torch.Generator) -> Iterator[tuple[Rows, Rows]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import WorkbenchWarning
-from workbench.methods.densities.features import ENOUGH, Features, deal
+from workbench.methods.densities.features import ENOUGH, Features, Head, deal
 from workbench.methods.densities.likelihood import Likelihood
 from workbench.methods.densities.moments import full_precision, robust_moments
 
@@ -70,6 +70,7 @@ class Flow(Likelihood):
         logits: Tensor | None = None,
         labels: Tensor | None = None,
         *,
+        head: Head | None = None,
         epochs: int = 100,
         batch_size: int = 256,
         lr: float = 3e-3,
@@ -83,7 +84,7 @@ class Flow(Likelihood):
 
         Args:
             features: Matrix [n, d] or list of matrices, as in `Density.fit`.
-            logits, labels: Not used.
+            logits, labels, head: Not used.
             epochs: Passes over the kept rows at most; it ends after ten without an improvement.
             batch_size: Rows per step.
             lr: Learning rate of Adam; gradients are clipped to norm 10.

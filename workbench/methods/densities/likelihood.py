@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Features, Rows
-from workbench.methods.densities.moments import full_precision, whiten
+from workbench.methods.densities.moments import check_shrinkage, full_precision, whiten
 from workbench.methods.densities.reduce import Reduce
 
 
@@ -44,8 +44,7 @@ class Likelihood(Density):
 
     def __init__(self, d: int | None = None, *, n_components: int = 64, shrinkage: float | None = None) -> None:
         super().__init__()
-        if shrinkage is not None and not 0 <= shrinkage <= 1:
-            raise ValueError(f"shrinkage is a share between 0 and 1, got {shrinkage}")
+        check_shrinkage(shrinkage)
         if n_components < 1 or (d is not None and d < 1):
             raise ValueError(f"n_components and d must be at least 1, got n_components={n_components} and d={d}")
         self.n_components = n_components

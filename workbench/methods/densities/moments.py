@@ -44,6 +44,12 @@ def units(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, torch.where(constant, largest, sd.clamp_min(_FLOOR * largest)), constant
 
 
+def check_shrinkage(shrinkage: float | None) -> None:
+    """Raise ValueError if a shrinkage is no share."""
+    if shrinkage is not None and not 0 <= shrinkage <= 1:
+        raise ValueError(f"shrinkage is a share between 0 and 1, got {shrinkage}")
+
+
 def ledoit_wolf(z: Tensor) -> float:
     """Shrinkage towards mu I that minimises the expected squared error of the covariance, mu = trace / d.
 

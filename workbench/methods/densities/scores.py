@@ -11,6 +11,8 @@ from torch import Tensor
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Rows
 
+_MOST_CLASSES = 100  # of the largest probabilities that the generalised entropy looks at
+
 
 class Output(Density):
     """A score of the model's own class scores; `fit` only standardises it."""
@@ -45,6 +47,54 @@ class Output(Density):
         """From [m, classes] to [m]."""
 
 
+class MaxSoftmax(Output):
+    """The largest probability p (MSP: Hendrycks & Gimpel 2017), as the log odds against it, log (1 - p) / p.
+
+    They rank rows as -p does, and tell apart those whose p is rounded to 1.
+
+    Example:
+        >>> density = MaxSoftmax()
+        >>> density.fit([], torch.randn(100, 3, generator=torch.Generator().manual_seed(0)))
+        >>> sure, unsure = density([], torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
+        >>> bool(sure < unsure)
+        True
+    """
+
+    def _strange(self, logits: Tensor) -> Tensor:
+        ordered = logits.sort(1, descending=True).values
+        return ordered[:, 1:].logsumexp(1) - ordered[:, 0]
+
+
+class GeneralizedEntropy(Output):
+    """Generalised entropy of the probabilities, sum_c p_c^g (1 - p_c)^g over the 100 largest (GEN: Liu et al. 2023).
+
+    Args:
+        gamma: g in (0, 1); the smaller, the more small probabilities count.
+
+    Example:
+        >>> density = GeneralizedEntropy()
+        >>> density.fit([], torch.randn(100, 3, generator=torch.Generator().manual_seed(0)))
+        >>> sure, unsure = density([], torch.tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]]))
+        >>> bool(sure < unsure)
+        True
+    """
+
+    def __init__(self, *, gamma: float = 0.1) -> None:
+        super().__init__()
+        if not 0 < gamma < 1:
+            raise ValueError(f"gamma is a power between 0 and 1, got {gamma}")
+        self.gamma = gamma
+
+    def _strange(self, logits: Tensor) -> Tensor:
+        ordered = logits.sort(1, descending=True).values
+        log_p = ordered.log_softmax(1)
+        # of the largest, whose p may be rounded to 1, from the others
+        log_rest = torch.cat(
+            [ordered[:, 1:].logsumexp(1, True) - ordered.logsumexp(1, True), (-log_p[:, 1:].exp()).log1p()], 1
+        )
+        return (self.gamma * (log_p + log_rest))[:, :_MOST_CLASSES].exp().sum(1)
+
+
 class Energy(Output):
     """Free energy of the logits, -log sum_c exp(logit_c) (Liu et al. 2020, at temperature 1).
 
@@ -55,6 +105,8 @@ class Energy(Output):
         >>> bool(sure < unsure)
         True
     """
+
+    takes_probs: ClassVar[bool] = False
 
     def _strange(self, logits: Tensor) -> Tensor:
         return -logits.logsumexp(1)
@@ -71,6 +123,8 @@ class MaxLogit(Output):
         True
     """
 
+    takes_probs: ClassVar[bool] = False
+
     def _strange(self, logits: Tensor) -> Tensor:
         return -logits.amax(1)
 
@@ -80,4 +134,4 @@ def _logits(rows: Rows) -> Tensor:
     return rows.logits
 
 
-__all__ = ["Energy", "MaxLogit"]
+__all__ = ["Energy", "GeneralizedEntropy", "MaxLogit", "MaxSoftmax"]

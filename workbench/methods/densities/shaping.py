@@ -1,0 +1,131 @@
+"""Energy of class scores made of features that were clipped, pruned or scaled before the last layer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from workbench.methods.densities.head import Headed
+
+_MOST_VALUES = 1_000_000  # of the training features that the percentile is taken of
+
+
+class Shaped(Headed):
+    """Free energy -log sum_c exp(logit_c) of logits = W f(x) + b, for a shape f of the features."""
+
+    def _strange(self, x: Tensor) -> Tensor:
+        return -self._logits(self._shape(x)).logsumexp(1)
+
+    @abstractmethod
+    def _shape(self, x: Tensor) -> Tensor:
+        """From features [m, d] to features."""
+
+
+class ClippedEnergy(Shaped):
+    """Energy with the features clipped at a percentile of all training activations (ReAct: Sun et al. 2021).
+
+    f(x) = min(x, t), with the `percentile` t of all values of the training features (1,000,000 of them, evenly spread).
+
+    Args:
+        percentile: In (0, 100].
+
+    Example:
+        >>> x = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0))
+        >>> weight = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+        >>> density = ClippedEnergy()
+        >>> density.fit(x, x @ weight.T, head=(weight, torch.zeros(2)))
+        >>> bool(density.score(torch.tensor([[99.0, 0.0]])) > -9)  # Energy has -891
+        True
+    """
+
+    limit: Tensor
+
+    def __init__(self, *, percentile: float = 90.0) -> None:
+        super().__init__()
+        self.percentile = _checked(percentile)
+        self.register_buffer("limit", torch.empty(0))
+
+    def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+        values = x.flatten()
+        values = values[:: -(-len(values) // _MOST_VALUES)]
+        self.limit = torch.quantile(values, self.percentile / 100)[None].to(self.head_weight)
+
+    def _shape(self, x: Tensor) -> Tensor:
+        return x.minimum(self.limit.to(x.dtype))
+
+
+class PrunedEnergy(Shaped):
+    """Energy with each row's small features set to 0 and the others scaled up (ASH-S: Djurisic et al. 2023).
+
+    Of d features the d - round(percentile / 100 d) largest are kept and multiplied by exp(sum of all / sum of those kept). The features are
+    taken not to be negative, as they are after a ReLU.
+
+    Args:
+        percentile: How many percent of the features are pruned, in [0, 100).
+
+    Example:
+        >>> x = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
+        >>> density = PrunedEnergy()
+        >>> density.fit(x, 9 * x[:, :2], head=(9 * torch.eye(2, 10), torch.zeros(2)))
+        >>> usual, strange = density(torch.tensor([[1.0] + 9 * [0.3], [0.0] + 9 * [0.3]]))
+        >>> bool(usual < strange)
+        True
+    """
+
+    def __init__(self, *, percentile: float = 90.0) -> None:
+        super().__init__()
+        self.percentile = _checked(percentile)
+
+    def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+        if (x < 0).any():
+            raise ValueError(
+                f"{type(self).__name__} divides by sums of the features before the last layer, which must not be negative, as after a ReLU; "
+                f"the least of them is {x.min().item():.3g}. Choose another density, react or energy for example"
+            )
+
+    def _shape(self, x: Tensor) -> Tensor:
+        kept, factor = self._kept(x)
+        return torch.zeros_like(x).scatter(1, kept.indices, kept.values * factor)
+
+    def _kept(self, x: Tensor) -> tuple[torch.return_types.topk, Tensor]:
+        """The largest features of each row, and the factor [m, 1]."""
+        d = x.shape[1]
+        kept = x.topk(max(1, d - round(self.percentile / 100 * d)), 1)
+        share = kept.values.sum(1, keepdim=True)
+        factor = (x.sum(1, keepdim=True) / share.where(share > 0, 1)).exp()
+        return kept, factor.where(share > 0, 1)
+
+
+class ScaledEnergy(PrunedEnergy):
+    """Energy with each row scaled by how little of it its large features hold (SCALE: Xu et al. 2024).
+
+    f(x) = x exp(sum of all / sum of the d - round(percentile / 100 d) largest): ASH-S without the pruning.
+
+    Args:
+        percentile: How many percent of the features the second sum leaves out, in [0, 100).
+
+    Example:
+        >>> x = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
+        >>> density = ScaledEnergy()
+        >>> density.fit(x, 9 * x[:, :2], head=(9 * torch.eye(2, 10), torch.zeros(2)))
+        >>> usual, strange = density(torch.tensor([10 * [0.3], [0.0, 0.0] + 8 * [0.3]]))
+        >>> bool(usual < strange)
+        True
+    """
+
+    def __init__(self, *, percentile: float = 85.0) -> None:
+        super().__init__(percentile=percentile)
+
+    def _shape(self, x: Tensor) -> Tensor:
+        return x * self._kept(x)[1]
+
+
+def _checked(percentile: float) -> float:
+    if not 0 <= percentile <= 100:
+        raise ValueError(f"percentile is a number from 0 to 100, got {percentile}")
+    return float(percentile)
+
+
+__all__ = ["ClippedEnergy", "PrunedEnergy", "ScaledEnergy"]
