@@ -30,13 +30,16 @@ from workbench.calibration.conformal import SplitConformal
 from workbench.calibration.cross import CrossConformal
 from workbench.calibration.online import OnlineConformal
 from workbench.calibration.quantiles import QuantileRecalibration
+from workbench.calibration.risk_control import control_risk, learn_then_test
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
+from workbench.calibration.shift import DensityRatio
 from workbench.deprecation import deprecated_names
 
 __all__ = [
     "Calibrated",
     "CrossConformal",
     "Decision",
+    "DensityRatio",
     "OnlineConformal",
     "QuantileRecalibration",
     "Selective",
@@ -46,6 +49,8 @@ __all__ = [
     "TopUncertain",
     "VarianceScaling",
     "calibrate",
+    "control_risk",
+    "learn_then_test",
     "selective",
     "top_uncertain",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Self, cast
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
 from workbench.core.outputs import IGNORED, form_of
+from workbench.core.ownership import extra
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
 from workbench.core.slips import warn_unsaid
 from workbench.core.wrapped import Wrapped, is_wrapped
@@ -26,7 +27,7 @@ from workbench.engine.effects.private_random import own_random
 from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 
-RISKS = tuple(field.name for field in fields(Risk))
+RISKS = tuple(kind.name for kind in fields(Risk))
 FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to
 
 
@@ -35,13 +36,14 @@ class Answers:
     """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
 
     Scores of classes have the classes in the last dimension, wherever the model has them. Of quantile heads, if they were asked for, also
-    offsets [levels, n, ...]: how far each quantile lies from the prediction.
+    offsets [levels, n, ...]: how far each quantile lies from the prediction. Of the inputs, by name, what was asked: one number a row.
     """
 
     y: Tensor
     risk: Risk
     target: Tensor
     offsets: Tensor | None = None
+    of_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def labels(self) -> bool:
@@ -65,9 +67,12 @@ class Calibrated(nn.Module, ABC):
     """
 
     needs_risk = True  # whether fitting asks the wrapped model for its risk
+    watches = False  # whether it asks for it where the model has a vacuitic one
     needs_offsets = False  # whether fitting asks for its quantile heads
+    new_buffers: tuple[str, ...] = ()  # which states of earlier versions lack
     moves_prediction = False  # whether the calibrated prediction depends on the risk
     options: tuple[str, ...] = ()  # the arguments beside the model, which travel with the state
+    of_functions: tuple[str, ...] = ()  # those of them that say which functions were given, which do not
     keeps_family = True  # whether the calibrated risk still is that of a distribution of the same family
 
     def __init__(self, wrapped: nn.Module) -> None:
@@ -88,7 +93,13 @@ class Calibrated(nn.Module, ABC):
             The object itself.
         """
         answers = collect(
-            self.wrapped, data, risk=self.needs_risk, offsets=self.needs_offsets, batch_size=batch_size, seed=seed
+            self.wrapped,
+            data,
+            risk=self.needs_risk or (self.watches and knows_strangeness(self.wrapped)),
+            offsets=self.needs_offsets,
+            batch_size=batch_size,
+            seed=seed,
+            of_inputs=self.of_inputs(),
         )
         with torch.no_grad():
             self._fit(answers, seed)
@@ -136,6 +147,10 @@ class Calibrated(nn.Module, ABC):
         """
         raise TypeError(f"{type(self).__name__} gives no sets; calibrate(wrapped, data, 'conformal') does for classes")
 
+    def of_inputs(self) -> Mapping[str, Callable[[Any, int], Tensor]]:
+        """What fitting asks of a batch of inputs and its number of rows, by name: one number a row."""
+        return {}
+
     @abstractmethod
     def _fit(self, answers: Answers, seed: int) -> None:
         """Check the answers, then set the buffers."""
@@ -167,13 +182,19 @@ class Calibrated(nn.Module, ABC):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (stored := state_dict.get(f"{prefix}_extra_state")) is not None:
             (kind, theirs), ours = _decoded(stored), {name: getattr(self, name) for name in self.options}
-            differing = [name for name, value in ours.items() if value is not None and theirs.get(name) != value]
+            differing = [
+                name
+                for name, value in ours.items()
+                if (value is not None or name in self.of_functions) and theirs.get(name) != value
+            ]
             if kind != type(self).__name__ or differing:
                 raise ValueError(
                     f"the state is of {kind}({theirs}), this object is {type(self).__name__}({ours}); make it alike before loading"
                 )
         for name, buffer in self._buffers.items():  # their sizes depend on the rows that were held out
             given = state_dict.get(prefix + name)
+            if name in self.new_buffers and given is None and buffer is not None:
+                state_dict[prefix + name] = buffer.new_empty(0)
             if isinstance(given, Tensor) and buffer is not None:
                 self._buffers[name] = buffer.new_empty(given.shape, dtype=given.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -204,13 +225,14 @@ def _record(model: Any) -> Any:
     return _innermost(model)._workbench
 
 
-def output_of(model: Any) -> str:
-    """What the model gives: "values", "logits" or "probs".
+def output_of(model: Any, default: Any = None) -> str:
+    """What the model gives: "values", "logits" or "probs"; what is taken for that where its wrapper did not say, by default values.
 
     Raises:
         ValueError: if it gives something else.
     """
     output = _record(model).output
+    output = default if output is None else output
     form = form_of(output)
     if form not in ("values", "logits", "probs"):
         raise ValueError(
@@ -224,6 +246,11 @@ def class_dim(model: Any) -> int:
     """The dimension of the classes in what the model gives: 1 for maps, mostly; -1 of values."""
     dim = getattr(_record(model).output, "dim", None)
     return -1 if dim is None else dim
+
+
+def knows_strangeness(model: Any) -> bool:
+    """Whether the model has a density of its training data by now, and so a vacuitic risk."""
+    return getattr(extra(_innermost(model), "density"), "fitted", False)
 
 
 def kind_of(model: Any) -> str:
@@ -290,6 +317,7 @@ def collect(
     offsets: bool = False,
     batch_size: int = 1024,
     seed: int = 0,
+    of_inputs: Mapping[str, Callable[[Any, int], Tensor]] | None = None,
 ) -> Answers:
     """What a model says about rows, in their order.
 
@@ -301,6 +329,7 @@ def collect(
         offsets: whether to ask for the quantiles of quantile heads.
         batch_size: rows asked for at once.
         seed: of random draws on the way; the global random state is left alone.
+        of_inputs: by name what is asked of a batch of inputs and its number of rows: one number a row.
 
     Raises:
         TypeError: data is something else, or the model gives no tensor.
@@ -312,6 +341,7 @@ def collect(
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     parts: list[tuple[Tensor, Risk, Tensor]] = []
     spreads: list[Tensor] = []
+    asked: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
@@ -323,6 +353,8 @@ def collect(
                     f"the model gives {list(y.shape)} for a batch of {len(batch_targets)} rows; one row for each is needed"
                 )
             parts.append((y, risks, batch_targets))
+            for name, numbers_of in asked.items():
+                numbers_of.append((of_inputs or {})[name](batch.x, len(y)))
             if offsets:
                 spreads.append(offsets_of(model, batch.x, y))
     if not parts or not sum(len(y) for y, _, _ in parts):
@@ -346,6 +378,7 @@ def collect(
         risks,
         precise(batch_targets) if batch_targets.is_floating_point() else batch_targets,
         torch.cat(spreads, 1) if spreads else None,
+        {name: torch.cat(numbers_of) for name, numbers_of in asked.items()},
     )
 
 

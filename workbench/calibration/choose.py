@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -71,6 +72,8 @@ def calibrate(
     randomized: bool = True,
     penalty: float = 0.01,
     k_reg: int = 5,
+    groups: Callable[[Any], Any] | Literal["class"] | None = None,
+    weight: Callable[[Any], Any] | None = None,
 ) -> SplitConformal: ...
 @overload
 def calibrate(
@@ -94,7 +97,8 @@ def calibrate(
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
         batch_size: rows asked for at once; a DataLoader has its own.
         seed: of random draws on the way; the global random state is left alone.
-        options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg for "conformal".
+        options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg, groups, weight for
+            "conformal".
 
     Returns:
         A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from workbench.calibration.base import (
     quantiles_of,
     risk_named,
 )
+from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers, tensor_of
 from workbench.risk import Risk
@@ -89,6 +92,13 @@ class SplitConformal(Calibrated):
     - "aps": the probability of all classes above y, and u p_y; sets that adapt to hard rows (Romano et al. 2020).
     - "raps": the same and penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
 
+    With `groups` the guarantee holds within each group (Mondrian; Vovk et al. 2005), with `groups="class"` for each true class by itself
+    (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows of another place, whose inputs have another density:
+    where w is the ratio of the densities (Tibshirani et al. 2019). Rows of a group that was held out too seldom, or of an input too far from
+    all that were, get infinite intervals or all classes, and a warning says so. Without `groups` and `weight` a warning says when a model is
+    less sure of its class for new rows than for the held-out ones, or finds them stranger by vacuitic risk, than chance allows: then nothing
+    is guaranteed for them.
+
     Args:
         wrapped: what a wrapper made of a model, or a calibrated model.
         score: one of those above; None: "normalized" for values ("absolute" if the model measures no such risk), "lac" for classes.
@@ -96,8 +106,12 @@ class SplitConformal(Calibrated):
         joint: for several outputs: True: all of a row lie inside with the coverage (the largest score of the row counts); False: each by itself.
         randomized: for "aps" and "raps": u is drawn between 0 and 1 for each row, as published; sets can be empty. False: u = 1.
         penalty, k_reg: of "raps".
+        groups: from a batch of inputs to whole numbers [rows], the group of each row; or "class". Not saved with the state.
+        weight: from a batch of inputs to numbers of at least 0 [rows], the density of the new place by that of the held-out rows up to a
+            factor, such as a `DensityRatio`. Not saved with the state.
 
     Raises:
+        TypeError: groups or weight is no function.
         ValueError: an option is none of those named.
 
     Example:
@@ -109,9 +123,13 @@ class SplitConformal(Calibrated):
         torch.Size([4, 1])
     """
 
-    options = ("score", "by", "joint", "randomized", "penalty", "k_reg")
+    options = ("score", "by", "joint", "randomized", "penalty", "k_reg", "grouped", "weighted")
+    of_functions = ("grouped", "weighted")
+    new_buffers = ("strangeness", "doubt")
     scores: Tensor
     held: Tensor
+    strangeness: Tensor
+    doubt: Tensor
 
     def __init__(
         self,
@@ -122,6 +140,8 @@ class SplitConformal(Calibrated):
         randomized: bool = True,
         penalty: float = 0.01,
         k_reg: int = 5,
+        groups: Callable[[Any], Any] | Literal["class"] | None = None,
+        weight: Callable[[Any], Any] | None = None,
     ) -> None:
         if score is not None and score not in VALUES + CLASSES:
             raise ValueError(f"score must be one of {', '.join(VALUES + CLASSES)}; found {score!r}")
@@ -129,17 +149,46 @@ class SplitConformal(Calibrated):
             raise ValueError(f"by must be one of {', '.join(RISKS)}; found {by!r}")
         if not penalty >= 0 or k_reg < 0:
             raise ValueError(f"penalty and k_reg must be 0 or more; found {penalty!r} and {k_reg!r}")
+        by_class = isinstance(groups, str) and groups == "class"
+        for name, function in (("groups", None if by_class else groups), ("weight", weight)):
+            if function is not None and not callable(function):
+                also = ' or "class"' if name == "groups" else ""
+                raise TypeError(f"{name} must be a function of a batch of inputs{also}; found {function!r:.100}")
+        if by_class and score in VALUES:
+            raise ValueError(
+                f"groups='class' is for classes, and score={score!r} for values; give a function of the inputs"
+            )
         super().__init__(wrapped)
+        self.groups, self.weight = groups, weight
+        # what of it a state says, which holds no functions
+        self.grouped = None if groups is None else "class" if by_class else "inputs"
+        self.weighted = None if weight is None else True
         self.score, self.by, self.joint, self.randomized = score, by, joint, randomized
         self.penalty, self.k_reg = penalty, k_reg
         self.needs_offsets = score == "cqr" and quantiles_of(wrapped) is not None
         self.needs_risk = output_of(wrapped) == "values" if score is None else score == "normalized"
         self.needs_risk |= score == "cqr" and not self.needs_offsets
+        self.watches = weight is None and groups is None
         self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
         # for cqr of a distribution, whose scores depend on the coverage: prediction, risk (or offsets) and target [3 or more, n, ...]
         self.register_buffer("held", torch.empty(0))
+        # of held-out rows, in rising order: vacuitic risk [n], of a model that has one; of classes 1 - the largest probability [n]
+        self.register_buffer("strangeness", torch.empty(0))
+        self.register_buffer("doubt", torch.empty(0))
+        # of each score, in their order
+        self.register_buffer("score_groups", torch.empty(0, dtype=torch.int64) if groups is not None else None)
+        self.register_buffer("score_weights", torch.empty(0, dtype=torch.float64) if weight is not None else None)
+
+    @property
+    def effective_rows(self) -> float:
+        """How many held-out rows of one weight carry as much as those there are, with `weight` (Kish 1965)."""
+        return float(len(self.scores)) if self.score_weights is None else effective_rows(self.score_weights)
 
     # ---- fitting
+    def of_inputs(self) -> Mapping[str, Callable[[Any, int], Tensor]]:
+        functions = {"groups": None if self.grouped == "class" else self.groups, "weight": self.weight}
+        return {name: partial(row_numbers, name, f) for name, f in functions.items() if callable(f)}
+
     def _fit(self, answers: Answers, seed: int) -> None:
         chosen = self.score
         if chosen is None:
@@ -168,7 +217,24 @@ class SplitConformal(Calibrated):
                     )
                 scores = scores / width
             scores = self._joined(scores)
-        self.score, self.scores, self.held = chosen, scores.sort(0).values, calibration_rows.to(scores)
+        strangeness = answers.risk.vacuitic if self.watches else None
+        self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
+        self.doubt = self._doubt(answers.y).sort().values if self.watches and chosen in CLASSES else torch.empty(0)
+        if self.groups is None and self.weight is None:
+            self.score, self.scores, self.held = chosen, scores.sort(0).values, calibration_rows.to(scores)
+            return
+        rows = answers.known if chosen in CLASSES else slice(None)
+        if self.grouped == "class" and chosen not in CLASSES:
+            raise ValueError("groups='class' is for classes, but the targets are values; give a function of the inputs")
+        groups = answers.target if self.grouped == "class" else answers.of_inputs.get("groups")
+        weights = answers.of_inputs.get("weight")
+        if weights is not None and not bool((weights > 0).any()):
+            raise ValueError("weight is 0 for every held-out row: none of them is like those of the new place")
+        self.score, self.scores, self.held = chosen, scores, calibration_rows.to(scores)
+        if groups is not None:
+            self.score_groups = groups.to(scores.device)[rows]
+        if weights is not None:
+            self.score_weights = weights.to(scores.device)[rows]
 
     def _held_out_classes(self, answers: Answers, score: str, seed: int) -> Tensor:
         check_labels(answers, f"score={score!r}")
@@ -226,6 +292,40 @@ class SplitConformal(Calibrated):
         if self.score not in wanted:
             raise ValueError(f"score={self.score!r} has no such answer; call {instead}")
 
+    def _quantile(self, scores: Tensor, coverage: float, x: Any, y: Tensor, what: str) -> Tensor:
+        """The largest score that is held: one for all rows, or broadcast to the prediction y of each of these rows."""
+        if self.score_groups is None and self.score_weights is None:
+            return conformal_quantile(scores, coverage).to(y)
+        n_rows, by_class = len(y), self.grouped == "class"
+        of_rows = {name: function(x, n_rows) for name, function in self.of_inputs().items()}
+        none = torch.zeros(len(scores), dtype=torch.int64)
+        groups = none if self.score_groups is None else self.score_groups.cpu()
+        weights = torch.ones(len(scores)) if self.score_weights is None else self.score_weights.cpu()
+        new = of_rows.get("weight", torch.ones(n_rows))
+        new_groups = of_rows.get("groups", torch.zeros(n_rows, dtype=torch.int64))
+        if by_class:
+            n_classes = y.shape[-1]
+            new = new if self.score_weights is not None else new[:1]  # the classes' own are the same for all rows
+            new_groups, new = torch.arange(n_classes).repeat(len(new)), new.repeat_interleave(n_classes)
+        q = grouped_quantile(scores.cpu(), groups, weights, new_groups, new, coverage)
+        q = q.reshape(-1, y.shape[-1]).expand(n_rows, -1) if by_class else q
+        within = "" if self.grouped is None else " of their class" if by_class else " of their group"
+        far = "" if self.score_weights is None else f" (as many as {self.effective_rows:.0f} of one weight)"
+        warn_infinite(q, what, f"{len(scores)} rows were held out{far}, too few{within} or too unlike these inputs")
+        return q.reshape(*q.shape, *[1] * (y.dim() - q.dim())).to(y)
+
+    def _doubt(self, y: Tensor) -> Tensor:
+        """1 - the largest probability, of predictions [rows, classes]."""
+        return -log_probabilities(y, output_of(self.wrapped)).amax(-1).expm1()
+
+    def _warn_unlike(self, y: Tensor, risk: Risk) -> None:
+        """Say where the guarantee ends: new rows that cannot well come from where the held-out ones came from."""
+        said = False
+        if self.strangeness.numel() and risk.vacuitic is not None:
+            said = warn_unlike(self.strangeness, risk.vacuitic, "stranger by vacuitic risk")
+        if self.doubt.numel() and not said:
+            warn_unlike(self.doubt, self._doubt(y), "less clear to the model")
+
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Intervals that hold the target with at least this probability.
 
@@ -240,10 +340,12 @@ class SplitConformal(Calibrated):
             ValueError: too few rows were held out for this coverage, or the score is one of classes.
         """
         self._fitted(VALUES, "predict_set(x)")
-        q = conformal_quantile(self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores, coverage)
+        scores = self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
-        y, risk = self._ask(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
-        q = q.to(y)
+        watches = self.strangeness.numel() > 0
+        y, risk = self._ask(x, risk=watches or self.score == "normalized" or (self.held.numel() > 0 and not heads))
+        self._warn_unlike(y, risk)
+        q = self._quantile(scores, coverage, x, y, "intervals without ends")
         if self.score == "cqr":
             if not self.held.numel():
                 lower, upper = y.sort(1).values.split(1, 1)
@@ -252,6 +354,7 @@ class SplitConformal(Calibrated):
                 lower, upper = self._ends(y, spread, coverage)
             return lower - q, upper + q
         width = q * (self._width(y, risk) if self.score == "normalized" else torch.ones_like(y))
+        width = width.where(~q.isinf(), q)  # also where the risk is 0
         return y - width, y + width
 
     def predict_set(
@@ -272,12 +375,13 @@ class SplitConformal(Calibrated):
             ValueError: too few rows were held out for this coverage, or the score is one of values.
         """
         self._fitted(CLASSES, "interval(x)")
-        q = conformal_quantile(self.scores, coverage)
-        y, _ = self._ask(x, risk=False)
+        y, risk = self._ask(x, risk=self.strangeness.numel() > 0)
+        self._warn_unlike(y, risk)
+        q = self._quantile(self.scores, coverage, x, y, "all classes")
         draws = None
         if self.randomized and self.score != "lac":
             draws = torch.rand(len(y), 1, generator=generator, dtype=torch.float64)
-        chosen = self._class_scores(y, draws, str(self.score)) <= q.to(y)
+        chosen = self._class_scores(y, draws, str(self.score)) <= q
         return chosen if allow_empty else chosen.scatter(-1, y.argmax(-1, keepdim=True), True)
 
 
