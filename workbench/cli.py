@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.experiments.compare import add_parser as add_compare
-from workbench.experiments.options import BAD_INPUT, FAILED, INTERRUPTED, OK, add_grid, axis
+from workbench.experiments.options import BAD_INPUT, FAILED, INTERRUPTED, OK, add_grid, add_log_to, axis
 from workbench.notebook.commands import add_diff, add_report
 from workbench.widgets.demo import add_demo
 
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
     bench.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each (default: 1)")
     bench.add_argument("--timeout", type=float, metavar="S", help="seconds that one cell may take (default: no limit)")
+    add_log_to(bench, "each cell")
     bench.add_argument("--fresh", action="store_true", help="drop the results of these cells first, and run them again")
     bench.add_argument("--smoke", action="store_true", help="a tiny version, to see that it runs")
     bench.add_argument(
@@ -126,6 +127,7 @@ def _bench_cells(arguments: argparse.Namespace) -> int:
             timeout=arguments.timeout,
             resume=not arguments.fresh,
             command=_command(arguments, path.stem),
+            log_to=arguments.log_to,
         )
     print(f"{frame['cell'].nunique()} of {len(cells)} cells: {results}")
     if frame.attrs["failed"]:

@@ -26,8 +26,6 @@ from workbench.notebook.client import PRINTED
 from workbench.notebook.grid import combinations
 from workbench.notebook.run import finished, plan
 
-pytestmark = pytest.mark.xdist_group("notebooks")  # runs of notebooks are shared within a process
-
 TROUBLE = """
 import os, signal, sys, time
 from pathlib import Path

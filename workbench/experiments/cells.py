@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import WorkbenchWarning, require
+from ..trackers.base import Tracker
+from ..trackers.delivery import Delivery, tracker_of
 from . import environment
 from .pool import CellOutcome, outcomes, visible_gpus
 from .scheduler import Cluster
@@ -38,6 +40,7 @@ def run_cells(
     command: str | None = None,
     scheduler: Any = None,
     files: Sequence[Path | str] = (),
+    log_to: str | Tracker | None = None,
 ) -> pd.DataFrame:
     """Call a function once for each cell, in processes of their own, and keep what it returns in files.
 
@@ -67,6 +70,8 @@ def run_cells(
         scheduler: address of a dask.distributed scheduler ("tcp://host:8786", or the path of its .json file), or a Client or
             Cluster; jobs then says nothing.
         files: more .py files that the function loads by `worker.load_file` under these paths, to be sent to a cluster's workers.
+        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`, which is given each cell that has ended as a run of its own,
+            from this process: its arguments, the numbers of its row (of several rows as steps) and how it ended. What is there already is not.
 
     Returns:
         The rows of these cells, in their order, each value with its type; one that a row does not have is NaN.
@@ -78,7 +83,7 @@ def run_cells(
         ValueError: two cells are the same, a number is out of range, one of the files holds something else or was changed since, or workers of
             the scheduler have other versions of Python, torch, numpy or workbench.
         BlockingIOError: another run writes this file.
-        ModuleNotFoundError: pyarrow or dask.distributed is asked for and not installed.
+        ModuleNotFoundError: pyarrow, dask.distributed or the package of log_to is asked for and not installed.
         ConnectionError: there is no scheduler.
         ConnectionAbortedError: the scheduler was lost while cells ran; those that have ended are kept, run again to go on.
 
@@ -94,6 +99,7 @@ def run_cells(
     """
     filelock = require("filelock")
     require("pandas")
+    log = None if log_to is None else Delivery(tracker_of(log_to))
     reference = _reference(function)
     path = Path(path).parent.resolve() / Path(path).name  # a link there is refused, not followed
     cells = _checked(cells)
@@ -112,7 +118,7 @@ def run_cells(
     try:
         store = Store(path)
         store.sweep()
-        failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command, scheduler, files)
+        failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command, scheduler, files, log)
         return _frame(store, cells, failed)
     finally:
         lock.release()
@@ -130,6 +136,7 @@ def _run(
     command: str | None,
     scheduler: Any,
     files: Sequence[Path | str],
+    log: Delivery | None,
 ) -> list[CellOutcome]:
     from tqdm.auto import tqdm
 
@@ -148,6 +155,8 @@ def _run(
     failed: list[CellOutcome] = []
     bar = tqdm(total=len(cells), initial=len(done), unit="cell", disable=None if progress else True, leave=False)
     with contextlib.ExitStack() as stack:
+        if log is not None:
+            stack.callback(log.close)
         if scheduler is None:
             gpus = visible_gpus() if jobs > 1 else []
             ended = outcomes(reference, todo, jobs=jobs, threads=threads, timeout=timeout, gpus=gpus)
@@ -169,6 +178,10 @@ def _run(
                     store.add(outcome, stamp, order)
                 if outcome.status != "ok":
                     failed.append(outcome)
+                if log is not None:
+                    rows = [{**row, "seconds": outcome.seconds} for row in outcome.rows or [{}]]
+                    status = "finished" if outcome.status == "ok" else outcome.status
+                    log.run(_what(outcome), outcome.cell, rows, status, store.path.stem)
                 if progress:
                     tqdm.write(_line(number, len(cells), outcome), file=sys.stdout)
                     sys.stdout.flush()
@@ -182,12 +195,15 @@ def _run(
 
 
 def _line(number: int, of: int, outcome: CellOutcome) -> str:
-    what = " ".join(f"{name}={_shown(text(value), 100)}" for name, value in outcome.cell.items())
     reason = ""
     if outcome.error:
         lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
         reason = f"  {_shown(lines[-1].strip(), 500)}"
-    return f"[{number}/{of}] {outcome.status:<8} {outcome.seconds:7.1f} s  {what}{reason}"
+    return f"[{number}/{of}] {outcome.status:<8} {outcome.seconds:7.1f} s  {_what(outcome)}{reason}"
+
+
+def _what(outcome: CellOutcome) -> str:
+    return " ".join(f"{name}={_shown(text(value), 100)}" for name, value in outcome.cell.items())
 
 
 def _shown(value: str, width: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
 from .directions import higher_is_better, may_be_best, metric_of
-from .options import FAILED, OK, add_grid, add_parameter, axis
+from .options import FAILED, OK, add_grid, add_log_to, add_parameter, axis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +74,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="run on the workers of this dask.distributed scheduler, tcp://host:8786"
     )
+    add_log_to(parser, "each cell")
     parser.add_argument(
         "--fresh", action="store_true", help="drop the results of these cells first, and run them again"
     )
@@ -106,6 +107,7 @@ def compare(arguments: argparse.Namespace) -> int:
                 scheduler=arguments.scheduler,
                 resume=not arguments.fresh,
                 command=_command(arguments),
+                log_to=arguments.log_to,
                 **options,
             )
         except ConnectionAbortedError as error:

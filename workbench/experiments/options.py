@@ -18,6 +18,15 @@ def add_parameter(parser: Any, help: str) -> None:
     parser.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=help)
 
 
+def add_log_to(parser: Any, what: str) -> None:
+    """Add ``--log-to TRACKER`` to a parser, for what it measures."""
+    parser.add_argument(
+        "--log-to",
+        choices=("tensorboard", "mlflow", "wandb"),
+        help=f"log {what} to this tracker as well, as a run of its own",
+    )
+
+
 def axis(item: str, split: Callable[[str], list[str]]) -> tuple[str, list[str]]:
     """Name and values of a ``-g``.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
 from ..core.texts import wrapper_of
+from ..trackers.base import Tracker
 from .cells import run_cells
 from .specs import REFERENCE, check_model, digest, file_of, model_of, one_spelling, reference
 from .worker import RESERVED, load
@@ -45,6 +46,7 @@ def grid(
     resume: bool = True,
     progress: bool = True,
     command: str | None = None,
+    log_to: str | Tracker | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """Train every model in every wrapper on every data set with every seed, and measure each on the test rows.
@@ -69,6 +71,7 @@ def grid(
         resume: whether cells whose results are in the file are taken from there.
         progress: whether to print a line for each cell, and show a bar.
         command: what to record as the command that made the file.
+        log_to: a tracker that is given each cell as a run of its own, see `run_cells`.
         options: arguments of `workbench.fit`: batch_size, lr, weight_decay, folds, patience, standardize, device ("auto"); and rows, at most
             as many training rows, drawn by the seed.
 
@@ -103,6 +106,7 @@ def grid(
             command=command or "workbench.experiments.grid",
             scheduler=scheduler,
             files=files,
+            log_to=log_to,
         )
 
 

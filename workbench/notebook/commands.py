@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..experiments.options import DOUBTED, FAILED, INTERRUPTED, OK, add_grid, add_parameter, axis
+from ..experiments.options import DOUBTED, FAILED, INTERRUPTED, OK, add_grid, add_log_to, add_parameter, axis
 
 
 def add_report(commands: Any) -> None:
@@ -22,10 +22,20 @@ def add_report(commands: Any) -> None:
         "Exit code: 0 if all runs ended well and all their checks hold, 1 if a run did not end well, 2 for bad input, "
         "3 if all ended well but a check (record_check) does not hold, 130 after Ctrl-C or SIGTERM.",
     )
-    report.add_argument("notebook", type=Path, help="the .ipynb file; it stays as it is")
+    report.add_argument("notebook", type=Path, nargs="?", help="the .ipynb file; it stays as it is")
+    report.add_argument(
+        "--from",
+        dest="store",
+        metavar="STORE",
+        help="instead of running a notebook, write an index of the runs in a store of MLflow: a folder such as mlruns, a file such as "
+        "mlflow.db, or a tracking URI",
+    )
+    report.add_argument(
+        "--experiment", action="append", metavar="NAME", help="with --from: runs of this experiment only; repeatable"
+    )
     add_parameter(report, "a value instead of the one in the notebook's cell of parameters; repeatable")
     add_grid(report, "one run for each value; repeatable")
-    report.add_argument("-o", "--output", type=Path, default=Path("reports"), metavar="DIR", help="default: reports")
+    report.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: reports, with --from reports/mlflow")
     report.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     report.add_argument(
         "--timeout",
@@ -36,6 +46,7 @@ def add_report(commands: Any) -> None:
     again = report.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="take what has been run already (the default)")
     again.add_argument("--fresh", action="store_true", help="run even what has been run already")
+    add_log_to(report, "each run")
     report.add_argument("--pdf", action="store_true", help="print each report as PDF too; needs Chromium or Chrome")
     report.set_defaults(command=run_report)
 
@@ -65,8 +76,14 @@ def run_report(arguments: argparse.Namespace) -> int:
     from .grid import run_grid
     from .record import failed_checks
 
+    if arguments.store is not None:
+        return _report_store(arguments)
+    if arguments.notebook is None:
+        raise ValueError("which notebook? give the .ipynb file, or --from with a store of MLflow")
+    if arguments.experiment:
+        raise ValueError("--experiment chooses among runs of MLflow: give it with --from")
     parameters, grid = parse(arguments.notebook, arguments.parameter, arguments.grid)
-    folder = arguments.output.resolve()
+    folder = (arguments.output or Path("reports")).resolve()
     try:
         runs = run_grid(
             arguments.notebook,
@@ -77,6 +94,7 @@ def run_report(arguments: argparse.Namespace) -> int:
             timeout=arguments.timeout,
             resume=not arguments.fresh,
             pdf=arguments.pdf,
+            log_to=arguments.log_to,
         )
     except KeyboardInterrupt:
         _print_page("index", folder / "index.html")
@@ -88,6 +106,16 @@ def run_report(arguments: argparse.Namespace) -> int:
     if not all(run.status == "ok" and not run.error for run in runs):
         return FAILED
     return DOUBTED if any(failed_checks(run.records.checks) for run in runs) else OK
+
+
+def _report_store(arguments: argparse.Namespace) -> int:
+    from .mlflow_runs import report_mlflow
+
+    if arguments.notebook or arguments.parameter or arguments.grid or arguments.log_to or arguments.pdf:
+        raise ValueError("--from reads runs that are there: give no notebook, -p, -g, --log-to or --pdf with it")
+    folder = arguments.output or Path("reports", "mlflow")
+    _print_page("index", report_mlflow(arguments.store, folder, arguments.experiment))
+    return OK
 
 
 def run_diff(arguments: argparse.Namespace) -> int:

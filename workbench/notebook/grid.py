@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import require
 from ..experiments.environment import environment
+from ..trackers.base import Tracker
+from ..trackers.delivery import Delivery, tracker_of
 from .parameters import load_notebook
-from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, perform, plan, read, stamp_of, write
+from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, log_run, perform, plan, read, stamp_of, write
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -43,6 +45,7 @@ def run_grid(
     resume: bool = True,
     pdf: bool = False,
     progress: bool = True,
+    log_to: str | Tracker | None = None,
 ) -> list[Run]:
     """Run a notebook once for each combination of a grid, and write a report of each and an index of all.
 
@@ -62,6 +65,7 @@ def run_grid(
         resume: False runs all of them again.
         pdf: print each page as a PDF file too, by a Chromium of this machine.
         progress: print a line for each run, and show a bar on a terminal.
+        log_to: a tracker that is given each run that ends as one of its own, see `run_notebook`.
 
     Returns:
         One `Run` for each combination, in the grid's order.
@@ -93,6 +97,7 @@ def run_grid(
     notebook, folder = Path(notebook).resolve(), Path(folder).resolve()
     nb = load_notebook(notebook)
     check_timeout(timeout)
+    log = None if log_to is None else Delivery(tracker_of(log_to))
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise ValueError(f"jobs must be a whole number of at least 1, not {jobs!r}")
     planned = [
@@ -101,7 +106,7 @@ def run_grid(
     ]
     chromium = find_chromium() if pdf else None
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress) as all_of_them:
+    with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress, log) as all_of_them:
         return all_of_them.run(jobs, timeout, resume)
 
 
@@ -183,10 +188,11 @@ class _Grid:
         index: Any,
         chromium: str | None,
         progress: bool,
+        log: Delivery | None,
     ) -> None:
         from tqdm.auto import tqdm
 
-        self.nb, self.index, self.chromium, self.progress = nb, index, chromium, progress
+        self.nb, self.index, self.chromium, self.progress, self.log = nb, index, chromium, progress, log
         self.runs = {run.name: run for run, _ in planned}
         self.values = {run.name: values for run, values in planned}
         self.ended: set[str] = set()
@@ -199,6 +205,8 @@ class _Grid:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
+        if self.log is not None:
+            self.log.close()
 
     def run(self, jobs: int, timeout: float | None, resume: bool) -> list[Run]:
         import nbformat
@@ -238,6 +246,8 @@ class _Grid:
                         name, problem = self._take(outcome)
                         self.index.write()
                     self._tell(name, problem)
+                    if self.log is not None:
+                        log_run(self.log, self.runs[name], Path(self.runs[name].notebook).stem)
         except KeyboardInterrupt:
             self._mark_interrupted(new + again)
             raise

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PANELS, SERIES = 12, 8  # at most
 # Okabe and Ito's colours, which everybody can tell apart, and one more
-_COLOURS = ("#444444", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
+COLOURS = ("#444444", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 
 Panel = dict[str, list[tuple[Any, float]]]  # name of a series -> (place, value)
 
@@ -66,7 +66,7 @@ def _drawn(
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))[:SERIES]
-    colours = dict(zip(filter(None, series), _COLOURS, strict=False)) | ({"": _COLOURS[0]} if "" in series else {})
+    colours = dict(zip(filter(None, series), COLOURS, strict=False)) | ({"": COLOURS[0]} if "" in series else {})
     figure = require("matplotlib.figure").Figure(
         figsize=(3.9 * columns, 2.6 * lines + 0.5 * (len(series) > 1)), layout="constrained"
     )

@@ -16,6 +16,8 @@ from .. import atomic
 from ..errors import require
 from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
+from ..trackers.base import Tracker
+from ..trackers.delivery import Delivery, tracker_of
 from .client import ENGINE, WHOLE, Watch, kernel_manager_class, register
 from .parameters import COMPUTED, check_parameters, check_syntax, declared_parameters, load_notebook
 from .record import Records, read_records
@@ -97,6 +99,7 @@ def run_notebook(
     timeout: float | None = None,
     resume: bool = False,
     progress: bool = False,
+    log_to: str | Tracker | None = None,
 ) -> Run:
     """Run a notebook from top to bottom in a kernel of its own, and keep what it showed.
 
@@ -111,12 +114,15 @@ def run_notebook(
         timeout: seconds that the whole run may take, from its first cell on; None: no limit.
         resume: take an earlier `output` as it is if it ended well with the same `run_key` and the same data.
         progress: show a progress bar.
+        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`, which is given the parameters, the numbers and checks that
+            were recorded, and how the run ended, in its active run or in one of its own; not what was taken from an earlier `output`.
 
     Returns:
         How it went. A notebook that fails is a result, not an exception: look at `Run.status`.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: for a notebook or parameters that can't be run; nothing is written.
+        ModuleNotFoundError: the package of `log_to` is not installed.
         OSError: if `output` can't be written.
         KeyboardInterrupt: on Ctrl-C, after what there is has been saved as ``interrupted``.
 
@@ -133,10 +139,16 @@ def run_notebook(
     nb = load_notebook(notebook)
     run, values = plan(nb, notebook, output, parameters)
     check_timeout(timeout)
+    log = None if log_to is None else Delivery(tracker_of(log_to))
     if resume and (earlier := finished(run)) is not None:
         return earlier
     run.environment = environment(notebook.parent)
-    return perform(nb, run, values, timeout=timeout, progress=progress)
+    try:
+        return perform(nb, run, values, timeout=timeout, progress=progress)
+    finally:  # also on Ctrl-C
+        if log is not None:
+            log_run(log, run)
+            log.close()
 
 
 def plan(
@@ -197,6 +209,15 @@ def perform(
         run.peak_memory, run.peak_device_memory, run.data = watch.peak_memory, watch.peak_device_memory, watch.data
         write(read(output), run)
     return run
+
+
+def log_run(log: Delivery, run: Run, group: str = "") -> None:
+    """Give a tracker a run that has ended, as one of a group: parameters, recorded numbers, checks as 1 or 0, costs."""
+    measured = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory}
+    with contextlib.suppress(FileNotFoundError, ValueError):  # the disk was full, or a name is there twice
+        records = run.records
+        measured |= records | {f"check: {claim}": int(check.holds) for claim, check in records.checks.items()}
+    log.run(run.name, run.parameters, [measured], "finished" if run.status == "ok" else run.status, group)
 
 
 def read_run(executed: Path | str) -> Run:

@@ -26,11 +26,15 @@ class Checkpoint:
     Args:
         path: the file; missing folders are made.
         settings: what must agree for a training to go on, as text by name.
+
+    Attributes:
+        runs: by what the training's run can be resumed in each kind of tracker that it was logged to.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, str]) -> None:
         self.path = Path(path)
         self.settings = dict(settings)
+        self.runs: dict[str, str] = {}
         self._written = float("-inf")
 
     def read(self) -> dict[str, Any] | None:
@@ -47,7 +51,7 @@ class Checkpoint:
                 if (damaged := archive.testzip()) is not None:
                     raise ValueError(f"the checksum of {damaged} is another")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-            stored = dict(state["settings"])
+            stored, runs = dict(state["settings"]), dict(state.pop("runs", {}))
         except Exception as error:
             raise ValueError(
                 f"checkpoint: {self.path} is no checkpoint of a training, or a damaged one ({error}); {remedy}"
@@ -59,6 +63,7 @@ class Checkpoint:
         ]
         if differing:
             raise ValueError(f"checkpoint: {self.path} is of another training ({'; '.join(differing)}); {remedy}")
+        self.runs.update(runs)
         return state
 
     @contextmanager
@@ -79,7 +84,8 @@ class Checkpoint:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as unfinished:
-            torch.save({**state, "settings": self.settings}, unfinished)
+            runs = {"runs": self.runs} if self.runs else {}
+            torch.save({**state, "settings": self.settings, **runs}, unfinished)
         self._written = time.monotonic()
 
 

@@ -24,6 +24,8 @@ from workbench.core.savepoint import Savepoint
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.engine.effects.private_random import own_random
+from workbench.trackers.base import Tracker
+from workbench.trackers.delivery import tracker_of
 from workbench.training.augmentation import Augmentation, augmentations, changed
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
@@ -45,6 +47,7 @@ from workbench.training.loop import Loop
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.starting_values import start_at_targets
+from workbench.training.tracking import TrainingLog, logged
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
 
@@ -75,6 +78,7 @@ def fit(
     strategy: str | None = None,
     augment: Augmentation | Sequence[Augmentation] | None = None,
     class_weight: Weights | Mapping[str, Weights] | None = None,
+    log_to: str | Tracker | None = None,
 ) -> History:
     """Train a wrapped model with the loss of its methods; it ends with the best weights, in eval mode.
 
@@ -138,6 +142,9 @@ def fit(
             scikit-learn (void pixels and tokens count nowhere, classes that do not occur have weight 1); or a dict of these by the name of an
             output. The model then says probabilities in proportion to weight times frequency: these are not calibrated on rows as they
             come, and one temperature does not undo it. To undo it, divide the probabilities by the weights and normalise them.
+        log_to: "tensorboard" (in the folder runs), "mlflow" or "wandb", or a `workbench.trackers.Tracker`: settings, the losses and the learning
+            rate of each epoch as they come, and how it ended go into the active run, which stays open, or else into a run of their own, which
+            a training from a checkpoint goes on with. A tracker that fails costs a warning. Of several processes the first one logs.
 
     Returns:
         The course of the training, see `History`.
@@ -145,6 +152,7 @@ def fit(
     Raises:
         TypeError: wrapped is not wrapped, or data is nothing that can be trained on.
         ValueError: an argument is out of range, rows hold NaN, shapes do not fit, or checkpoint is of another training.
+        ModuleNotFoundError: the package of log_to is not installed.
         RuntimeError: another thread is training the model, or one that shares parameters with it.
         FloatingPointError: the loss became NaN or infinite; the model has the best weights so far.
 
@@ -167,6 +175,7 @@ def fit(
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
+    tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None and (family := trained_alone(wrapped)) is not None:
         raise ValueError(
             f"folds: cross-fitting widens a standard deviation by a factor, and {family} has no such parameter; leave folds out"
@@ -230,6 +239,15 @@ def fit(
         raise
     del savepoint  # the loop keeps states of its own
     keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
+    log = None
+    if tracker is not None:
+        name = data if isinstance(data, str) else getattr(data, "name", None)
+        told: dict[str, Any] = {**settings, "epochs": epochs, "batch size": size, "seed": seed}
+        told |= {"data": name} if isinstance(name, str) else {}
+        told |= {} if cut is None else {"folds": len(cut[0].unique())}
+        if optimizer is None:  # whose settings are these two
+            told |= {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}
+        log = callback = TrainingLog(tracker, told, callback, keeper)
     if cut is not None and isinstance(train, TensorRows):
         fold, layout = cut
         cross_fit = CrossFit(
@@ -249,8 +267,9 @@ def fit(
             checkpoint=keeper,
             callback=callback,
         )
-        cross_fit.run()
-        return cross_fit.finish()
+        with logged(log) as ended:
+            cross_fit.run()
+            return ended(cross_fit.finish())
     loop = (Loop if strategy is None else ParallelLoop)(
         wrapped=wrapped,
         criterion=criterion,
@@ -269,7 +288,8 @@ def fit(
         # of a stream of its own: the order of the rows has the seed's
         changes=torch.Generator().manual_seed(seed ^ 0x5DEECE66D) if changes else None,
     )
-    return loop.run()
+    with logged(log) as ended:
+        return ended(loop.run())
 
 
 def _checked(wrapped: Any) -> Wrapped:

@@ -28,6 +28,7 @@ class Progress:
         loss: of this step, after an epoch the mean over its rows. On a GPU, and with folds, where it is the mean over the voters, that of a step
             is a tensor [] on the device of the model, since to look at it makes the GPU wait.
         validation_loss: of the last epoch that was validated, NaN if none was.
+        lr: the learning rate of the last step; with folds the largest.
         epoch_ended: whether this is said after an epoch, not after a step.
         wrapped: the model as it is at this moment, in training mode after a step. To predict with it:
             `with workbench.core.method.evaluating(wrapped, whole=True), torch.no_grad(): ...`. What is drawn meanwhile does not change the
@@ -40,6 +41,7 @@ class Progress:
     steps: int
     loss: float | Tensor
     validation_loss: float
+    lr: float
     epoch_ended: bool
     wrapped: Any
 
