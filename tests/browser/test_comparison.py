@@ -62,6 +62,16 @@ def test_train_stop_and_train_others(notebook):
     assert spot.locator(".wb-tip").is_visible()
     assert "vacuitic" in spot.locator(".wb-tip").text_content()
     nb.photograph("comparison-trained", ".wb-comparison")
+    page.locator(".wb-matrix").get_by_text("All models in one matrix").click()
+    picture = page.locator(".wb-matrix svg.wb-picture")
+    picture.wait_for()
+    assert {"plain", "vote+neo", "sculpt", "vacuitic"} <= set(picture.locator("text").all_text_contents())
+    fold, drawn = (
+        page.locator(place).bounding_box() for place in (".jupyter-widgets.wb-comparison", ".wb-matrix svg.wb-picture")
+    )
+    assert drawn["x"] >= fold["x"]
+    assert drawn["x"] + drawn["width"] <= fold["x"] + fold["width"]
+    nb.photograph("comparison-matrix", ".wb-comparison")
 
 
 def test_reload_while_it_trains_then_save_and_open_again(notebook):

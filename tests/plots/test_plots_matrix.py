@@ -10,8 +10,8 @@ from helpers import plotting
 from matplotlib.figure import Figure
 from torch import nn
 
-from workbench import compose, data, outputs, plots, sculpt, vote
-from workbench.data import Data
+from workbench import compose, data, neo, outputs, plots, sculpt, vote
+from workbench.data import Data, Split
 
 untouched = plotting.untouched
 
@@ -65,6 +65,27 @@ def test_a_curve_has_the_models_own_numbers_and_the_true_noise_dashed():
     assert axes[1, 1].texts[0].get_text() == "not measured"
     for j in range(3):
         assert axes[0, j].get_ylim() == axes[1, j].get_ylim()
+
+
+def test_vacuitic_risk_that_grows_without_end_leaves_room_for_what_is_near():
+    d = data.toy.cubic(n_train=60, n_test=40)
+    model = neo.Wrapper()(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
+    model.fit(d.train)
+    far = Split(torch.cat([d.test.x, torch.tensor([[40.0]])]), torch.cat([d.test.y, torch.zeros(1, 1)]))
+    risk = asked(model, far.x)[1]
+    assert float(risk.max()) > 12
+    low, high = plots.matrix(model, far)[0, 1].get_ylim()
+    assert high == 10
+    assert -2 < low < float(risk.min())
+
+
+def test_baselines_that_do_not_say_so_are_scores_where_the_call_does():
+    d = data.toy.moons(60, 20)
+    plain = compose()(nn.Linear(2, 2))
+    axes = plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d, output="logits")
+    assert axes.shape == (3, 3)
+    with pytest.raises(ValueError, match=r"'plain' gives values \[2\] .* say output=\"logits\""):
+        plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d)
 
 
 def test_a_plane_shows_two_classes_on_one_scale_below_the_true_entropy():
@@ -166,6 +187,8 @@ X, Y = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)), torch.aran
         (lambda m: plots.matrix(m, (X, Y.long())), "y are class numbers, and the models give values"),
         (lambda m: plots.matrix(m, (X, torch.rand(30, 2))), r"y \[30, 2\], predictions \[30\]"),
         (lambda m: plots.matrix({"a": m, "b": vote.Wrapper(2)(nn.Linear(3, 2))}, (X, Y)), r"'a' gives values \[\] .* 'b' values \[2\]"),
+        (lambda _: plots.matrix(vote.Wrapper(2)(nn.Linear(2, 2)), data.toy.moons(60, 9)), "the data have 2 classes; of scores say so"),
+        (lambda m: plots.matrix(m, (X, Y), output="scores"), "output: expected"),
         (lambda m: plots.matrix(m, (X, Y), words=["a"]), "words: the models give one answer for a row"),
     ],
 )  # fmt: skip

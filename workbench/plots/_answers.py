@@ -31,6 +31,7 @@ class Subject:
         unit: of y; "" where it has none.
         classes: their names; None of values, or where nobody has named them.
         shares: whether y are shares of people, or other probabilities, of the classes.
+        unsaid: what models give that were wrapped without `output`.
     """
 
     rows: Any
@@ -40,6 +41,7 @@ class Subject:
     unit: str
     classes: tuple[str, ...] | None
     shares: bool
+    unsaid: str = "values"
 
 
 def subject_of(data: Any) -> Subject:
@@ -93,16 +95,16 @@ class Answer:
         return Answer(self.value[index], None if self.probs is None else self.probs[index], risk)
 
 
-def answers_of(models: Mapping[str, Any], x: Any, names: Sequence[str] | None = None) -> dict[str, Answer]:
+def answers_of(models: Mapping[str, Any], x: Any, subject: Subject) -> dict[str, Answer]:
     """What each model says about rows.
 
     Raises:
         ValueError: one gives values, another classes; or their shapes differ.
     """
-    answers: dict[str, Answer] = {}
+    names, answers = subject.classes, dict[str, Answer]()
     forms: dict[str, str] = {}
     for name, model in models.items():
-        output = output_of(model)
+        output = output_of(model, subject.unsaid)
         said = collect(model, x, targets=False, batch_size=256)
         risk = {cause: _flat(said.risk[cause]) for cause in (*CAUSES, "total") if cause in said.risk.names()}
         if output == "values":
@@ -116,11 +118,12 @@ def answers_of(models: Mapping[str, Any], x: Any, names: Sequence[str] | None = 
     for name, form in forms.items():
         if form != forms[first]:
             raise ValueError(
-                f"models: {first!r} gives {forms[first]} for each row and {name!r} {form}; models of one matrix give the same"
+                f"models: {first!r} gives {forms[first]} for each row and {name!r} {form}; models of one matrix give the same. Of those that "
+                'were wrapped without a word on it, say output="logits" or output="probs"'
             )
     scores = answers[first].probs
     if names is not None and (scores is None or scores.shape[-1] != len(names)):
-        hint = '; of scores say so, output="logits" of its wrapper' if probs is None else ""
+        hint = '; of scores say so, output="logits"' if scores is None else ""
         raise ValueError(
             f"models: {first!r} gives {forms[first]} for each row, and the data have {len(names)} classes{hint}"
         )

@@ -32,9 +32,11 @@ def grid(
     figure: Any, sides: Sequence[str], columns: Sequence[str], size: tuple[float, float], **options: Any
 ) -> tuple[Any, np.ndarray[Any, Any]]:
     """A figure and its Axes [rows, columns], with the names of the rows on the left and of the columns on top."""
+    width, height = size[0] * len(columns) + 0.5, size[1] * len(sides) + 1.1
     if figure is None:
-        width, height = size[0] * len(columns) + 0.5, size[1] * len(sides) + 1.1
         figure = require("matplotlib.pyplot").figure(figsize=(width, height), layout="constrained")
+    elif callable(figure):
+        figure = figure(width, height)
     axes = figure.subplots(len(sides), len(columns), squeeze=False, **options)
     for ax in axes.ravel():
         new_axes(ax)
@@ -193,7 +195,10 @@ def curves(
         if column in ("aleatoric", "epistemic", "total"):
             ax.set_ylim(bottom=0)
         elif column == "vacuitic" and ax.get_ylim()[1] > HIGHEST:
-            ax.set_ylim(top=HIGHEST)  # far outside it grows without end
+            # far outside it grows without end, and the margin that was left below with it
+            low = min(float(np.nanmin(answer.risk[column])) for answer in answers.values() if column in answer.risk)
+            low = min(low, 0.0)
+            ax.set_ylim(low - 0.05 * (HIGHEST - low), HIGHEST)
     for j, column in enumerate(columns):
         axes[-1, j].set_xlabel(subject.features[0])
         axes[0, j].set_title(f"{column}\n{_unit(label_of(subject, first, column))}", fontsize=11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def matrix(
     features: Sequence[str | int] | None = None,
     target: int | None = None,
     words: Sequence[str] | None = None,
+    output: str = "values",
     figure: Any = None,
 ) -> np.ndarray[Any, Any]:
     """Draw several models on the same rows: a row for each model, columns for prediction, aleatoric, epistemic and vacuitic risk.
@@ -61,7 +63,9 @@ def matrix(
         features: two features of a table, by name or number, that span the plane; None: principal components.
         target: which of several targets, to draw it as one; None: all, over positions.
         words: the tokens of the one row that is shown, to stand below it.
-        figure: an empty matplotlib Figure with constrained layout to draw on; None: a new one of a fitting size.
+        output: what models give that were wrapped without `output`, such as plain baselines: "values", "logits" or "probs".
+        figure: an empty matplotlib Figure with constrained layout to draw on, or a function of width and height (inches) that makes one;
+            None: a new one of pyplot's, of a fitting size.
 
     Returns:
         Array of the Axes [rows, columns].
@@ -80,10 +84,12 @@ def matrix(
     named = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
     if not named:
         raise ValueError("models: there is none to draw")
-    subject = subject_of(data)
+    if output not in ("values", "logits", "probs"):
+        raise ValueError(f'output: expected "values", "logits" or "probs", found {output!r}')
+    subject = replace(subject_of(data), unsaid=output)
     numbers = _chosen(rows, len(subject.rows))
     # the kind of picture follows from what the first row gets as an answer
-    probe = next(iter(answers_of(named, subject.rows.take([0]).load().x, subject.classes).values()))
+    probe = next(iter(answers_of(named, subject.rows.take([0]).load().x, subject).values()))
     if target is not None:
         _check_target(target, probe)
     positions = probe.value.ndim - 1 if target is None else 0
@@ -124,7 +130,7 @@ def _asked(
 ) -> tuple[Any, dict[str, Answer], Array]:
     """Rows, what each model says about them, and the targets."""
     rows = subject.rows.take(numbers).load()
-    answers = answers_of(models, rows.x, subject.classes)
+    answers = answers_of(models, rows.x, subject)
     truth = true_values(subject, rows, next(iter(answers.values())))
     if target is not None:
         at = (slice(None), target)
@@ -149,7 +155,7 @@ def _table(
         points, labels = two_axes(subject, rows, features)
         return _panels.planes(subject, points, labels, None, answers, truth, known, figure)
     xx, yy, nodes = plane_over(subject)
-    answers = answers_of(models, nodes, subject.classes)
+    answers = answers_of(models, nodes, subject)
     if target is not None:
         answers = {name: answer.at((slice(None), target)) for name, answer in answers.items()}
     labels = (subject.features[0], subject.features[1])

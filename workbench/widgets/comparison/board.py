@@ -17,13 +17,18 @@ class Board:
         controls: the widgets.
         findings: what they show.
         leave: called whenever what is shown may have changed and nothing is trained.
+        draw_matrix: makes the picture of all models, as HTML; it is asked while somebody looks.
 
     Attributes:
         displayed: whether somebody looks; pictures that nobody sees are not drawn.
     """
 
-    def __init__(self, controls: Controls, findings: Findings, leave: Callable[[], None]) -> None:
-        self._leave = leave
+    def __init__(
+        self, controls: Controls, findings: Findings, leave: Callable[[], None], draw_matrix: Callable[[], str]
+    ) -> None:
+        self._leave, self._draw_matrix = leave, draw_matrix
+        self._in_matrix: list[str] | None = None
+        controls.matrix_fold.observe(lambda _: self.show_matrix(), "selected_index")
         self.controls, self.findings, self.displayed = controls, findings, False
         self._errors: dict[str, tuple[str, str]] = {}
 
@@ -45,6 +50,16 @@ class Board:
         except Exception as error:  # the model is there all the same
             row.panel.value = f"<h4>{html.escape(name)}</h4><p>no picture: {html.escape(str(error))}</p>"
         row.panel.layout.display = None
+
+    def show_matrix(self) -> None:
+        """Draw the matrix of all models, if it is open and of others than before."""
+        c, shown = self.controls, [kept.id for kept in self.findings.present]
+        c.matrix_fold.layout.display = None if self.findings.runs else "none"
+        if c.matrix_fold.selected_index is None or self._in_matrix == shown or self.findings.running:
+            return
+        self._in_matrix = shown
+        c.matrix.value = "<p>drawing …</p>"
+        c.matrix.value = self._draw_matrix()
 
     def refresh(self) -> None:
         """Everything but the panels: buttons, progress, status, table, errors."""
@@ -74,6 +89,7 @@ class Board:
         differences = self.findings.differences
         for name, row in list(c.rows.items()):
             (row.panel.add_class if name in differences else row.panel.remove_class)("wb-outdated")
+        self.show_matrix()
         if not busy and self.displayed:
             self._leave()
 

@@ -22,12 +22,13 @@ from .buttons import Buttons
 from .controls import CSS, MOST_REPEATS, Controls
 from .figure import overview
 from .findings import Entered, Findings
+from .matrix import matrix_figure, matrix_page
 from .repeats import Splits
 from .saved import SavedOutput
 from .session import Session
 from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
 from .trainer import Trainer
-from .trials import Trained, Training, digest_of, threads_for
+from .trials import Trained, Training, check_training, digest_of, threads_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,7 +170,9 @@ class Comparison:
             buttons = Buttons(controls, self, self._findings, self._drop, self._refresh)
             for candidate, ticked, added in self._rows:
                 buttons.put(candidate, ticked, added)
-            self._board = Board(controls, self._findings, self._saved.update)
+            self._board = Board(
+                controls, self._findings, self._saved.update, lambda: matrix_page(self._findings, self._output)
+            )
             buttons.connect()
             self._board.refresh()
         return self._board.controls
@@ -331,6 +334,20 @@ class Comparison:
         pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
         self._saved.clear()
 
+    def matrix(self, **options: Any) -> Any:
+        """All models of the present settings in one picture: a row each, prediction and risks in columns, the truth where it is known.
+
+        Args:
+            **options: of `workbench.plots.matrix`, such as rows, features and target.
+
+        Returns:
+            A matplotlib Figure; a cell that ends with it shows it.
+
+        Raises:
+            ValueError: nothing is trained with the present settings, or the data have no such picture.
+        """
+        return matrix_figure(self._findings, self._output, options)
+
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
 
@@ -386,15 +403,6 @@ class Comparison:
         c = self._board.controls
         ticked = [row.candidate() for row in c.rows.values() if row.tick.value]
         return Entered(ticked, c.training(self._first), c.seeds.value, c.splits.value)
-
-
-def check_training(training: Training) -> None:
-    """Refuse settings of the training that `fit` would refuse."""
-    from workbench.training.checks import check_numbers
-
-    check_numbers(training.epochs, training.batch_size, training.lr, training.weight_decay, None, None, None)
-    if isinstance(training.seed, bool) or not isinstance(training.seed, int) or training.seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0; found {training.seed!r}")
 
 
 __all__ = ["Comparison"]

@@ -24,7 +24,7 @@ CSS = """
 .wb-section{font-weight:600;margin:0;font-size:var(--jp-ui-font-size1,13px)}
 .wb-check{width:auto!important;margin:0 14px 0 2px}
 .wb-checks,.wb-compose,.wb-buttons{flex-flow:row wrap!important;align-items:center;overflow:visible}
-.wb-metrics,.wb-metrics .widget-html-content,.wb-panel .widget-html-content{min-width:0;max-width:100%}
+.wb-metrics,.wb-metrics .widget-html-content,.wb-panel .widget-html-content,.wb-matrix-picture .widget-html-content{min-width:0;max-width:100%}
 .wb-comparison p{white-space:normal}
 .wb-compose .widget-toggle-button,.wb-compose .widget-button{width:auto;padding:0 8px;margin:1px}
 .wb-remove{width:26px!important;padding:0!important;margin:0 10px 0 -12px;background:none}
@@ -116,7 +116,7 @@ class Controls:
         train, stop, again: buttons.
         epochs, lr, weight_decay, seed: settings of the training.
         seeds, splits: on how many each model is trained.
-        bar, status, errors, metrics, panels: what is shown.
+        bar, status, errors, metrics, panels, matrix: what is shown; `matrix_fold` is opened for the last.
         compose: a toggle button for each wrapper, by name; `add` adds those that are pressed as one candidate.
     """
 
@@ -225,6 +225,10 @@ class Controls:
             description="Undo", icon="undo", tooltip="Bring back the runs that were deleted last", **button
         ).add_class("wb-undo")
         self.runs = w.HBox([self.pick_run, self.delete, self.undo], layout={"display": "none"}).add_class("wb-buttons")
+        self.matrix = w.HTML().add_class("wb-matrix-picture")
+        self.matrix_fold = w.Accordion(
+            [self.matrix], titles=["All models in one matrix"], selected_index=None, layout={"display": "none"}
+        ).add_class("wb-matrix")
         self._checks = w.HBox([]).add_class("wb-checks")
         self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Whose settings are shown").add_class("wb-pick")
         self._settings = w.VBox([], layout={"min_height": "150px"}).add_class("wb-settings")
@@ -262,6 +266,7 @@ class Controls:
                 self.metrics,
                 self.runs,
                 self.panels,
+                self.matrix_fold,
             ]
         ).add_class("wb-comparison")
 

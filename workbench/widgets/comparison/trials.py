@@ -225,6 +225,15 @@ def trial(
     return kept
 
 
+def check_training(training: Training) -> None:
+    """Refuse settings of the training that `fit` would refuse."""
+    from workbench.training.checks import check_numbers
+
+    check_numbers(training.epochs, training.batch_size, training.lr, training.weight_decay, None, None, None)
+    if isinstance(training.seed, bool) or not isinstance(training.seed, int) or training.seed < 0:
+        raise ValueError(f"seed must be a whole number of at least 0; found {training.seed!r}")
+
+
 def threads_for(plain: nn.Module, data: Data) -> int | None:
     """One thread for a small model on small rows, whose operations are over before threads have met; None for others."""
     small = sum(p.numel() for p in plain.parameters()) <= SMALL and data.train.x[0].numel() <= 100
