@@ -91,9 +91,9 @@ def test_every_function_is_here() -> None:
         "box_calibration_error",
     }
     of_series = {"mase", "pinball", "coverage_over_time"}  # see test_metrics_forecasts.py
-    of_curves = {"disentanglement_error"}  # see test_metrics_disentanglement.py
+    elsewhere = {"disentanglement_error", "nab_score"}  # see test_metrics_disentanglement.py, test_metrics_anomalies.py
     assert (
-        functions == set(ALL) | of_boxes | of_series | of_curves
+        functions == set(ALL) | of_boxes | of_series | elsewhere
     )  # those of boxes take dicts, see test_metrics_boxes.py
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import require
 from workbench.metrics import (  # noqa: F401
+    anomalies,
     boxes,
     classification,
     detection,
@@ -36,6 +37,7 @@ from workbench.metrics import (  # noqa: F401
 from workbench.metrics.registry import METRICS, metric
 
 if TYPE_CHECKING:
+    from workbench.metrics.anomalies import *  # noqa: F403
     from workbench.metrics.boxes import *  # noqa: F403
     from workbench.metrics.classification import *  # noqa: F403
     from workbench.metrics.detection import *  # noqa: F403
@@ -53,6 +55,8 @@ _TABLES = {
     "MatchedBoxes": boxes,
     "average_precision": boxes,
     "matched_boxes": boxes,
+    "NABScore": anomalies,
+    "nab_score": anomalies,
     "CoverageCurve": regression,
     "Disentanglement": disentanglement,
     "LeverCurves": disentanglement,
