@@ -1,5 +1,6 @@
 """What the outputs of a model mean, for the option `output=` of every wrapper."""
 
-from .core.outputs import Binary, Detections, Logits, Mean, Meaning, Probs, State, Values
+from .core.class_scores import Binary, Logits, Probs
+from .core.meanings import Detections, Mean, Meaning, State, Values
 
 __all__ = ["Binary", "Detections", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]

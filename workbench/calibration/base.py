@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from workbench.core.inputs import opened
+from workbench.core.meanings import IGNORED
 from workbench.core.method import evaluating
-from workbench.core.outputs import IGNORED, form_of
+from workbench.core.outputs import form_of
 from workbench.core.ownership import extra
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
 from workbench.core.slips import warn_unsaid

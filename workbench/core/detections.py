@@ -13,8 +13,10 @@ from torch import Tensor
 from ..engine.combine import Ragged
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import children, replace_node
+from .class_scores import at_least_float32
+from .meanings import Detections
 from .method import sqrt
-from .outputs import Detections, Output, at_least_float32, has_detections
+from .outputs import Output, has_detections
 from .resolution import detections_at
 
 _NEVER = -torch.inf  # the overlap of boxes that are two objects whatever their corners

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..engine.tree import is_float
-from .outputs import Values, meaning_of
+from .meanings import Values
+from .outputs import meaning_of
 
 # means over the elements of a target that is shaped like the prediction
 _FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)

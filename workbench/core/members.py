@@ -17,9 +17,11 @@ from ..distributions.parametric import Parametric
 from ..engine.run import Branched
 from ..engine.state import Path
 from ..risk import Risk
+from .class_scores import Classes
 from .crossfit import Committee, committee_of
+from .meanings import Values
 from .method import Call, apart
-from .outputs import Classes, Values, form_of
+from .outputs import form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, plan_of, run
 from .reduction import meanings_of, pair_of, reduced

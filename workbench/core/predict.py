@@ -24,13 +24,9 @@ from .detections import ragged_leaves
 from .feedback import carries_mean, mark_means, refuse_means
 from .joint_loss import joined
 from .last_layers import check_tails
+from .meanings import Meaning, Values
 from .method import Call, apart
-from .outputs import (
-    Meaning,
-    Values,
-    has_classes,
-    has_detections,
-)
+from .outputs import has_classes, has_detections
 from .ownership import engine_of, extra, table_of
 from .prior import run_with_prior
 from .reduction import meanings_of, pair_of, reduced

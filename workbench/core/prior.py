@@ -14,9 +14,11 @@ from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, S
 from ..engine.results import Result
 from ..engine.run import Branched
 from ..engine.tree import flatten, names, tree_map
+from .class_scores import Binary, Classes, Logits
 from .dealing import tell
+from .meanings import Meaning, Values
 from .method import evaluating
-from .outputs import Binary, Classes, Logits, Meaning, Values, has_detections, meaning_of
+from .outputs import has_detections, meaning_of
 from .ownership import EXTRAS, add_extra, engine_of, extra, is_scripted, table_of
 from .reduction import meanings_of
 

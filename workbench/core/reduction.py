@@ -12,9 +12,11 @@ from ..engine.results import Running
 from ..engine.run import Branched
 from ..engine.tree import names, paths
 from . import detections, running
+from .class_scores import Classes, at_least_float32
 from .crossfit import Committee, committee_of
+from .meanings import Detections, Meaning, Values
 from .method import Call, apart, sqrt
-from .outputs import MEAN, Classes, Detections, Meaning, Values, at_least_float32, has_detections
+from .outputs import MEAN, has_detections
 from .resolution import check_numbers, resolve
 from .running import RunningClasses, RunningValues, entropy
 from .said_distributions import distributions_in, with_moments

@@ -10,20 +10,9 @@ from torch import Tensor
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import children, flatten, is_float
 from ..engine.tree import names as tree_names
-from .outputs import (
-    MEAN,
-    SHORT,
-    VALUES,
-    Classes,
-    Detections,
-    Logits,
-    Mean,
-    Meaning,
-    State,
-    Values,
-    has_detections,
-    meaning_of,
-)
+from .class_scores import Classes, Logits
+from .meanings import Detections, Mean, Meaning, State, Values
+from .outputs import MEAN, SHORT, VALUES, has_detections, meaning_of
 
 
 def detections_at(output: Any, names: Sequence[str]) -> dict[int, Detections]:

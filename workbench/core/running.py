@@ -12,9 +12,10 @@ from torch import Tensor
 from ..engine.effects.random import values_unavailable
 from ..engine.results import Running
 from ..engine.tree import names
+from .class_scores import Classes, Logits, Probs, at_least_float32, log_of
 from .crossfit import Committee
+from .meanings import Meaning, Values
 from .method import Method, sqrt
-from .outputs import Classes, Logits, Meaning, Probs, Values, at_least_float32, log_of
 from .ownership import extra
 from .resolution import check_numbers, resolve
 from .said_distributions import distributions_in

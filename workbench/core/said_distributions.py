@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from ..engine.run import Branched
 from ..engine.tree import children, flatten, like
-from .outputs import at_least_float32
+from .class_scores import at_least_float32
 
 CLASSES = (
     "Bernoulli",

@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import flatten, is_float, names
+from .class_scores import Binary, Classes, Logits
 from .dealing import tell
-from .outputs import Binary, Classes, Logits, meaning_of
+from .outputs import meaning_of
 from .resolution import resolve
 
 LOOKS_AT = 16  # numbers of each branch, at least, for what they are to be told by their values

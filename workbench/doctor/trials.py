@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.meanings import Meaning
 from ..core.method import Call
-from ..core.outputs import Meaning
 from ..core.predict import plan_of
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES

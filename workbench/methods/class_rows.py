@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.outputs import Classes, Values, has_classes
+from ..core.class_scores import Classes
+from ..core.meanings import Values
+from ..core.outputs import has_classes
 from ..core.ownership import table_of
 from ..core.resolution import resolve
 from ..engine.tree import flatten, names

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.class_scores import Classes
 from ..core.method import evaluating
-from ..core.outputs import Classes, form_of
+from ..core.outputs import form_of
 from ..core.ownership import MARK, engine_of, extra, table_of
 from ..core.predict import plan_of, run
 from ..core.reduction import reduced

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.class_scores import Classes, at_least_float32, cross_entropy
 from ..core.method import Call, Method, evaluating, sqrt
-from ..core.outputs import Classes, at_least_float32, cross_entropy, form_of, has_classes
+from ..core.outputs import form_of, has_classes
 from ..core.ownership import engine_of, extra, table_of
 from ..core.resolution import resolve
 from ..core.settings import setting

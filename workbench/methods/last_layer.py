@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core.class_scores import Binary, Classes, Probs, at_least_float32
+from ..core.meanings import Meaning
 from ..core.method import Call
-from ..core.outputs import MEAN, Binary, Classes, Meaning, Probs, at_least_float32
+from ..core.outputs import MEAN
 from ..core.ownership import engine_of, extra, table_of
 from ..core.reduction import reduced
 from ..core.resolution import resolve, targets_of

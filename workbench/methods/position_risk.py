@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.outputs import Binary, Classes, Meaning, Values, meaning_of
+from ..core.class_scores import Binary, Classes
+from ..core.meanings import Meaning, Values
+from ..core.outputs import meaning_of
 from ..core.resolution import resolve
 from ..engine.tree import flatten, names, tree_map
 from .densities.positions import Positions

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.outputs import IGNORED
+from workbench.core.meanings import IGNORED
 from workbench.core.rows import Batch, describe, with_class_numbers
 from workbench.engine.tree import flatten, names, tensors
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.inputs import opened
-from workbench.core.outputs import IGNORED
+from workbench.core.meanings import IGNORED
 from workbench.core.ownership import add_extra, remove_extra
 from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of

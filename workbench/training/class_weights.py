@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.outputs import IGNORED, Binary, Classes, form_of
+from workbench.core.class_scores import Binary, Classes
+from workbench.core.meanings import IGNORED
+from workbench.core.outputs import form_of
 from workbench.core.reduction import pair_of
 from workbench.core.rows import Source, TensorRows, rows_loader, split_batch, with_class_numbers
 from workbench.core.wrapped import Wrapped

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.core.outputs import IGNORED, Binary, Classes, Logits, Meaning, Probs, Values, cross_entropy, form_of
+from workbench.core.class_scores import Binary, Classes, Logits, Probs, cross_entropy
+from workbench.core.meanings import IGNORED, Meaning, Values
+from workbench.core.outputs import form_of
 from workbench.core.resolution import resolve, targets_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import flatten, names

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import members
+from workbench.core.class_scores import Binary, Probs
 from workbench.core.crossfit import Committee, seat
-from workbench.core.outputs import Binary, Probs, has_classes, meaning_of
+from workbench.core.outputs import has_classes, meaning_of
 from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.reduction import pair_of
 from workbench.core.rows import TensorRows
