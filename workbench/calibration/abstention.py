@@ -11,21 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from workbench.calibration.base import (
+from workbench.calibration.answers import (
     RISKS,
     Answers,
     check_labels,
-    check_model,
     check_values,
-    class_dim,
-    collect,
     level,
     log_probabilities,
-    named,
-    output_of,
     precise,
     risk_named,
 )
+from workbench.calibration.base import check_model, class_dim, collect, named, output_of
 from workbench.core.method import evaluating
 from workbench.errors import require
 from workbench.metrics._inputs import numbers

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from workbench.calibration.answers import Answers, precise
 from workbench.core.inputs import opened
-from workbench.core.meanings import IGNORED
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.ownership import extra
@@ -25,36 +23,7 @@ from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import own_random
-from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
-
-RISKS = tuple(kind.name for kind in fields(Risk))
-FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
-
-    Scores of classes have the classes in the last dimension, wherever the model has them. Of quantile heads, if they were asked for, also
-    offsets [levels, n, ...]: how far each quantile lies from the prediction. Of the inputs, by name, what was asked: one number a row.
-    """
-
-    y: Tensor
-    risk: Risk
-    target: Tensor
-    offsets: Tensor | None = None
-    of_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def labels(self) -> bool:
-        """Whether the targets are class numbers."""
-        return not self.target.is_floating_point()
-
-    @property
-    def known(self) -> Tensor:
-        """Which class numbers there are, bool [n, ...]: those of pixels and tokens without a class are -100."""
-        return self.target != IGNORED
 
 
 class Calibrated(nn.Module, ABC):
@@ -303,11 +272,6 @@ def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     return precise(y).movedim(class_dim(model), -1), named(model, risks).map(precise)
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """In float32 if its type is less precise than that."""
-    return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
-
-
 # ---- rows
 def collect(
     model: Any,
@@ -404,65 +368,3 @@ def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batc
         if targets and not isinstance(y, Tensor):
             raise TypeError(f"data: targets must be a tensor, found {type(y).__name__}")
         yield Batch(None, place(x, like.device, like.dtype), y)
-
-
-# ---- checks
-def check_rows(answers: Answers, what: str) -> None:
-    """Raise on fewer rows than one fitted number needs: of a standard deviation the relative error is 1 / sqrt(2 n)."""
-    rows = int(answers.known.reshape(len(answers.y), -1).any(1).sum()) if answers.labels else len(answers.y)
-    if rows < FEWEST:
-        raise ValueError(
-            f"{what} needs at least {FEWEST} held-out rows, there are {rows}; what is fitted to fewer is off by more than a fifth"
-        )
-
-
-def check_values(answers: Answers, what: str) -> None:
-    """Raise unless predictions and targets are values of one shape."""
-    if answers.labels:
-        raise ValueError(f"{what} is for values, but the targets are class numbers ({answers.target.dtype})")
-    if answers.y.shape != answers.target.shape:
-        hint = "; give y as a column, y[:, None]" if answers.target.dim() + 1 == answers.y.dim() else ""
-        raise ValueError(
-            f"y: targets have shape {list(answers.target.shape)}, predictions {list(answers.y.shape)}; they must be the same{hint}"
-        )
-
-
-def check_labels(answers: Answers, what: str) -> None:
-    """Raise unless predictions are class scores and targets are labels of theirs."""
-    y, labels = answers.y, answers.target
-    if not answers.labels:
-        raise ValueError(
-            f"{what} is for classes, but the targets are values ({labels.dtype}); give int64 class numbers"
-        )
-    if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
-        raise ValueError(
-            f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
-        )
-    labels = labels[answers.known]
-    if not labels.numel():
-        raise ValueError(f"y: no row, pixel or token has a class, all are {IGNORED}")
-    if labels.min() < 0 or labels.max() >= y.shape[-1]:
-        raise ValueError(
-            f"y: class numbers go from {int(labels.min())} to {int(labels.max())}, but the model gives {y.shape[-1]} scores"
-        )
-
-
-def risk_named(risk: Risk, by: str) -> Tensor:
-    """One of the risks that were measured."""
-    if by not in RISKS or risk[by] is None:
-        there = ", ".join(risk.names()) or "none at all (the plain baseline)"
-        raise ValueError(f"by={by!r}: the model measures no such risk; it gives {there}")
-    return risk[by]
-
-
-def level(name: str, value: Any) -> Fraction:
-    """A probability strictly between 0 and 1 as the decimal number that was meant: 0.9 is nine tenths, not a little more."""
-    level_in_unit(name, value)
-    return Fraction(repr(float(value)))
-
-
-def log_probabilities(y: Tensor, output: str) -> Tensor:
-    """Normalised log-probabilities [..., classes] of what a classifier gives."""
-    if output == "probs":
-        y = y.clamp_min(torch.finfo(y.dtype).tiny).log()
-    return y.log_softmax(-1)

@@ -10,19 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import (
+from workbench.calibration.answers import (
     RISKS,
     Answers,
-    Calibrated,
     check_labels,
     check_values,
-    distribution_of,
     level,
     log_probabilities,
-    output_of,
-    quantiles_of,
     risk_named,
 )
+from workbench.calibration.base import Calibrated, distribution_of, output_of, quantiles_of
 from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers, tensor_of

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import Answers, Calibrated, level
+from workbench.calibration.answers import Answers, level
+from workbench.calibration.base import Calibrated
 from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
 from workbench.core.method import evaluating

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import level
+from workbench.calibration.answers import level
 from workbench.metrics._inputs import numbers, real, risks, same_shape, whole
 
 Method = Literal["aci", "dtaci", "pid", "enbpi"]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import Answers, Calibrated, check_rows, check_values, distribution_of, level, risk_named
+from workbench.calibration.answers import Answers, check_rows, check_values, level, risk_named
+from workbench.calibration.base import Calibrated, distribution_of
 from workbench.distributions import Distribution
 from workbench.errors import require
 from workbench.metrics._inputs import numbers

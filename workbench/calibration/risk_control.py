@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import level as exact
+from workbench.calibration.answers import level as exact
 from workbench.errors import require
 from workbench.metrics._inputs import level_in_unit, numbers
 

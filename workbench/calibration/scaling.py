@@ -8,19 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import (
+from workbench.calibration.answers import (
     Answers,
-    Calibrated,
     check_labels,
     check_rows,
     check_values,
-    class_dim,
-    distribution_of,
     level,
     log_probabilities,
-    output_of,
     risk_named,
 )
+from workbench.calibration.base import Calibrated, class_dim, distribution_of, output_of
 from workbench.distributions import Distribution, Normal
 from workbench.errors import require
 from workbench.metrics._inputs import family_of, numbers, predicted

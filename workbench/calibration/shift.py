@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import level, precise
+from workbench.calibration.answers import level, precise
 from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import numbers, tensor_of
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import collect, log_probabilities, output_of
+from workbench.calibration.answers import log_probabilities
+from workbench.calibration.base import collect, output_of
 from workbench.data import Data, LazySplit, Split, load
 from workbench.plots._common import Array
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.abstention import row_risk
-from workbench.calibration.base import collect, log_probabilities, output_of
+from workbench.calibration.answers import log_probabilities
+from workbench.calibration.base import collect, output_of
 from workbench.data import Data
 from workbench.errors import NotFittedError
 from workbench.risk import Risk

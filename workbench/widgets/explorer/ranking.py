@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import _record, ask, log_probabilities
+from workbench.calibration.answers import log_probabilities
+from workbench.calibration.base import _record, ask
 from workbench.core.outputs import form_of, meaning_of
 from workbench.core.rows import place
 from workbench.data import Data
