@@ -1,4 +1,4 @@
-"""The index of a folder of reports, and what `workbench diff` finds: from executed notebooks written by hand, no kernels."""
+"""The index of a folder of reports: from executed notebooks written by hand, no kernels."""
 
 from __future__ import annotations
 
@@ -9,112 +9,26 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from bs4 import BeautifulSoup
+from helpers import executed_reports
+from helpers.executed_reports import PNG, executed, page
 from matplotlib.figure import Figure
 from nbformat import v4
 from PIL import Image
 from torchmetrics import Metric
 
-from workbench.cli import main
 from workbench.experiments.directions import directions, higher_is_better, metric_of
 from workbench.metrics import modules
-from workbench.notebook import Run, compare_reports, render
 from workbench.notebook.index import Index
 from workbench.notebook.pictures import THUMBNAIL, embedded, thumbnail
 from workbench.notebook.plots import grid_plot
 from workbench.notebook.tables import runs_table, summary_table
-from workbench.notebook.values import to_json
 
-
-def picture() -> bytes:
-    figure, buffer = Figure(figsize=(6, 4)), io.BytesIO()
-    figure.subplots().plot([1, 3, 2])
-    figure.savefig(buffer, format="png", dpi=200)
-    return buffer.getvalue()
-
-
-PNG = picture()
-
-
-def executed(
-    folder: Path,
-    name: str,
-    parameters: dict[str, Any],
-    status: str = "ok",
-    checks: dict[str, tuple[bool, dict[str, Any]]] | None = None,
-    /,
-    **records: Any,
-) -> Run:
-    """Write a notebook as run_notebook leaves it, and its page; checks: claim -> (holds, found)."""
-    folder.mkdir(exist_ok=True)
-    run = Run(
-        name=name,
-        notebook=f"elsewhere/{name.split('_')[0]}.ipynb",
-        output=str(folder / f"{name}.ipynb"),
-        status=status,
-        seconds=2.0,
-        parameters=parameters,
-        error=None if status == "ok" else "ValueError: <bad> & worse",
-        environment={"git": "v1", "torch": "2.9"},
-        peak_memory=100.0,
-        data={"diabetes": "ab" * 32},
-    )
-    values = {key: to_json(value, key) for key, value in records.items()}
-    figure = v4.new_output(
-        "display_data", {"image/png": base64.b64encode(PNG).decode()}, metadata={"workbench": {"figure": "curve"}}
-    )
-    outputs = [v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"records": values}}), figure]
-    for claim, (holds, found) in (checks or {}).items():
-        check = {"claim": claim, "holds": holds, "found": found}
-        outputs.append(v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"check": check}}))
-    cells = [v4.new_markdown_cell("# Many runs"), v4.new_code_cell("", outputs=outputs)]
-    nbformat.write(v4.new_notebook(cells=cells, metadata={"workbench": asdict(run)}), run.output)
-    (folder / f"{name}.html").write_text("")
-    return run
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two data sets, two seeds, two wrappers; one run failed, one waits."""
-    out = tmp_path / "out"
-    scores = {("a", 0): (1.0, 3.0), ("a", 1): (2.0, 1.5), ("b", 0): (10.0, 30.0), ("b", 1): (20.0, float("nan"))}
-    for (data, seed), (vote, sculpt) in scores.items():
-        executed(
-            out,
-            f"many_{data}_{seed}",
-            {"data": data, "seed": seed, "epochs": 5},
-            vote_rmse=vote,
-            sculpt_rmse=sculpt,
-            accuracy=0.5 + seed / 10,
-            name=f"run of {data}",
-            history=[vote, sculpt],
-        )
-    executed(out, "many_c_0", {"data": "c", "seed": 0, "epochs": 5}, "failed", vote_rmse=0.001)
-    index = Index(out)
-    index.add(
-        Run(
-            "many_c_1",
-            "elsewhere/many.ipynb",
-            str(out / "many_c_1.ipynb"),
-            "waiting",
-            0.0,
-            {"data": "c", "seed": 1, "epochs": 5},
-        )
-    )
-    index.write(plots=True)
-    return out
-
-
-def page(folder: Path) -> tuple[str, BeautifulSoup]:
-    text = (folder / "index.html").read_text(encoding="utf-8")
-    return text, BeautifulSoup(text, "html.parser")
+folder = executed_reports.folder
 
 
 def test_the_page_lists_every_run_with_all_its_numbers(folder: Path) -> None:
@@ -350,181 +264,3 @@ def test_directions_are_those_of_the_metrics() -> None:
         assert higher_is_better(f"vote_sculpt_{known}") == metric.higher_is_better
         assert metric_of(f"vote_{known}") == ("vote", known)
     assert higher_is_better("parameters") is None
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Two folders of one run each."""
-
-    def make(second: dict[str, Any], **first: Any) -> tuple[Path, Path]:
-        for name, records in (("a", first), ("b", second)):
-            executed(tmp_path / name, "run", {"n": 1}, **records)
-            Index(tmp_path / name).write()
-        return tmp_path / "a", tmp_path / "b"
-
-    return make
-
-
-def test_reports_that_are_the_same(two: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]) -> None:
-    values = {"rmse": 0.1, "loss": float("nan"), "name": "x", "scores": [1, 2.5], "bound": float("inf")}
-    a, b = two({**values, "rmse": 0.1 * (1 + 1e-7)}, **values)
-    assert main(["diff", str(a), str(b)]) == 0
-    assert capsys.readouterr().out == "6 of 6 values are the same\n"
-    assert main(["diff", str(a / "run.ipynb"), str(b / "run.ipynb")]) == 0
-    assert main(["diff", str(a), str(b), "--tolerance", "0"]) == 1
-
-
-def test_reports_that_differ(two: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = two({"rmse": 0.12, "name": "y", "scores": [1, 3.0], "more": 1}, rmse=0.1, name="x", scores=[1, 2.5], less=2)
-    assert main(["diff", str(a), str(b), "--tolerance", "0.01"]) == 1
-    printed = capsys.readouterr().out
-    found = compare_reports(a, b, 0.01)
-    assert {d.name: (d.first, d.second) for d in found.differences if d.name not in ("more", "less")} == {
-        "rmse": (0.1, 0.12),
-        "name": ("x", "y"),
-        "scores[1]": (2.5, 3.0),
-    }
-    assert {d.name for d in found.differences} == {"rmse", "name", "scores[1]", "more", "less"}
-    assert found.compared == 6
-    relative = {d.name: d.relative for d in found.differences}
-    assert relative["rmse"] == pytest.approx(0.02 / 0.12)
-    assert relative["name"] is None
-    line = next(line for line in printed.splitlines() if " rmse " in line)
-    assert line.split() == ["run", "rmse", "0.1", "0.12", "0.17"]
-    assert main(["diff", str(a), str(b), "--tolerance", "0.5"]) == 1  # text and missing values still differ
-
-
-def test_what_made_them_is_told_too(tmp_path: Path) -> None:
-    for name, n in (("a", 1), ("b", 2)):
-        executed(tmp_path / name, "run", {"n": n}, rmse=1.0)
-        Index(tmp_path / name).write()
-    found = compare_reports(tmp_path / "a", tmp_path / "b")
-    assert not found.differences
-    assert "n: 1 -> 2" in str(found)
-
-
-def test_a_run_that_is_missing_or_failed_is_a_difference(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    executed(other, "many_a_0", {}, "failed", vote_rmse=1.0)
-    Index(other).write()
-    found = {(d.run, d.name): (str(d.first), str(d.second)) for d in compare_reports(folder, other).differences}
-    assert found["many_a_1", "(the run)"] == ("there", "–")
-    assert found["many_a_0", "status"] == ("ok", "failed")
-
-
-CLAIM, GROWS = "risk is <higher> outside", "error falls with rows"
-
-
-@pytest.fixture
-def checked(tmp_path: Path) -> tuple[Path, Path]:
-    """Two folders: all claims hold, and one of two does not in one run; a third run makes no claims."""
-    for name, ratio in (("a", 1.5), ("b", 0.8123456)):
-        for seed in (0, 1):
-            claims = {
-                CLAIM: (seed == 0 or ratio > 1, {"loss": {"__float__": "nan"}, "ratio": ratio}),
-                GROWS: (True, {}),
-            }
-            executed(tmp_path / name, f"run_{seed}", {"seed": seed}, "ok", claims, rmse=1.0)
-        executed(tmp_path / name, "run_2", {"seed": 2}, rmse=1.0)
-        Index(tmp_path / name).write()
-    return tmp_path / "a", tmp_path / "b"
-
-
-def test_a_check_that_does_not_hold_is_told_by_the_index(checked: tuple[Path, Path]) -> None:
-    good, bad = checked
-    _, soup = page(bad)
-    heads = [head.button.get_text() for head in soup.select("table.runs thead th") if head.button]
-    assert heads[:4] == ["run", "status", "checks", "seed"]
-    rows = soup.select("table.runs tbody tr")
-    cells = [row.select("td")[1] for row in rows]
-    assert [cell.get_text() for cell in cells] == ["2 of 2", "1 of 2", "–"]
-    assert ["bad" in cell["class"] for cell in cells] == [False, True, False]
-    assert [cell["data-value"] for cell in cells] == ["0", "-1", ""]  # sorted by how many do not hold
-    said = [line.get_text() for line in rows[1].select(".error-line")]
-    assert said == [f"✗ {CLAIM} (loss = nan, ratio = 0.8123)"]
-    assert not rows[0].select(".error-line")
-    assert [chip.get_text() for chip in soup.select(".counts li")] == ["3 ok", "1 with a check that does not hold"]
-    assert "does not hold" not in page(good)[0]
-    assert "checks" not in [head.get_text() for head in page(good)[1].select(".best")]
-
-
-def test_checks_are_in_the_data_files(checked: tuple[Path, Path]) -> None:
-    _, bad = checked
-    runs = {run["name"]: run for run in json.loads((bad / "index.json").read_text(encoding="utf-8"))["runs"]}
-    found = {"loss": {"__float__": "nan"}, "ratio": 0.8123456}
-    assert runs["run_1"]["checks"] == {
-        CLAIM: {"holds": False, "found": found},
-        GROWS: {"holds": True, "found": {}},
-    }
-    assert runs["run_2"]["checks"] == {}
-    with (bad / "index.csv").open(newline="", encoding="utf-8") as file:
-        rows = {(row["run"], row["metric"]): row["value"] for row in csv.DictReader(file)}
-    checks = {key: value for key, value in rows.items() if key[1].startswith("check: ")}
-    assert checks == {
-        ("run_0", f"check: {CLAIM}"): "1",
-        ("run_0", f"check: {GROWS}"): "1",
-        ("run_1", f"check: {CLAIM}"): "0",
-        ("run_1", f"check: {GROWS}"): "1",
-    }
-
-
-def test_a_check_that_held_before_is_a_difference(
-    checked: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = checked
-    assert main(["diff", str(good), str(good)]) == 0
-    assert main(["diff", str(good), str(bad)]) == 1
-    for pair in ((good, bad), (good / "run_1.ipynb", bad / "run_1.ipynb")):
-        found = compare_reports(*pair)
-        assert [(d.run, d.name, d.first, d.second) for d in found.differences] == [
-            ("run_1", f"check: {CLAIM}", "holds", "does not hold")
-        ]
-    assert found.compared == 3  # the rmse, and two checks
-    assert f"check: {CLAIM}  holds  does not hold" in capsys.readouterr().out
-
-
-def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_path: Path) -> None:
-    _, bad = checked
-    banners = []
-    for seed in range(3):
-        text = render(bad / f"run_{seed}.ipynb", tmp_path / "page.html").read_text(encoding="utf-8")
-        banners.append(BeautifulSoup(text, "html.parser").select_one(".banner"))
-    holds, broken, none = banners
-    assert holds is not None
-    assert broken is not None
-    assert none is not None
-    assert "✓ all 2 checks hold" in holds.get_text()
-    assert "doubted" not in holds["class"]
-    assert {"doubted"} == set(broken["class"]) - {"banner"}
-    assert broken["role"] == "alert"
-    assert "✓ ok" in broken.get_text()  # the run itself ended well
-    assert "✗ 1 of 2 checks does not hold:" in broken.get_text()
-    assert [line.get_text() for line in broken.select("li")] == [f"{CLAIM} (loss = nan, ratio = 0.8123)"]
-    assert "check" not in none.get_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none", "out"], "there is neither a folder of reports nor an executed notebook none"),
-        (["out", "empty"], "empty holds no reports"),
-        (["out", "out/many_a_0.ipynb"], "compare two folders or two notebooks"),
-        (["out", "broken"], "was not written by workbench report"),
-        (["out", "out", "--tolerance", "-1"], "tolerance must be a number of at least 0"),
-        (["plain.ipynb", "plain.ipynb"], "holds no outcome of a run"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    for name in ("empty", "broken"):
-        Path(name).mkdir()
-    Path("broken/index.json").write_text("[]")
-    nbformat.write(v4.new_notebook(), "plain.ipynb")
-    assert main(["diff", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""What tests of random numbers in threads share: a call in a thread, the global state, and a model whose weights depend on nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What it gives, or raises, in a thread of its own."""
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append((function(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    """With weights that depend on nothing."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return module
