@@ -13,7 +13,8 @@ from workbench import sample, sculpt, vote
 from workbench.engine.surroundings import guarded
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from interrupts import Case, Interruption, Net, X, net, soak
+from interrupts import Interruption, soak
+from interrupts_cases import Case, Net, X, net
 
 QUICK = ("vote", "sculpt", "sample", "trunk", "neo")
 
