@@ -30,68 +30,26 @@ SHAPES = st.sampled_from(
     [(), (0,), (1,), (5,), (5, 1), (1, 5), (5, 3), (0, 3), (4, 5), (4, 5, 1), (5, 0), (2, 2, 2), (60, 1), (60,)]
 )
 SPECIAL = [0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 0.5, 2.0]
-JUNK: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        3,
-        2**70,
-        0.5,
-        2.5,
-        -0.0,
-        math.nan,
-        math.inf,
-        "",
-        "mean",
-        "auto",
-        "x" * 300,
-        b"x",
-        1j,
-    ),
-    *(
-        [],
-        [[]],
-        [None],
-        ["a"],
-        [[1], [1, 2]],
-        (),
-        ((), ()),
-        {},
-        {"a": 1},
-        set(),
-        object(),
-        object,
-        print,
-        range(3),
-        np.array(["a"]),
-        np.array(None),
-    ),
+NUMBERS = (True, False, 0, 1, -1, 3, 2**70, 0.5, 2.5, -0.0, math.nan, math.inf, 1j)
+WORDS = (None, "", "mean", "auto", "x" * 300, b"x")
+CONTAINERS = ([], [[]], [None], ["a"], [[1], [1, 2]], (), ((), ()), {}, {"a": 1}, set(), range(3))
+ARRAYS = (
     *(
         np.float32(1),
+        np.array(["a"]),
+        np.array(None),
         np.zeros((5, 1), dtype=np.float16),
         np.array([1, 2], dtype=np.uint16),
-        np.ma.masked_array([1.0, 2.0], [0, 1]),
     ),
-    *(
-        torch.zeros(2, 2).to_sparse(),
-        torch.zeros(3, device="meta"),
-        torch.zeros(2, dtype=torch.complex64),
-        torch.zeros(2, dtype=torch.bool),
-    ),
-    *(
-        Risk(),
-        Risk(total=torch.ones(5, 1)),
-        Risk(aleatoric=torch.ones(5, 1)),
-        torch.nn.Linear(1, 1),
-        slice(None),
-        Ellipsis,
-        NotImplemented,
-    ),
-]
+    np.ma.masked_array([1.0, 2.0], [0, 1]),
+)
+TENSORS = (
+    *(torch.zeros(2, 2).to_sparse(), torch.zeros(3, device="meta")),
+    *(torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.bool)),
+)
+OBJECTS = (object(), object, print, torch.nn.Linear(1, 1), slice(None), Ellipsis, NotImplemented)
+RISKS = (Risk(), Risk(total=torch.ones(5, 1)), Risk(aleatoric=torch.ones(5, 1)))
+JUNK: list[Any] = [*NUMBERS, *WORDS, *CONTAINERS, *ARRAYS, *TENSORS, *OBJECTS, *RISKS]
 DTYPES = st.sampled_from(
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.int8]
 )
@@ -176,48 +134,12 @@ OPTIONS: dict[str, list[Any]] = {
     "by": [(), ("x",), ("z",)],
     "sizes": [(4, 5), None],
 }
-N_TENSORS = {
-    **dict.fromkeys(("sharpness",), 1),
-    **dict.fromkeys(
-        (
-            "rmse",
-            "mae",
-            "mpiw",
-            "auroc",
-            "aupr",
-            "fpr95",
-            "aurc",
-            "augrc",
-            "aurg",
-            "error_auroc",
-            "pit_samples",
-            "energy_score",
-            "path_coverage",
-            "average_precision",
-            "mean_average_precision",
-            "detection_ece",
-            "ause",
-            "risk_coverage_curve",
-            "crps_samples",
-        ),
-        2,
-    ),
-    **dict.fromkeys(
-        (
-            "accuracy",
-            "mean_iou",
-            "categorical_nll",
-            "brier",
-            "ece",
-            "adaptive_ece",
-            "max_ece",
-            "classwise_ece",
-            "reliability_curve",
-        ),
-        2,
-    ),
-    "sparsification_curve": 2,
-}
+TWO = (
+    "rmse mae mpiw auroc aupr fpr95 aurc augrc aurg error_auroc ause accuracy mean_iou categorical_nll brier ece adaptive_ece max_ece "
+    "classwise_ece reliability_curve risk_coverage_curve sparsification_curve pit_samples crps_samples energy_score path_coverage "
+    "average_precision mean_average_precision detection_ece"
+)
+N_TENSORS = {"sharpness": 1, **dict.fromkeys(TWO.split(), 2)}  # of other metrics three
 SAMPLED = ("crps_samples", "pit_samples", "energy_score", "path_coverage")
 BOXES: list[Any] = [
     [{"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([0.5]), "labels": torch.tensor([1])}],
