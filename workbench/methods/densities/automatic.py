@@ -60,17 +60,14 @@ class Automatic(Density):
     by_position: ClassVar[bool] = False
     takes_outliers: ClassVar[bool] = True
 
+    learned: ClassVar[tuple[str, ...]] = ("weights",)
+
     weights: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleDict()
-        self.register_buffer("weights", torch.empty(0))
         self._outliers: list[Rows] = []  # while it is fitted
-
-    @property
-    def fitted(self) -> bool:
-        return self.weights.numel() > 0
 
     @property
     def shares(self) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Density(Growing, ABC):
     takes_probs: ClassVar[bool] = True  # whether class scores up to a constant a row, log-probabilities, are enough
     by_position: ClassVar[bool] = True  # whether it can judge the single positions of a map
     uses_labels: ClassVar[bool] = False  # whether `fit` makes use of class labels
+    learned: ClassVar[tuple[str, ...]] = ()  # the buffers that `_learn` fills; empty before
 
     centre: Tensor
     scale: Tensor
@@ -52,12 +53,14 @@ class Density(Growing, ABC):
         self.register_buffer("centre", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("weight", torch.zeros(()))  # of all batches in the running centre and scale
+        for name in self.learned:
+            self.register_buffer(name, torch.empty(0))
 
     # ---- what a subclass says
     @property
-    @abstractmethod
     def fitted(self) -> bool:
         """Whether training data were seen, by `fit` or by a batch in training mode."""
+        return self.get_buffer(self.learned[0]).numel() > 0
 
     @abstractmethod
     def _learn(self, rows: Rows) -> None:

@@ -40,6 +40,8 @@ class Classwise(Density):
     needs_logits: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
 
+    learned: ClassVar[tuple[str, ...]] = ("locations", "whitenings", "constants")
+
     locations: Tensor
     whitenings: Tensor
     constants: Tensor
@@ -47,12 +49,6 @@ class Classwise(Density):
     def __init__(self, *, n_components: int = 64) -> None:
         super().__init__()
         self.n_components = n_components
-        for name in ("locations", "whitenings", "constants"):
-            self.register_buffer(name, torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.locations.numel() > 0
 
     @property
     def wants_logits(self) -> bool:
@@ -106,6 +102,8 @@ class Bank(Density):
         k: How many rows; never more than are kept.
     """
 
+    learned: ClassVar[tuple[str, ...]] = ("bank",)
+
     bank: Tensor
 
     def __init__(self, *, k: int) -> None:
@@ -113,11 +111,6 @@ class Bank(Density):
         if k < 1:
             raise ValueError(f"k counts neighbours from 1, got {k}")
         self.k = k
-        self.register_buffer("bank", torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.bank.numel() > 0
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, rows.layers[-1].shape[1], self.bank.shape[1], "last features")

@@ -36,6 +36,8 @@ class Mahalanobis(Density):
     needs_logits: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
 
+    learned: ClassVar[tuple[str, ...]] = ("locations", "whitening")
+
     locations: Tensor
     whitening: Tensor
 
@@ -43,12 +45,6 @@ class Mahalanobis(Density):
         super().__init__()
         check_shrinkage(shrinkage)
         self.shrinkage = shrinkage
-        for name in ("locations", "whitening"):
-            self.register_buffer(name, torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.locations.numel() > 0
 
     @property
     def wants_logits(self) -> bool:
@@ -100,13 +96,10 @@ class RelativeMahalanobis(Mahalanobis):
         True
     """
 
+    learned: ClassVar[tuple[str, ...]] = (*Mahalanobis.learned, "location", "overall")
+
     location: Tensor
     overall: Tensor
-
-    def __init__(self, *, shrinkage: float | None = None) -> None:
-        super().__init__(shrinkage=shrinkage)
-        for name in ("location", "overall"):
-            self.register_buffer(name, torch.empty(0))
 
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:

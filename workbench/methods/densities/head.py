@@ -22,17 +22,10 @@ class Headed(Density):
     takes_probs: ClassVar[bool] = False
     by_position: ClassVar[bool] = False
 
+    learned: ClassVar[tuple[str, ...]] = ("head_weight", "head_bias")
+
     head_weight: Tensor
     head_bias: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("head_weight", "head_bias"):
-            self.register_buffer(name, torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.head_weight.numel() > 0
 
     @property
     def wants_logits(self) -> bool:
@@ -89,6 +82,8 @@ class VirtualLogit(Headed):
         True
     """
 
+    learned: ClassVar[tuple[str, ...]] = (*Headed.learned, "origin", "axes")
+
     origin: Tensor
     axes: Tensor
 
@@ -97,8 +92,6 @@ class VirtualLogit(Headed):
         if n_components is not None and n_components < 0:
             raise ValueError(f"n_components counts axes from 0, got {n_components}")
         self.n_components = n_components
-        for name in ("origin", "axes"):
-            self.register_buffer(name, torch.empty(0))
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         d = x.shape[1]
@@ -140,11 +133,9 @@ class BoundaryDistance(Headed):
         True
     """
 
-    location: Tensor
+    learned: ClassVar[tuple[str, ...]] = (*Headed.learned, "location")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("location", torch.empty(0))
+    location: Tensor
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         self.location = x.mean(0).to(self.head_weight)

@@ -39,6 +39,8 @@ class Likelihood(Density):
 
     trainable: ClassVar[bool] = True
 
+    learned: ClassVar[tuple[str, ...]] = ("location", "whitening")
+
     location: Tensor
     whitening: Tensor
 
@@ -49,10 +51,8 @@ class Likelihood(Density):
             raise ValueError(f"n_components and d must be at least 1, got n_components={n_components} and d={d}")
         self.n_components = n_components
         self.shrinkage = shrinkage
-        self.register_buffer("location", torch.empty(0))
-        self.register_buffer("whitening", torch.empty(0))
-        self._learned = list(self._identity(1, torch.Generator()))
-        for name in self._learned:
+        self._parameter_names = list(self._identity(1, torch.Generator()))
+        for name in self._parameter_names:
             self.register_parameter(name, nn.Parameter(torch.empty(0)))
         if d is not None:
             self._grow(self._identity(d, torch.Generator().manual_seed(0)))
@@ -66,12 +66,8 @@ class Likelihood(Density):
         """Map whitened features [m, d] to a standard normal; also the log determinant, [m] or a scalar."""
 
     @property
-    def fitted(self) -> bool:
-        return self.location.numel() > 0
-
-    @property
     def _grown(self) -> bool:
-        return all(getattr(self, name).numel() for name in self._learned)  # no Parameters in a functional call
+        return all(getattr(self, name).numel() for name in self._parameter_names)  # no Parameters in a functional call
 
     def nll(self, features: Features) -> Tensor:
         """Negative log likelihood of each row, in nats.
@@ -166,7 +162,7 @@ class Likelihood(Density):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         location = state_dict.get(f"{prefix}location")
-        names = [name for name in self._learned if f"{prefix}{name}" in state_dict]
+        names = [name for name in self._parameter_names if f"{prefix}{name}" in state_dict]
         if location is not None and location.numel() and self._grown:
             identity = self._identity(len(location), torch.Generator().manual_seed(0))
             for name in names:  # untrained there, and an optimizer may know the sizes here

@@ -20,15 +20,9 @@ class Output(Density):
     needs_features: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = True
 
+    learned: ClassVar[tuple[str, ...]] = ("classes",)
+
     classes: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("classes", torch.empty(0))
-
-    @property
-    def fitted(self) -> bool:
-        return self.classes.numel() > 0
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, _logits(rows).shape[1], self.classes.numel(), "logits")

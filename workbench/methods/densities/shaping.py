@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,12 +41,13 @@ class ClippedEnergy(Shaped):
         True
     """
 
+    learned: ClassVar[tuple[str, ...]] = (*Shaped.learned, "limit")
+
     limit: Tensor
 
     def __init__(self, *, percentile: float = 90.0) -> None:
         super().__init__()
         self.percentile = _checked(percentile)
-        self.register_buffer("limit", torch.empty(0))
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         values = x.flatten()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,12 +44,13 @@ class Signature(Gaussian):
         True
     """
 
-    weights: Tensor
+    learned: ClassVar[tuple[str, ...]] = (*Gaussian.learned, "weights")
+
+    weights: Tensor  # of the Gaussian and of every layer
 
     def __init__(self, d: int | None = None, *, n_components: int = 64, shrinkage: float | None = None) -> None:
         super().__init__(d, n_components=n_components, shrinkage=shrinkage)
         self.relative = Relative()
-        self.register_buffer("weights", torch.empty(0))  # of the Gaussian and of every layer
 
     def _learn(self, rows: Rows) -> None:
         super()._learn(rows)
