@@ -101,13 +101,13 @@ def warn_unlike(held_out: Tensor, new: Tensor, measured: str) -> bool:
     ahead = torch.arange(1, n + 1).to(held_out) / n - torch.searchsorted(new, held_out, right=True) / m
     distance, chance = float(ahead.max()), math.sqrt(-math.log(CHANCE) * (n + m) / (2 * n * m))
     if _beta_binomial_tail(count, m, n + 1 - k, k) < CHANCE:
-        found = f"{count} of {m} rows are {measured} than {100 * k / n:.3g} % of the {n} held-out rows"
+        finding = f"{count} of {m} rows are {measured} than {100 * k / n:.3g} % of the {n} held-out rows"
     elif distance > chance:
-        found = f"{m} rows are {measured} than the {n} held-out rows (KS distance {distance:.2f}, by chance {chance:.2f} at most)"
+        finding = f"{m} rows are {measured} than the {n} held-out rows (KS distance {distance:.2f}, by chance {chance:.2f} at most)"
     else:
         return False
     warnings.warn(
-        f"{found}: coverage is guaranteed for rows like those alone. Hold out rows from where these come from, or give weight= "
+        f"{finding}: coverage is guaranteed for rows like those alone. Hold out rows from where these come from, or give weight= "
         "(calibration.DensityRatio)",
         WorkbenchWarning,
         stacklevel=4,

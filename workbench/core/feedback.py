@@ -71,11 +71,11 @@ class Marks:
 
     def of(self, tensor: Tensor) -> Mark | None:
         """The mark of a tensor, if it is a mean of this object."""
-        found = tensor.__dict__.get(_ATTRIBUTE)
-        if found is None and (base := tensor._base) is not None:
-            found = base.__dict__.get(_ATTRIBUTE)
-        if found is not None and found[0] == self.owner:
-            return Mark(*found)
+        entry = tensor.__dict__.get(_ATTRIBUTE)
+        if entry is None and (base := tensor._base) is not None:
+            entry = base.__dict__.get(_ATTRIBUTE)
+        if entry is not None and entry[0] == self.owner:
+            return Mark(*entry)
         if not self._storages or tensor.layout is not torch.strided:
             return None
         known = self._storages.get(tensor.untyped_storage()._cdata)

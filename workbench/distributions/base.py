@@ -351,16 +351,16 @@ def _matching(y_pred: Any, where: str = "", **others: Any) -> Iterator[tuple[Any
     places = [place for place, _ in parts]
     columns = []
     for name, other in others.items():
-        found = children(other) or []
+        entries = children(other) or []
         # sequences match by position, so that the list a data loader makes of a tuple still fits
         columns.append(
-            dict(found) if isinstance(y_pred, Mapping) else dict(zip(places, (v for _, v in found), strict=False))
+            dict(entries) if isinstance(y_pred, Mapping) else dict(zip(places, (v for _, v in entries), strict=False))
         )
-        if len(found) != len(parts) or columns[-1].keys() != set(places):
+        if len(entries) != len(parts) or columns[-1].keys() != set(places):
             raise ValueError(
                 f"{name}{where} does not match y_pred{where}: "
                 f"expected {type(y_pred).__name__} with {', '.join(places)}; "
-                f"found {type(other).__name__} with {', '.join(place for place, _ in found) or 'no parts'}"
+                f"found {type(other).__name__} with {', '.join(place for place, _ in entries) or 'no parts'}"
             )
     for place, value in parts:
         yield from _matching(value, where + place, **{n: c[place] for n, c in zip(others, columns, strict=True)})

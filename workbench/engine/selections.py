@@ -138,10 +138,10 @@ class RowTracker(TorchFunctionMode):
         if known or any(map(self._rows.get, given)):
             try:
                 with torch.no_grad():
-                    found = self._follow(name, function, args, kwargs, outs)
+                    followed = self._follow(name, function, args, kwargs, outs)
             except Exception:  # an unusual call: what it gives counts as not selected
-                found = [None] * len(outs)
-            for leaf, rows in zip(outs, found, strict=False):
+                followed = [None] * len(outs)
+            for leaf, rows in zip(outs, followed, strict=False):
                 self._rows.set(leaf, rows)
         return out
 

@@ -260,9 +260,9 @@ def _said(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: int) 
     with evaluating(model, whole=True), torch.no_grad(), own_random(seed, place):
         prediction, risk = model(x, return_risk=True)
         if not isinstance(prediction, Tensor) or prediction.shape != shape:
-            found = list(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
+            answer = list(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise ValueError(
-                f"forecaster: of x {list(x.shape)} it gives {found}, but horizon and target ask for {list(shape)}"
+                f"forecaster: of x {list(x.shape)} it gives {answer}, but horizon and target ask for {list(shape)}"
             )
         row = {
             "prediction": prediction,

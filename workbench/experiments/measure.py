@@ -165,8 +165,8 @@ def _values(
         return {name: scores[name] for name in sorted(scores, key=VALUES.index)}
     for i, name in enumerate(names):
         at = Risk(**{kind: risk[kind] if risk[kind].ndim == 1 else risk[kind][:, i] for kind in risk.names()})
-        found = _in_units(y[:, i], at, total[:, i], target[:, i], family)
-        scores |= {f"{metric}_{name}": value for metric, value in found.items()}
+        column_scores = _in_units(y[:, i], at, total[:, i], target[:, i], family)
+        scores |= {f"{metric}_{name}": value for metric, value in column_scores.items()}
     return scores
 
 

@@ -201,7 +201,7 @@ class Store:
             "made": self._digests,
             "runs": runs,
         }
-        failures = (_line({"failed": known, "told": told}) for known, told in self.failures.items())
+        failures = (_line({"failed": known, "told": reason}) for known, reason in self.failures.items())
         lines = [_line(head), *(kept.line for kept in self.cells.values()), *failures]
         atomic.write(self._file(".jsonl"), b"\n".join([*lines, b""]))
         for suffix, data in made.items():

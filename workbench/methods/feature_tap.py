@@ -81,9 +81,9 @@ class FeatureTap(Intervention):
             feature = feature.detach()
             feature = torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
             if self.take is not None:
-                if (found := self._map(feature, self.rows, name)) is not None:
-                    self.layouts[name] = (found.values.dim() - 2, found.channels_first)
-                    self.taps[name] = self.take(name, found)
+                if (feature_map := self._map(feature, self.rows, name)) is not None:
+                    self.layouts[name] = (feature_map.values.dim() - 2, feature_map.channels_first)
+                    self.taps[name] = self.take(name, feature_map)
             elif (vector := self._pooled(feature, self.rows, name)) is not None:
                 self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
             return leaves

@@ -106,9 +106,9 @@ def _is_number(value: Any) -> bool:
 def _checked(risks: Any, windows: Any) -> Iterator[tuple[Tensor, list[tuple[int, int]], int]]:
     """Of each series its risks, the windows of which some value counts, and the first position that counts."""
     if not isinstance(risks, Sequence) or not isinstance(windows, Sequence) or len(risks) != len(windows):
-        found = " and ".join(f"{len(x)}" if isinstance(x, Sequence) else type(x).__name__ for x in (risks, windows))
+        lengths = " and ".join(f"{len(x)}" if isinstance(x, Sequence) else type(x).__name__ for x in (risks, windows))
         raise ValueError(
-            f"risks and windows must be lists with one entry for each series, found {found}; of one series give [risk] and [windows]"
+            f"risks and windows must be lists with one entry for each series, found {lengths}; of one series give [risk] and [windows]"
         )
     for number, (risk, of) in enumerate(zip(risks, windows, strict=True)):
         risk = numbers(f"risks[{number}]", risk, finite=False).cpu()

@@ -90,7 +90,7 @@ def record_comparison(
 
 def as_html(comparison: Comparison) -> str:
     """The table of means and standard errors; what is beyond noise is marked."""
-    found = differences(comparison)
+    compared = differences(comparison)
     units = {m: f" ({html.escape(u)})" if (u := comparison.units.get(m)) else "" for m in comparison.metrics}
     arrows = {True: " ↑", False: " ↓", None: ""}
     heads = "".join(
@@ -100,7 +100,7 @@ def as_html(comparison: Comparison) -> str:
     cost = bool(comparison.passes)
     lines = []
     for model in comparison.scores:
-        cells = "".join(_cell(comparison, model, m, found.get((model, m))) for m in comparison.metrics)
+        cells = "".join(_cell(comparison, model, m, compared.get((model, m))) for m in comparison.metrics)
         paid = f"<td>{comparison.passes[model]:g}</td>" if model in comparison.passes else "<td>–</td>" if cost else ""
         lines.append(f"<tr><th>{html.escape(model)}</th>{paid}{cells}</tr>")
     count = len(comparison.splits)

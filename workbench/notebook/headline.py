@@ -38,7 +38,7 @@ def figure(comparison: Comparison) -> str:
     if not every:
         return ""
     low, high = min(every), max(every)
-    found, span = differences(comparison), (high - low) or 1.0
+    compared, span = differences(comparison), (high - low) or 1.0
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[comparison.higher.get(metric)]
     unit = f" ({u})" if (u := comparison.units.get(metric)) else ""
     lines, words = [], []
@@ -47,7 +47,7 @@ def figure(comparison: Comparison) -> str:
             continue
         mean, error = statistics.fmean(numbers), standard_error(numbers)
         text = f"{number(mean, error)}{f' ± {number(error, error)}' if math.isfinite(error) else ''}"
-        judged = found.get((model, metric))
+        judged = compared.get((model, metric))
         mark = {True: "better", False: "worse", None: ""}[judged.better if judged else None]
         name = f"{escape(model)}{_cost(comparison, model)}"
         track = _track(numbers, mean, error, low, span)

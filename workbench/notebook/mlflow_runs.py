@@ -103,8 +103,8 @@ def _add(index: MLflowIndex, client: Any, experiment: str, run: Any) -> None:
     )
     curves = {key: [(m.step, m.value) for m in client.get_metric_history(info.run_id, key)] for key in data.metrics}
     index.curves[name] = curves
-    told = {"records": dict(data.metrics), "curves": curves}
-    records = {kind: to_json(values, kind) for kind, values in told.items()}
+    logged = {"records": dict(data.metrics), "curves": curves}
+    records = {kind: to_json(values, kind) for kind, values in logged.items()}
     # seconds have a column of every run's; the last value of what is a setting too, such as lr, would be one more of the same name
     scalars = {key: value for key, value in data.metrics.items() if key not in ("seconds", *data.params)}
     index.entries[name] = Entry(ours, experiment, scalars, {**records, "mlflow_run": info.run_id})

@@ -33,8 +33,8 @@ def verdict(comparison: Comparison) -> str:
         ranked = _ranked(comparison, metric)
         first = f", where {ranked[0]} has the {_best(comparison, metric)} {name}" if len(ranked) > 1 else ""
         return f"One split: no statement about noise{first}. Which differences are more than noise takes several splits, best five or more."
-    found = differences(comparison)
-    judged = {model: d for (model, key), d in found.items() if key == metric}
+    compared = differences(comparison)
+    judged = {model: d for (model, key), d in compared.items() if key == metric}
     better = [model for model in _ranked(comparison, metric) if model in judged and judged[model].better]
     worse = [model for model, d in judged.items() if d.better is False]
     over = f"over {len(comparison.splits)} splits"
@@ -57,25 +57,25 @@ def verdict(comparison: Comparison) -> str:
         first = f"No {'model is better' if worse else 'difference'} in {name} beyond noise {over}" + (
             f", and {plain} is cheapest{counted}" if cheap else f": nothing there speaks against {plain}"
         )
-    return f"{first}. {_second(comparison, found, worse)}"
+    return f"{first}. {_second(comparison, compared, worse)}"
 
 
-def _second(comparison: Comparison, found: Mapping[tuple[str, str], Difference], worse: Sequence[str]) -> str:
+def _second(comparison: Comparison, compared: Mapping[tuple[str, str], Difference], worse: Sequence[str]) -> str:
     """The sentence on all else: other metrics, what is worse, what was not judged."""
     metric, said = comparison.headline, []
     others = [key for key in comparison.metrics if key in comparison.higher and key != metric]
-    gains = {key: [m for m in _ranked(comparison, key) if (d := found.get((m, key))) and d.better] for key in others}
-    told = [f"{comparison.label(key)} ({_and(models)})" for key, models in gains.items() if models]
-    if told:
-        said.append(f"Better beyond noise in other metrics: {_and(told)}")
+    gains = {key: [m for m in _ranked(comparison, key) if (d := compared.get((m, key))) and d.better] for key in others}
+    gained = [f"{comparison.label(key)} ({_and(models)})" for key, models in gains.items() if models]
+    if gained:
+        said.append(f"Better beyond noise in other metrics: {_and(gained)}")
     elif others:
         said.append("In none of the other metrics is any model better beyond noise")
-    losses = {key: [m for (m, k), d in found.items() if k == key and d.better is False] for key in others}
+    losses = {key: [m for (m, k), d in compared.items() if k == key and d.better is False] for key in others}
     lost = [f"{comparison.label(key)} ({_and(models)})" for key, models in losses.items() if models]
     lost = [*([f"{comparison.label(metric)} ({_and(worse)})"] if worse else []), *lost]
     if lost:
         said.append(f"{'worse' if said else 'Worse beyond noise'}: {_and(lost)}")
-    gaps = [d.why_not for (m, key), d in found.items() if key == metric and d.why_not]
+    gaps = [d.why_not for (m, key), d in compared.items() if key == metric and d.why_not]
     if gaps:
         said.append(f"{'not judged' if said else 'Not judged'}: {_and(list(dict.fromkeys(gaps)))}")
     return f"{'; '.join(said)}." if said else "No other metric was recorded."

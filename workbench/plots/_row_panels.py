@@ -192,9 +192,9 @@ def images(
     columns, first = columns_of(answers), next(iter(answers.values()))
     size = truth.shape[1:]
     if not isinstance(x, Tensor) or x.shape[-2:] != size:
-        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        inputs = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
-            f"models: their maps are {list(size)}, and the inputs {found}; matrix draws maps of the input's size"
+            f"models: their maps are {list(size)}, and the inputs {inputs}; matrix draws maps of the input's size"
         )
     channels = x if x.ndim == 3 or x.shape[1] in (1, 3) else x[:, :1]
     pictures = _pictures(channels.float().cpu(), (len(x), *size), len(x))

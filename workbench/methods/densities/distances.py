@@ -104,9 +104,9 @@ class RelativeMahalanobis(Mahalanobis):
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:
         with full_precision(rows.layers[-1]):
-            found = whiten(rows.layers[-1], self.shrinkage)
+            moments = whiten(rows.layers[-1], self.shrinkage)
         super()._learn(rows)
-        self.location, self.overall = (t.to(rows.device, self.locations.dtype).contiguous() for t in found)
+        self.location, self.overall = (t.to(rows.device, self.locations.dtype).contiguous() for t in moments)
 
     def _score(self, rows: Rows) -> Tensor:
         nearest = super()._score(rows)

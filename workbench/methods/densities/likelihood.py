@@ -133,10 +133,10 @@ class Likelihood(Density):
         if self._grown:  # what was trained starts anew, in the sizes that an optimizer may know
             start = self._identity(x.shape[1], torch.Generator().manual_seed(0))
             for name, value in start.items():
-                found = self.get_parameter(name).shape
-                if found != value.shape:
+                present = self.get_parameter(name).shape
+                if present != value.shape:
                     raise ValueError(
-                        f"{x.shape[1]} features, but {type(self).__name__} has parameters of shape {list(found)}, made for "
+                        f"{x.shape[1]} features, but {type(self).__name__} has parameters of shape {list(present)}, made for "
                         "another number of features: build a new one"
                     )
             self._grow(start, device)

@@ -61,9 +61,9 @@ class Relative(Growing):
             for name in ("directions", "offset", "means", "height", "share"):
                 setattr(self, name, self.get_buffer(name).new_empty(0))
             return
-        found = [_discriminant(double(v), groups.to(double(v).device), len(names)) for v in layers]
-        width = max(w.shape[1] for w, *_ in found)
-        columns = [[F.pad(t, (0, width - t.shape[-1])) for t in parts] for parts in found]
+        discriminants = [_discriminant(double(v), groups.to(double(v).device), len(names)) for v in layers]
+        width = max(w.shape[1] for w, *_ in discriminants)
+        columns = [[F.pad(t, (0, width - t.shape[-1])) for t in parts] for parts in discriminants]
         directions, offset, means, share = zip(*columns, strict=True)
         device, dtype = layers[0].device, self.directions.dtype
         self.directions = torch.cat(directions).to(device, dtype)

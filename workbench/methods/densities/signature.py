@@ -78,9 +78,9 @@ class Signature(Gaussian):
         self.weights = torch.cat([both[0][None], both[1]]).to(self.weights)
 
     def _take_balance(self, trials: list[Any]) -> None:
-        found = [trial.weights for trial in trials if trial.weights.shape == self.weights.shape]
-        if found and self.relative.fitted:
-            self.weights = torch.stack(found).mean(0)
+        trial_weights = [trial.weights for trial in trials if trial.weights.shape == self.weights.shape]
+        if trial_weights and self.relative.fitted:
+            self.weights = torch.stack(trial_weights).mean(0)
 
     def forget(self) -> None:
         super().forget()

@@ -117,7 +117,7 @@ def paired(
     """
     kind = over(places)
     scores = {name: {m for run in at.values() for m in run.scores} for name, at in runs.items()}
-    names = dict.fromkeys(metric for found in scores.values() for metric in sorted(found))
+    names = dict.fromkeys(metric for row in scores.values() for metric in sorted(row))
     higher = {name: column(name).best == "max" for name in names if column(name).best in ("max", "min")}
     headline = next((name for name in ("rmse", "accuracy", "mean_iou", *higher) if name in higher), "")
     if not kind or PLAIN not in runs or len(runs) < 2 or not headline:
