@@ -14,7 +14,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from workbench import calibrate, compose, neo, sculpt
+from workbench import calibrate, compose, neo, sample, sculpt, vote
 from workbench.calibration import DensityRatio, SplitConformal
 from workbench.calibration.conformal import conformal_quantile
 from workbench.calibration.shift import _beta_binomial_tail, warn_unlike, weighted_quantile
@@ -350,3 +350,26 @@ def test_sets_of_less_clear_rows_are_told_of_without_neo() -> None:
     old = SplitConformal(model, score="aps")
     old.load_state_dict(state)
     old.predict_set(x[400:] / 3)
+
+
+def test_intervals_of_rows_that_voters_know_less_are_told_of_without_neo() -> None:
+    g = generator()
+    x, y = torch.randn(900, 3, generator=g), torch.randn(900, 2, generator=g)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        voters = vote.Wrapper(4)(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
+        noisy = sample.Wrapper(16)(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
+    with torch.no_grad():
+        for parameter in voters.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=g)
+    calibrated = calibrate(voters, (x[:400], y[:400]), "conformal")
+    assert calibrated.score == "normalized"
+    calibrated.interval(x[400:])
+    with pytest.warns(WorkbenchWarning, match="500 rows are of higher epistemic risk than"):
+        calibrated.interval(4 * x[400:])
+    _, risk = voters(x[:400], return_risk=True)
+    risks = risk if isinstance(risk, Tensor) else risk.epistemic
+    assert torch.allclose(calibrated.doubt.exp(), risks.prod(1).sqrt().sort().values, rtol=1e-4)
+    # a pass that draws says nothing, since its noise may be common to the rows of a batch; nor does one without the risk
+    for model, options in ((noisy, {}), (voters, {"score": "absolute"})):
+        assert calibrate(model, (x[:400], y[:400]), "conformal", **options).doubt.numel() == 0

@@ -23,7 +23,8 @@ class Answers:
     """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
 
     Scores of classes have the classes in the last dimension, wherever the model has them. Of quantile heads, if they were asked for, also
-    offsets [levels, n, ...]: how far each quantile lies from the prediction. Of the inputs, by name, what was asked: one number a row.
+    offsets [levels, n, ...]: how far each quantile lies from the prediction. Of the inputs, by name, what was asked: one number a row. `drawn`
+    says whether the model drew random numbers for its answers.
     """
 
     y: Tensor
@@ -31,6 +32,7 @@ class Answers:
     target: Tensor
     offsets: Tensor | None = None
     of_inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    drawn: bool = False
 
     @property
     def labels(self) -> bool:

@@ -22,7 +22,7 @@ from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
-from workbench.engine.effects.private_random import own_random
+from workbench.engine.effects.private_random import generator_of, own_random
 from workbench.risk import Risk
 
 
@@ -308,6 +308,7 @@ def collect(
     spreads: list[Tensor] = []
     asked: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
+        start = generator_of(like.device).get_state()
         for batch in _batches(data, like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
             batch_targets = batch.y.to(y.device) if targets else y[:0]
@@ -322,6 +323,7 @@ def collect(
                 numbers_of.append((of_inputs or {})[name](batch.x, len(y)))
             if offsets:
                 spreads.append(offsets_of(model, batch.x, y))
+        drawn = not torch.equal(start, generator_of(like.device).get_state())
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
     y = torch.cat([part[0] for part in parts])
@@ -344,6 +346,7 @@ def collect(
         precise(batch_targets) if batch_targets.is_floating_point() else batch_targets,
         torch.cat(spreads, 1) if spreads else None,
         {name: torch.cat(numbers_of) for name, numbers_of in asked.items()},
+        drawn,
     )
 
 

@@ -93,8 +93,8 @@ class SplitConformal(Calibrated):
     (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows of another place, whose inputs have another density:
     where w is the ratio of the densities (Tibshirani et al. 2019). Rows of a group that was held out too seldom, or of an input too far from
     all that were, get infinite intervals or all classes, and a warning says so. Without `groups` and `weight` a warning says when a model is
-    less sure of its class for new rows than for the held-out ones, or finds them stranger by vacuitic risk, than chance allows: then nothing
-    is guaranteed for them.
+    less sure of the class of new rows, knows their values less well (by epistemic risk, where "normalized" measures it), or finds them
+    stranger by vacuitic risk, than chance allows after the held-out rows: then nothing is guaranteed for them.
 
     Args:
         wrapped: what a wrapper made of a model, or a calibrated model.
@@ -169,7 +169,7 @@ class SplitConformal(Calibrated):
         self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
         # for cqr of a distribution, whose scores depend on the coverage: prediction, risk (or offsets) and target [3 or more, n, ...]
         self.register_buffer("held", torch.empty(0))
-        # of held-out rows, in rising order: vacuitic risk [n], of a model that has one; of classes 1 - the largest probability [n]
+        # of held-out rows, in rising order: vacuitic risk [n], of a model that has one; how unsure it is of each [n]
         self.register_buffer("strangeness", torch.empty(0))
         self.register_buffer("doubt", torch.empty(0))
         # of each score, in their order
@@ -216,7 +216,9 @@ class SplitConformal(Calibrated):
             scores = self._joined(scores)
         strangeness = answers.risk.vacuitic if self.watches else None
         self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
-        self.doubt = self._doubt(answers.y).sort().values if self.watches and chosen in CLASSES else torch.empty(0)
+        # a pass that draws may share its noise between all rows, which then are riskier or safer together
+        doubt = None if answers.drawn or not self.watches else self._doubt(answers.y, answers.risk, chosen)
+        self.doubt = torch.empty(0) if doubt is None else doubt.sort().values
         if self.groups is None and self.weight is None:
             self.score, self.scores, self.held = chosen, scores.sort(0).values, calibration_rows.to(scores)
             return
@@ -311,17 +313,27 @@ class SplitConformal(Calibrated):
         warn_infinite(q, what, f"{len(scores)} rows were held out{far}, too few{within} or too unlike these inputs")
         return q.reshape(*q.shape, *[1] * (y.dim() - q.dim())).to(y)
 
-    def _doubt(self, y: Tensor) -> Tensor:
-        """1 - the largest probability, of predictions [rows, classes]."""
-        return -log_probabilities(y, output_of(self.wrapped)).amax(-1).expm1()
+    def _doubt(self, y: Tensor, risk: Risk, score: str) -> Tensor | None:
+        """How unsure the model is of each row [rows]: 1 - the largest probability; of values the epistemic risk, if it was measured.
 
-    def _warn_unlike(self, y: Tensor, risk: Risk) -> None:
-        """Say where the guarantee ends: new rows that cannot well come from where the held-out ones came from."""
+        Of several values it is the mean of the logarithms, in which none counts more for its units.
+        """
+        if score in CLASSES:
+            return -log_probabilities(y, output_of(self.wrapped)).amax(-1).expm1()
+        if risk.epistemic is None:
+            return None
+        return risk.epistemic.flatten(1).clamp_min(torch.finfo(y.dtype).tiny).log().mean(1)
+
+    def _ask_watching(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
+        """What the model says, with a warning where the guarantee ends: rows that cannot well come from where the held-out ones came from."""
+        y, risks = self._ask(x, risk or self.strangeness.numel() > 0)
         said = False
-        if self.strangeness.numel() and risk.vacuitic is not None:
-            said = warn_unlike(self.strangeness, risk.vacuitic, "stranger by vacuitic risk")
-        if self.doubt.numel() and not said:
-            warn_unlike(self.doubt, self._doubt(y), "less clear to the model")
+        if self.strangeness.numel() and risks.vacuitic is not None:
+            said = warn_unlike(self.strangeness, risks.vacuitic, "stranger by vacuitic risk")
+        if self.doubt.numel() and not said and (doubt := self._doubt(y, risks, str(self.score))) is not None:
+            words = "less clear to the model" if self.score in CLASSES else "of higher epistemic risk"
+            warn_unlike(self.doubt, doubt, words)
+        return y, risks
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Intervals that hold the target with at least this probability.
@@ -339,9 +351,7 @@ class SplitConformal(Calibrated):
         self._fitted(VALUES, "predict_set(x)")
         scores = self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
-        watches = self.strangeness.numel() > 0
-        y, risk = self._ask(x, risk=watches or self.score == "normalized" or (self.held.numel() > 0 and not heads))
-        self._warn_unlike(y, risk)
+        y, risk = self._ask_watching(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
         q = self._quantile(scores, coverage, x, y, "intervals without ends")
         if self.score == "cqr":
             if not self.held.numel():
@@ -372,8 +382,7 @@ class SplitConformal(Calibrated):
             ValueError: too few rows were held out for this coverage, or the score is one of values.
         """
         self._fitted(CLASSES, "interval(x)")
-        y, risk = self._ask(x, risk=self.strangeness.numel() > 0)
-        self._warn_unlike(y, risk)
+        y, _ = self._ask_watching(x, risk=False)
         q = self._quantile(self.scores, coverage, x, y, "all classes")
         draws = None
         if self.randomized and self.score != "lac":
