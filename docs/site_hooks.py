@@ -40,6 +40,7 @@ REFERENCE = {
     "metrics": ("workbench.metrics",),
     "text": ("workbench.text",),
     "data": ("workbench.data",),
+    "models": ("workbench.models",),
     "plots": ("workbench.plots",),
     "widgets": ("workbench.widgets",),
     "notebook": ("workbench.notebook", "workbench.pytest_plugin"),

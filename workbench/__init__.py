@@ -18,7 +18,19 @@ from .methods import BUILT_IN
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import calibration, data, distributions, experiments, metrics, notebook, outputs, plots, text, widgets
+    from . import (
+        calibration,
+        data,
+        distributions,
+        experiments,
+        metrics,
+        models,
+        notebook,
+        outputs,
+        plots,
+        text,
+        widgets,
+    )
     from .calibration import calibrate, selective, top_uncertain
     from .core.files import load, save
     from .core.registry import register
@@ -44,6 +56,7 @@ _HOMES = {
             "distributions",
             "experiments",
             "metrics",
+            "models",
             "notebook",
             "outputs",
             "plots",

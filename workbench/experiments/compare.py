@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
         "-m",
         "--model",
         metavar="A,B",
-        help="linear, mlp, cnn, such as mlp(width=100), or path/to/file.py:factory (default: mlp)",
+        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: mlp)",
     )
     add_parameter(parser, "of fit, such as lr 0.003; repeatable")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 100)")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from workbench.models import tabular
+
 if TYPE_CHECKING:
     from ..data import Data
 
@@ -73,4 +75,4 @@ def cnn(data: Data, width: int = 16) -> nn.Module:
     )
 
 
-READY = {"linear": linear, "mlp": mlp, "cnn": cnn}
+READY = {"linear": linear, "mlp": mlp, "cnn": cnn, "tabular": tabular}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.dealing import tell
 from workbench.core.outputs import has_classes
@@ -52,6 +52,8 @@ def choose_standardization(
         return {} if standardize is False else None
     values: dict[str, Any] = {}
     rows = dict(items_of(train.x)) if seen else dict.fromkeys(converted)  # type: ignore[union-attr]
+    if any(getattr(module, "standardizes_inputs", False) for module in nn.Module.modules(wrapped)):
+        rows = _left_alone(wrapped, rows)
     chosen = {key: _of_input(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()}
     if any(moments_ is not None for moments_ in chosen.values()):
         kinds: dict[str, dict[Key, Any]] = {
@@ -74,6 +76,18 @@ def choose_standardization(
     if of_values and (standardize or keeps_meaning(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values
+
+
+def _left_alone(wrapped: Wrapped, rows: dict[Key, Any]) -> dict[Key, Any]:
+    """No inputs: a layer of the model standardises, with numbers of its own. Of several inputs it is not known which; say so once."""
+    if len(rows) > 1:
+        tell(
+            wrapped,
+            "own units",
+            "fit: a layer of the model standardises inputs (standardizes_inputs = True), so that none of the several inputs "
+            f"({', '.join(map(repr, rows))}) is standardised; standardise those that do not enter that layer yourself",
+        )
+    return {}
 
 
 def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:

@@ -1,0 +1,30 @@
+"""Networks made for the data that they are to learn, as plain models: wrap them as any other.
+
+Example:
+    >>> from workbench import data, vote
+    >>> diabetes = data.load("diabetes")
+    >>> wrapped = vote.Wrapper(16, share="rank1")(tabular(diabetes))
+    >>> y, risk = wrapped(diabetes.test.x, return_risk=True)
+"""
+
+from __future__ import annotations
+
+from workbench.models.embeddings import (
+    ColumnLinear,
+    NumericColumns,
+    Periodic,
+    PiecewiseLinear,
+    Standardization,
+    quantile_edges,
+)
+from workbench.models.tables import tabular
+
+__all__ = [
+    "ColumnLinear",
+    "NumericColumns",
+    "Periodic",
+    "PiecewiseLinear",
+    "Standardization",
+    "quantile_edges",
+    "tabular",
+]

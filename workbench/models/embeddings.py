@@ -1,0 +1,208 @@
+"""Embeddings of the numeric columns of a table (Gorishniy et al. 2022, On embeddings for numerical features in tabular deep learning)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Standardization(nn.Module):
+    """(x - mean) / scale of each column, counted on training rows and kept with the model.
+
+    `workbench.fit` leaves the inputs of a model that has such a layer as they are, so that they are not standardised twice.
+
+    Args:
+        mean: of each column [features].
+        scale: standard deviation of each column [features], above 0.
+
+    Example:
+        >>> Standardization(torch.tensor([1.0]), torch.tensor([2.0]))(torch.tensor([[5.0]]))
+        tensor([[2.]])
+    """
+
+    standardizes_inputs = True
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        if mean.shape != scale.shape or not bool((scale > 0).all()):
+            raise ValueError(
+                f"mean and scale must be of one shape, and the scale above 0; found {list(mean.shape)} and {list(scale.shape)}, "
+                f"least scale {float(scale.min()):g}"
+            )
+        self.register_buffer("mean", mean.to(torch.get_default_dtype()))
+        self.register_buffer("scale", scale.to(torch.get_default_dtype()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.scale
+
+    def extra_repr(self) -> str:
+        return f"{len(self.mean)}"
+
+
+class PiecewiseLinear(nn.Module):
+    r"""How far each number has come through each bin of its column: 0 below the bin, 1 above it, a line within.
+
+    $e_t(x) = \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1})))$ for the edges $b_0 < \dots < b_T$ of a column. Beyond the outermost edges
+    nothing changes, where the paper goes on at the slope of the last bin, which may be a narrow one; so give the next layer the numbers
+    themselves as well.
+
+    Args:
+        edges: of each column, ascending, at least two; see `quantile_edges`. A column with fewer bins than another has zeros for what it lacks.
+
+    Raises:
+        ValueError: the edges of a column are fewer than two, not ascending, or not finite.
+
+    Example:
+        >>> PiecewiseLinear([torch.tensor([0.0, 1.0, 3.0])])(torch.tensor([[0.5], [2.0], [9.0]]))
+        tensor([[[0.5000, 0.0000]],
+        <BLANKLINE>
+                [[1.0000, 0.5000]],
+        <BLANKLINE>
+                [[1.0000, 1.0000]]])
+    """
+
+    start: Tensor
+    width: Tensor
+
+    def __init__(self, edges: Sequence[Tensor]) -> None:
+        super().__init__()
+        for number, column in enumerate(edges):
+            if column.dim() != 1 or len(column) < 2 or not bool((column.diff() > 0).all() & column.isfinite().all()):
+                raise ValueError(
+                    f"edges of column {number} must be two or more ascending finite numbers; found {column.tolist()}"
+                )
+        # of bins that a column lacks: no number comes any part of the way through an infinite width
+        start = torch.zeros(len(edges), max((len(column) - 1 for column in edges), default=0))
+        width = torch.full_like(start, math.inf)
+        for number, column in enumerate(edges):
+            start[number, : len(column) - 1] = column[:-1]
+            width[number, : len(column) - 1] = column.diff()
+        self.register_buffer("start", start)
+        self.register_buffer("width", width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x [..., columns] the parts [..., columns, bins]."""
+        return ((x[..., None] - self.start) / self.width).clamp(0, 1)
+
+    def extra_repr(self) -> str:
+        return f"columns={self.start.shape[0]}, bins={self.start.shape[1]}"
+
+
+class Periodic(nn.Module):
+    r"""Sines and cosines of each number: $(\sin 2 \pi c_k x, \cos 2 \pi c_k x)$, with frequencies $c_k$ that are learned.
+
+    Args:
+        columns: how many.
+        frequencies: how many for each.
+        spread: standard deviation of their start values, in periods for each unit of x.
+
+    Example:
+        >>> Periodic(columns=3, frequencies=4)(torch.zeros(2, 3)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, columns: int, frequencies: int = 6, spread: float = 0.5) -> None:
+        super().__init__()
+        self.spread = spread
+        self.frequency = nn.Parameter(torch.empty(columns, frequencies))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Frequencies drawn anew."""
+        nn.init.normal_(self.frequency, std=self.spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x [..., columns] the sines and cosines [..., columns, 2 frequencies]."""
+        angle = 2 * math.pi * x[..., None] * self.frequency
+        return torch.cat([angle.sin(), angle.cos()], -1)
+
+    def extra_repr(self) -> str:
+        return f"columns={self.frequency.shape[0]}, frequencies={self.frequency.shape[1]}, spread={self.spread}"
+
+
+class ColumnLinear(nn.Module):
+    """A linear layer of its own for each column.
+
+    Args:
+        columns: how many.
+        in_features: numbers for each.
+        out_features: numbers that become of these.
+
+    Example:
+        >>> ColumnLinear(3, 8, 5)(torch.zeros(2, 3, 8)).shape
+        torch.Size([2, 3, 5])
+    """
+
+    def __init__(self, columns: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(columns, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(columns, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `torch.nn.Linear` starts."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x [..., columns, in_features] numbers [..., columns, out_features]."""
+        return (x[..., None, :] @ self.weight)[..., 0, :] + self.bias
+
+    def extra_repr(self) -> str:
+        columns, inputs, outputs = self.weight.shape
+        return f"columns={columns}, in_features={inputs}, out_features={outputs}"
+
+
+class NumericColumns(nn.Module):
+    """Beside all numbers of a row the embeddings of those in some columns, in one row [n, features + numbers of embeddings].
+
+    Args:
+        columns: numbers of the columns that are embedded.
+        embedding: from [..., columns] to [..., columns, numbers].
+    """
+
+    columns: Tensor
+
+    def __init__(self, columns: Sequence[int], embedding: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64))
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x [..., features] the row that the next layer takes."""
+        return torch.cat([x, self.embedding(x.index_select(-1, self.columns)).flatten(-2)], -1)
+
+
+def quantile_edges(values: Tensor, bins: int) -> Tensor:
+    """Edges of bins with about as many training rows each: the quantiles 0, 1/bins, ..., 1, each once.
+
+    Where a column has no more than bins + 1 different numbers, these are the edges.
+
+    Args:
+        values: a column of the training rows [n], finite.
+        bins: at most so many.
+
+    Returns:
+        Ascending edges [at most bins + 1]; a single one if the column never varies.
+
+    Example:
+        >>> quantile_edges(torch.arange(101.0), bins=4)
+        tensor([  0.,  25.,  50.,  75., 100.])
+        >>> quantile_edges(torch.tensor([1.0, 1.0, 1.0, 2.0, 5.0]), bins=4)
+        tensor([1., 2., 5.])
+    """
+    different = values.unique()
+    if len(different) <= bins + 1:
+        return different
+    edges = np.quantile(values.double().cpu().numpy(), np.linspace(0, 1, bins + 1))
+    return torch.from_numpy(edges).to(values).unique()
+
+
+__all__ = ["ColumnLinear", "NumericColumns", "Periodic", "PiecewiseLinear", "Standardization", "quantile_edges"]

@@ -1,0 +1,143 @@
+"""A network for tables: its numbers embedded column by column, then an MLP."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Literal, get_args
+
+from torch import Tensor, nn
+
+from workbench.models.embeddings import (
+    ColumnLinear,
+    NumericColumns,
+    Periodic,
+    PiecewiseLinear,
+    Standardization,
+    quantile_edges,
+)
+from workbench.training.standardization import moments
+
+if TYPE_CHECKING:
+    from workbench.data import Data
+
+Embedding = Literal["piecewise", "periodic", "none"]
+
+
+def tabular(
+    data: Data,
+    *,
+    embedding: Embedding = "piecewise",
+    bins: int = 16,
+    frequencies: int = 6,
+    embedding_dim: int = 0,
+    width: int = 100,
+    depth: int = 2,
+    dropout: float = 0.0,
+) -> nn.Sequential:
+    """An MLP on embedded columns, the network of TabM (Gorishniy et al. 2025) without its ensemble, which a wrapper makes.
+
+    Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. Each number is handed on
+    beside an embedding of its column (Gorishniy et al. 2022). Columns with at most two different numbers, such as those that
+    `Data.from_dataframe` makes of categories and of what is missing, go without one. Means, scales and bins are counted on the training rows
+    of `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs alone.
+
+    In TabM all members share their weights but for factors on both sides of each: `vote.Wrapper(16, share="rank1")`. There those of the first
+    layer start at random signs, the others at one, and the last layer is each member's own; here all start at 1 + alpha times a normal draw.
+    `fit(..., folds=)` wants voters with weights of their own, `vote.Wrapper(10)`.
+
+    Args:
+        data: whose inputs [n, features] and targets it is for; regression of one or more columns, classes, several labels.
+        embedding: "piecewise", how far a number has come through each of its column's bins (`PiecewiseLinear`); "periodic", sines and cosines
+            of it (`Periodic`); "none".
+        bins: of a column at most, with about as many training rows in each; a column of fewer different numbers has fewer.
+        frequencies: of a column, each with a sine and a cosine.
+        embedding_dim: with a number, a linear layer and a ReLU of each column's own make so many numbers of its embedding; 0 leaves it as it is.
+        width: units of each hidden layer.
+        depth: number of hidden layers.
+        dropout: probability that a hidden unit is left out in training.
+
+    Returns:
+        A plain model, from x [n, features] to [n, data.n_outputs].
+
+    Raises:
+        ValueError: the data is no table of floating-point numbers, holds NaN or infinite numbers, has several targets or targets of another
+            shape; or a setting is out of range.
+
+    Example:
+        >>> from workbench import compose, data, fit, models, sculpt, vote
+        >>> diabetes = data.load("diabetes")
+        >>> model = models.tabular(diabetes, width=20)
+        >>> wrapped = compose(vote.Wrapper(4, share="rank1"), sculpt.Wrapper())(model)
+        >>> history = fit(wrapped, diabetes, epochs=1)
+        >>> y, risk = wrapped(diabetes.test.x, return_risk=True)
+        >>> y.shape, risk.names()
+        (torch.Size([89, 1]), ('aleatoric', 'epistemic', 'total'))
+    """
+    if embedding not in get_args(Embedding):
+        raise ValueError(f"embedding must be one of {', '.join(map(repr, get_args(Embedding)))}; found {embedding!r}")
+    for name, value, least in (
+        ("bins", bins, 1),
+        ("frequencies", frequencies, 1),
+        ("embedding_dim", embedding_dim, 0),
+        ("width", width, 1),
+        ("depth", depth, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1; found {dropout!r}")
+    x, n_outputs = _table(data)
+    standardization = Standardization(*moments(x))
+    layers: list[nn.Module] = [standardization]
+    standard = standardization(x.to(standardization.mean.dtype))
+    numeric = [number for number, column in enumerate(standard.T) if len(column.unique()) > 2]
+    inputs = x.shape[1]
+    if numeric and embedding != "none":
+        embedded: nn.Module
+        if embedding == "piecewise":
+            embedded = PiecewiseLinear([quantile_edges(standard[:, number], bins) for number in numeric])
+            numbers = embedded.start.shape[1]
+        else:
+            embedded, numbers = Periodic(len(numeric), frequencies), 2 * frequencies
+        if embedding_dim:
+            embedded = nn.Sequential(embedded, ColumnLinear(len(numeric), numbers, embedding_dim), nn.ReLU())
+            numbers = embedding_dim
+        layers.append(NumericColumns(numeric, embedded))
+        inputs += len(numeric) * numbers
+    sizes = [inputs, *[width] * depth]
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
+
+
+def _table(data: Data) -> tuple[Tensor, int]:
+    """The inputs of the training rows [n, features] in float64, and how many outputs a row has."""
+    shape = list(data.input_shape)  # which refuses a dict
+    if len(shape) != 1 or not shape[0]:
+        raise ValueError(
+            f"data: tabular takes tables, x [n, features]; a row of {data.name} is {shape}. For images take a convolutional network, for "
+            "series and tokens one that knows their order"
+        )
+    train = data.train.load()
+    if not train.x.is_floating_point():
+        raise ValueError(
+            f"data: x of {data.name} holds whole numbers ({str(train.x.dtype).removeprefix('torch.')}), which may be "
+            "amounts or codes of categories: make amounts floating-point numbers, x.float(), and a Data of a table with categories by "
+            "Data.from_dataframe(frame, target)"
+        )
+    x = train.x.double()
+    if not bool(x.isfinite().all()):
+        row, column = (~x.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"data: x of {data.name} is {float(x[row, column])} in training row {row}, column {column}; fill in what is missing, as "
+            "Data.from_dataframe does"
+        )
+    n_outputs = data.n_outputs  # which refuses a dict
+    if train.y.ndim > (1 if data.task == "classification" else 2):
+        raise ValueError(
+            f"data: tabular gives one answer for each row; the targets of {data.name} are {data.task} of shape {list(train.y.shape[1:])} in each"
+        )
+    return x, n_outputs
+
+
+__all__ = ["Embedding", "tabular"]
