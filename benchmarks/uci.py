@@ -82,7 +82,7 @@ METHODS = {
         (0.01, 0.003, 0.01), (0.05, 0.01, 0.2), folds=5, held=5, repeats=1, open=True, epochs=200
     ),
     "tabular": Recipe(
-        (0.01, 0.003, 0.01), (0.05, 0.01, 0.2), folds=5, held=5, repeats=1, open=True, embedding="piecewise", epochs=200
+        (0.01, 0.003, 0.01), (0.05, 0.01, 0.2), folds=5, held=5, repeats=1, embedding="piecewise", epochs=200
     ),
 }
 
@@ -337,85 +337,6 @@ def _cv_plus(mixture: Mixture, fitted: Any, decisions: Any, p: int) -> tuple[Ten
 
 def summary(frame: Any, images: Path) -> str:
     """A table for each score and track, and the coverage of intervals."""
-    import pandas as pd
-    from published import LATER, ORDER, STANDARD, best
+    from uci_page import page
 
-    from workbench.experiments.bench import table
-
-    done = frame.groupby(["method", "data"])["split"].nunique()
-
-    def cell(method: str, data: str, column: str) -> str:
-        values = frame[(frame["method"] == method) & (frame["data"] == data)][column].dropna()
-        if not len(values):
-            return ""
-        digits = 3 if values.abs().mean() > 0.05 else 5
-        error = f" ± {values.sem():.{digits}f}" if len(values) > 1 else ""
-        few = f" ({len(values)})" if done[method, data] < SETS[data] else ""
-        return f"{values.mean():.{digits}f}{error}{few}"
-
-    def scores(column: str, methods: list[str], published: dict[str, Any]) -> str:
-        rows = []
-        for data in ORDER:
-            row = {"set": data, **{method: cell(method, data, column) for method in methods}}
-            row["best published"] = f"{best(published, data, column):.2f}"
-            rows.append(row)
-        return table(pd.DataFrame(rows))
-
-    methods = [name for name in METHODS if name in set(frame["method"])]
-    standard = [name for name in methods if not METHODS[name].open and not METHODS[name].conformal]
-    opened = [name for name in methods if METHODS[name].open]
-    conformal = "vote + sculpt (conformal)"
-    coverage = [
-        {
-            "set": data,
-            "recommended": cell("recommended", data, "coverage"),
-            "recommended, CV+": cell("recommended", data, "calibrated_coverage"),
-            "vote + sculpt": cell(conformal, data, "coverage"),
-            "vote + sculpt, split conformal": cell(conformal, data, "calibrated_coverage"),
-        }
-        for data in ORDER
-    ]
-    parts = [
-        "Means and standard errors over splits; in brackets the number of splits where not all have been run. *Best published*: the least of "
-        f"{', '.join(STANDARD)} (`benchmarks/published.py`), with the splits' own rounding. All methods share network, optimizer and schedule; "
-        "*recommended* is `fit(..., folds=5)` with three settings of learning rate and weight decay and two voters for each fold. The settings "
-        "were chosen by out-of-fold scores on some splits of boston, concrete, energy and yacht; test scores of these runs were on the screen "
-        f"beside them. No network is trained for more than {MOST_STEPS:,} steps, which naval would have use for: "
-        "its NLL was aimed at -7.7.",
-        "### Standard track: NLL",
-        scores("nll", standard, STANDARD),
-        "### Standard track: RMSE",
-        scores("rmse", standard, STANDARD),
-    ]
-    if "recommended" in methods:
-        parts += [
-            "### Coverage of 90 % intervals on test rows\n\nOf the predictive distribution itself, and after calibration: CV+ (no row "
-            "held out; at least 80 % by proof) and split conformal with a tenth of the training rows. CV+ is wide: what is said of a row "
-            "out of fold comes from a fifth of the voters, and all of them together err less. Within 1 % of 90 was aimed at; on the small sets "
-            "a tenth of the rows is too few for split conformal, and what a split's few test rows show varies by more than that.",
-            table(pd.DataFrame(coverage)),
-        ]
-    if opened:
-        every, name = {**STANDARD, **LATER}, opened[0]
-        rows = [
-            {
-                "set": data,
-                "NLL": cell(name, data, "nll"),
-                "NLL, unrepeated": cell(name, data, "nll_unrepeated"),
-                "best published NLL": f"{best(every, data, 'nll'):.2f}",
-                "RMSE": cell(name, data, "rmse"),
-                "RMSE, unrepeated": cell(name, data, "rmse_unrepeated"),
-                "best published RMSE": f"{best(every, data, 'rmse'):.2f}",
-            }
-            for data in ORDER
-        ]
-        parts += [
-            f"### Open track\n\nOf *{name}*; best published also of {', '.join(LATER)}, most of them on other splits. *Unrepeated*: without the "
-            "test rows whose inputs are also those of a training row, which can be known by heart; published numbers are with them.",
-            table(pd.DataFrame(rows)),
-            "Aimed at: NLL below the best published on all nine sets, RMSE on eight. RMSE is missed on boston, where the best is from other "
-            "splits and lies within a standard error (periodic inputs do nothing for this set), and on power, where the best is of boosted "
-            "trees: periodic inputs, without which an MLP is further off, come closest; twice as many of them, of higher frequencies, were no "
-            "better.",
-        ]
-    return "\n\n".join(parts)
+    return page(frame, METHODS, SETS, MOST_STEPS)

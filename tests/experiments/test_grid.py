@@ -134,6 +134,7 @@ def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> Non
     assert specs.model_of(own("net"), cubic)[0].out_features == 3  # type: ignore[index]
     assert specs.model_of(own("Fixed(bias=False)"), cubic)[0].bias is None  # type: ignore[index]
     assert isinstance(specs.model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)  # type: ignore[index]
+    assert specs.model_of("tabular(width=8)", cubic)[-1].in_features == 8  # type: ignore[index]
     assert specs.reference(models.linear, "a model") == "workbench.experiments.models:linear"
     assert set(specs.sources(Path(own("").rstrip(":")))) == {"own.py", "beside.py"}
 

@@ -151,19 +151,20 @@ def test_categories_and_gaps_of_a_frame_stay_columns_of_0_and_1() -> None:
     assert model(data.test.x).isfinite().all()
 
 
-def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_that_a_plain_network_misses() -> None:
-    x = torch.rand(400, 1)
-    data = Data.from_arrays(x, (x > 0.37).float() + 0.05 * torch.randn(400, 1))
-    wrapped = compose(vote.Wrapper(4, share="rank1"), sculpt.Wrapper(n_layers=1), neo.Wrapper())(
-        tabular(data, width=32)
+def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_and_know_where_it_ends() -> None:
+    x = torch.rand(300, 1)
+    data = Data.from_arrays(x, (x > 0.37).float() + 0.05 * torch.randn(300, 1))
+    wrapped = compose(vote.Wrapper(3, share="rank1"), sculpt.Wrapper(n_layers=1), neo.Wrapper())(
+        tabular(data, width=16)
     )
-    fit(wrapped, data, epochs=30, lr=0.01, progress=False)
-    y, risk = wrapped(data.test.x, return_risk=True)
+    fit(wrapped, data, epochs=20, lr=0.02, progress=False)
+    with torch.no_grad():
+        y, risk = wrapped(data.test.x, return_risk=True)
+        far = wrapped(torch.tensor([[5.0]]), return_risk=True)[1]
     away = ((data.test.x - 0.37).abs() > 0.05)[:, 0]
-    assert float((y - data.test.y)[away].square().mean().sqrt()) < 0.12
+    assert float((y - data.test.y)[away].square().mean().sqrt()) < 0.12  # of the best line it is 0.23
     assert float(risk.aleatoric[away].mean()) < 0.2
-    far = wrapped(torch.tensor([[5.0]]), return_risk=True)[1]
-    assert float(far.vacuitic) > float(risk.vacuitic.max())  # numbers beyond the bins are seen by the linear part
+    assert float(far.vacuitic) > float(risk.vacuitic.max())  # the numbers beyond the bins are handed on as well
     assert float(far.epistemic) > float(risk.epistemic.mean())
 
 

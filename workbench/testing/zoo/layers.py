@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from .core import IMAGE, case, normal, tokens
+from workbench import models
+from workbench.data import Data
+
+from .core import IMAGE, TABLE, case, normal, tokens
 
 
 @case("mlp")
@@ -64,3 +67,11 @@ def spectral_norm() -> nn.Module:
 @case("weight_norm")
 def weight_norm() -> nn.Module:
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 8)), nn.Tanh(), nn.Linear(8, 2))
+
+
+@case("tabular")
+def tabular() -> nn.Sequential:
+    """Numeric columns embedded by bins, of which one column has fewer than the others."""
+    x = TABLE(seed=1, rows=60)[0][0]
+    x[:, 4] = x[:, 4].sign() * (x[:, 4].abs() > 0.7)
+    return models.tabular(Data.from_arrays(x, x[:, :2], test=[0]), bins=4, width=8)
