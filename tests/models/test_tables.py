@@ -110,9 +110,13 @@ class Beside(nn.Module):
 
 def test_of_several_inputs_fit_says_that_none_is_standardised() -> None:
     data = table()
-    x = {"table": data.train.x, "other": torch.randn(len(data.train), 2)}
-    with pytest.warns(WorkbenchWarning, match="none of the several inputs .'table', 'other'. is standardised"):
-        fit(compose()(Beside(data)), (x, data.train.y), epochs=1, progress=False)
+    x = {"table": data.train.x, "other": torch.randint(256, (len(data.train), 2), dtype=torch.uint8)}
+    wrapped = compose()(Beside(data))
+    with pytest.warns(WorkbenchWarning) as told:
+        fit(wrapped, (x, data.train.y), epochs=1, progress=False)
+    words = "none of the several inputs ('table', 'other') is standardised"
+    assert [words in str(warning.message) for warning in told].count(True) == 1
+    assert wrapped(**x).isfinite().all()  # bytes are still made floating-point numbers, which a linear layer wants
 
 
 TASKS = {

@@ -39,7 +39,8 @@ def tabular(
     Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. Each number is handed on
     beside an embedding of its column (Gorishniy et al. 2022). Columns with at most two different numbers, such as those that
     `Data.from_dataframe` makes of categories and of what is missing, go without one. Means, scales and bins are counted on the training rows
-    of `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs alone.
+    of `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs alone. For another split
+    of the data make another model, as `experiments.grid("tabular", ...)` does: the test rows of one split are training rows of the next.
 
     In TabM all members share their weights but for factors on both sides of each: `vote.Wrapper(16, share="rank1")`. There those of the first
     layer start at random signs, the others at one, and the last layer is each member's own; here all start at 1 + alpha times a normal draw.

@@ -118,8 +118,9 @@ def fit(
             mean squared and mean absolute error it could change what is asked for); counts and positive values under a class of
             torch.distributions stay as they are, and raw outputs start at their mean and variance instead (the bias of the last layer moves
             there, if predictions are away by more than a factor of e); a model that has a
-            standardisation keeps it, and one whose prediction is frozen gets none. Say False for a model that was
-            trained in original units elsewhere.
+            standardisation keeps it, and one whose prediction is frozen gets none. A model with a module that says
+            `standardizes_inputs = True`, such as those of `workbench.models.tabular`, gets its inputs as they are. Say False for a model that
+            was trained in original units elsewhere.
         seed: of the choice of validation rows, of the order of rows, and of all random draws of torch.
         device: where to train; None: where the model is; "auto": CUDA if there is any, else CPU. The model stays there.
         dtype: floating-point type of model and rows; None: the model's.

@@ -53,7 +53,7 @@ def choose_standardization(
     values: dict[str, Any] = {}
     rows = dict(items_of(train.x)) if seen else dict.fromkeys(converted)  # type: ignore[union-attr]
     if any(getattr(module, "standardizes_inputs", False) for module in nn.Module.modules(wrapped)):
-        rows = _left_alone(wrapped, rows)
+        rows = _left_alone(wrapped, rows, converted)
     chosen = {key: _of_input(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()}
     if any(moments_ is not None for moments_ in chosen.values()):
         kinds: dict[str, dict[Key, Any]] = {
@@ -78,8 +78,11 @@ def choose_standardization(
     return values
 
 
-def _left_alone(wrapped: Wrapped, rows: dict[Key, Any]) -> dict[Key, Any]:
-    """No inputs: a layer of the model standardises, with numbers of its own. Of several inputs it is not known which; say so once."""
+def _left_alone(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, torch.dtype]) -> dict[Key, Any]:
+    """The inputs that are to be made floating-point numbers, where a layer of the model standardises with numbers of its own.
+
+    Of several inputs it is not known which the layer takes, so that all keep their units; say so once.
+    """
     if len(rows) > 1:
         tell(
             wrapped,
@@ -87,7 +90,7 @@ def _left_alone(wrapped: Wrapped, rows: dict[Key, Any]) -> dict[Key, Any]:
             "fit: a layer of the model standardises inputs (standardizes_inputs = True), so that none of the several inputs "
             f"({', '.join(map(repr, rows))}) is standardised; standardise those that do not enter that layer yourself",
         )
-    return {}
+    return {key: leaf for key, leaf in rows.items() if key in converted}
 
 
 def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
