@@ -46,9 +46,9 @@ class Standardization(nn.Module):
 
 
 class PiecewiseLinear(nn.Module):
-    r"""How far each number has come through each bin of its column: 0 below the bin, 1 above it, a line within.
+    """How far each number has come through each bin of its column: 0 below the bin, 1 above it, a line within.
 
-    $e_t(x) = \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1})))$ for the edges $b_0 < \dots < b_T$ of a column. Beyond the outermost edges
+    `e_t(x) = min(1, max(0, (x - b_{t-1}) / (b_t - b_{t-1})))` for the edges `b_0 < ... < b_T` of a column. Beyond the outermost edges
     nothing changes, where the paper goes on at the slope of the last bin, which may be a narrow one; so give the next layer the numbers
     themselves as well.
 
@@ -95,7 +95,7 @@ class PiecewiseLinear(nn.Module):
 
 
 class Periodic(nn.Module):
-    r"""Sines and cosines of each number: $(\sin 2 \pi c_k x, \cos 2 \pi c_k x)$, with frequencies $c_k$ that are learned.
+    """Sines and cosines of each number, `sin(2 pi c_k x)` and `cos(2 pi c_k x)`, with frequencies `c_k` that are learned.
 
     Args:
         columns: how many.
