@@ -33,7 +33,8 @@ def test_what_another_package_lacks_is_its_own_error(tmp_path: Path, monkeypatch
 WITHOUT_LAB = """
 import sys
 
-LAB = {"pandas", "matplotlib", "scipy", "sklearn", "torchmetrics", "IPython", "ipywidgets", "nbformat", "nbclient", "nbconvert", "papermill",
+LAB = {"pandas", "matplotlib", "scipy", "sklearn", "torchmetrics", "IPython", "ipywidgets", "anywidget", "nbformat", "nbclient", "nbconvert",
+       "papermill",
        "jinja2", "yaml", "filelock", "PIL", "bs4", "traitlets", "jupyter_client", "jupyterlab"}
 
 class NotInstalled:

@@ -249,14 +249,20 @@ def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = 
         typical: the values that have to be told apart; all, if None.
         tail: share of the values at each end that do not make an axis logarithmic.
     """
+    kind, width = natural_scale(values, typical=typical, tail=tail)
+    set_scale: Any = ax.set_xscale if axis == "x" else ax.set_yscale
+    if kind != "linear":
+        set_scale(kind, **({"linthresh": width} if kind == "symlog" else {}))
+
+
+def natural_scale(values: Array, *, typical: Array | None = None, tail: float = 0.05) -> tuple[str, float]:
+    """Which scale `choose_scale` chooses, "linear", "log" or "symlog", and the width of the linear middle of the last."""
     values = values[np.isfinite(values)]
     typical = values if typical is None else typical[np.isfinite(typical)]
     if values.size == 0:
-        return
+        return "linear", 1.0
     low, high = np.quantile(values, [tail, 1 - tail])
     width = float(np.subtract(*np.quantile(typical, [0.75, 0.25])))
-    set_scale: Any = ax.set_xscale if axis == "x" else ax.set_yscale
     if values.min() > 0 and high > 50 * low:
-        set_scale("log")
-    elif width > 0 and np.ptp(values) > 50 * width:
-        set_scale("symlog", linthresh=2 * width)
+        return "log", 1.0
+    return ("symlog", 2 * width) if width > 0 and np.ptp(values) > 50 * width else ("linear", 1.0)

@@ -20,9 +20,10 @@ from workbench.widgets.common.predictions import Predictions, per_row, predict_c
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
+from workbench.widgets.explorer.selections import RowSelection
 
 
-class Exploration:
+class Exploration(RowSelection):
     """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
 
     def __init__(
@@ -73,6 +74,7 @@ class Exploration:
         self._coverage = _share(coverage)
         self._selective: Selective | None = None
         self._ranked = self._order()
+        self._start_selecting()
 
     @property
     def by(self) -> str:
@@ -100,6 +102,10 @@ class Exploration:
     def values(self) -> Tensor:
         """What ranks them, [n], in the order of `ranked`."""
         return self._value(self._by).sort(descending=True, stable=True).values
+
+    def values_of(self, rows: Tensor, by: str | None = None) -> Tensor:
+        """What ranks these test rows (which must be among `rows`), or another risk of theirs, [n]."""
+        return self._value(by or self._by)[torch.searchsorted(self.rows, rows)]
 
     def _value(self, by: str) -> Tensor:
         """One number for each of `rows` to rank it by, [n]."""
@@ -151,10 +157,12 @@ class Exploration:
         return self
 
     def step(self, by: int = 1) -> Self:
-        """Go on to the next case of the ranking, or with -1 to the one before."""
-        place = (self._ranked == self._row).nonzero()
+        """Go on to the next case of those that are listed (`shown`), or with -1 to the one before."""
+        if not len(shown := self.shown):
+            return self
+        place = (shown == self._row).nonzero()
         at = int(place[0, 0]) + by if len(place) else 0
-        return self.select(self._ranked[min(max(at, 0), len(self._ranked) - 1)])
+        return self.select(shown[min(max(at, 0), len(shown) - 1)])
 
     def _take(self, row: int) -> None:
         answers = predict_cases(self.wrapped, self.data, self.data.test.x[row : row + 1])
@@ -348,7 +356,8 @@ class Exploration:
         )
 
     def _refresh(self, what: str) -> None:
-        """Called after each change, with what changed: "ranking", "case", "edit", "neighbours" or "coverage"."""
+        """Called after each change, with what changed: "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter" or
+        "selections"."""
 
     def __repr__(self) -> str:
         edited = f", edited: {', '.join(self._editor.changes)}" if self._editor.changes else ""

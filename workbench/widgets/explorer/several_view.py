@@ -47,8 +47,8 @@ class SeveralView(ExplorerView):
         pass
 
     def update(self, what: str) -> None:
-        """Show what has changed: "ranking", "case" or "coverage"."""
-        self._controls(listed=what == "ranking")
+        """Show what has changed: "ranking", "case", "coverage", "selection" or "filter"."""
+        self._controls(listed=what in ("ranking", "selection", "filter"))
         if self._drawn.get("row", (None,))[0] != self.explorer.row:  # another ranking leaves its picture as it is
             self.chosen.value = chosen_row(self.explorer)
             self._drawn["row"] = self.explorer.row, None

@@ -24,6 +24,7 @@ from workbench.widgets.explorer.scene import (
     pair,
     refused,
 )
+from workbench.widgets.explorer.selection_panel import SelectionPanel
 
 MOST_RANKED = 200  # lines of the list
 EDIT, ALL, COVERAGE, NEAR = range(4)
@@ -112,6 +113,9 @@ class ExplorerView:
         }
         if not e._editor.pictured:
             pages["Neighbours"] = self.table
+        self.panel = SelectionPanel(e, self._act)
+        pages["Select"] = self.panel.widget
+        self._select_tab = len(pages) - 1
         self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))
         self._on(self.space, "value", lambda value: setattr(e, "space", value))
         self._on(self.tabs, "selected_index", lambda _: self.update("tab"))
@@ -165,14 +169,20 @@ class ExplorerView:
 
     # ---- what is shown
     def update(self, what: str) -> None:
-        """Show what has changed: "ranking", "case", "edit", "neighbours", "coverage" or "tab"."""
+        """Show what has changed; see `Exploration._refresh`, and "tab"."""
         e = self.explorer
-        self._controls(listed=what == "ranking")
+        listing = what in ("ranking", "selection", "filter")
+        self._controls(listed=listing)
+        if listing or what == "case":
+            self.panel.update_plot()
         if what in ("ranking", "case", "edit"):
             self.pair.value = pair(e)
         if what in ("ranking", "case", "edit", "neighbours"):
             self.near.value = neighbours.page(e.neighbours, e.data, e.space)
-        if (tab := self.tabs.selected_index) == EDIT and what != "coverage":
+        if (tab := self.tabs.selected_index) == self._select_tab:
+            if listing or what == "tab":
+                self.panel.update_rows()
+        elif tab == EDIT and what not in ("coverage", "selection", "filter", "selections"):
             self._edit_picture()
         elif tab == ALL:
             self._all_picture()
@@ -196,19 +206,23 @@ class ExplorerView:
     def _more_controls(self) -> None:
         """Those of this kind of case alone."""
         self.space.value = self.explorer.space
+        self.panel.update_controls()
 
     def _list(self) -> None:
         e = self.explorer
         unit = e.unit(e.by)
-        rows, values = e.ranked[:MOST_RANKED].tolist(), e.values[:MOST_RANKED].tolist()
+        shown = e.shown
+        rows = shown[:MOST_RANKED]
+        listed = zip(rows.tolist(), e.values_of(rows).tolist(), strict=True)
         self.list.options = [
-            (f"{i + 1}.  row {row}:  {number(value, unit)}", row)
-            for i, (row, value) in enumerate(zip(rows, values, strict=True))
+            (f"{i + 1}.  row {row}:  {number(value, unit)}", row) for i, (row, value) in enumerate(listed)
         ]
         notes = []
         if len(e.rows) < len(e.data.test):
             notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows{e.left_out}")
-        if len(e.rows) > MOST_RANKED:
+        if e.shown_in_words():
+            notes.append(e.shown_in_words())
+        if len(shown) > MOST_RANKED:
             notes.append(f"the first {MOST_RANKED} are listed")
         self.note.value = f'<span class="wb-name">{"; ".join(notes)}</span>'
 

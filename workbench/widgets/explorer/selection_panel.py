@@ -1,0 +1,122 @@
+"""The page of `Explorer` on which rows are filtered, brushed and kept by name."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+from workbench.errors import require
+from workbench.widgets.common.cases import shown
+from workbench.widgets.explorer.exploration import Exploration
+from workbench.widgets.explorer.linked import MISSING, linked_plot, state_of
+
+MOST_SHOWN = 12  # rows below the plot
+ALL = "all"
+Act = Callable[[Callable[[Any], Any], Any], None]
+
+
+class SelectionPanel:
+    """Filters, the linked plot if anywidget is there, saved selections, and the first rows of what is listed.
+
+    Args:
+        e: what they show and set.
+        act: calls a function with a value, shows what goes wrong, and does nothing while controls are being set.
+    """
+
+    def __init__(self, e: Exploration, act: Act) -> None:
+        w = require("ipywidgets")
+        self._explorer = e
+        self.plot = linked_plot(e, act)
+        check = {"indent": False, "layout": {"width": "auto"}}
+        self.of_class = w.Dropdown(
+            options=[ALL, *e.class_names], description="class", style={"description_width": "36px"}
+        )
+        self.of_class.layout.width, self.of_class.tooltip = "170px", "only rows of this true class"
+        self.wrong = w.Checkbox(
+            description="wrong only", tooltip="only rows whose predicted class is not true", **check
+        )
+        self.unseen = w.Checkbox(
+            description="confident and never seen",
+            tooltip="only rows with total risk in the lower half and vacuitic risk above 2 standard deviations",
+            **check,
+        )
+        self.saved = w.Dropdown(options=[], description="saved", style={"description_width": "40px"})
+        self.saved.layout.width, self.saved.tooltip = "190px", "bring back a selection that was saved"
+        self.name = w.Text(
+            placeholder="name of the selection", tooltip="what to call the selected rows", layout={"width": "160px"}
+        )
+        self.save = w.Button(
+            description="Save",
+            icon="bookmark",
+            tooltip="keep the selected rows under this name",
+            layout={"width": "80px"},
+        ).add_class("wb-save")
+        self.clear = w.Button(
+            description="Clear", icon="times", tooltip="select no row, and drop the filter", layout={"width": "80px"}
+        ).add_class("wb-clear")
+        self.words, self.rows = w.HTML().add_class("wb-listed"), w.HTML().add_class("wb-selected")
+        filters = [*([self.of_class, self.wrong] if e.class_names else []), *([self.unseen] if e.tells_unseen else [])]
+        wrap = {"flex_flow": "row wrap", "align_items": "center"}
+        plot = self.plot or w.HTML(f'<div class="wb-caption">{html.escape(MISSING)}</div>')
+        bars = [
+            w.HBox([*filters, self.clear], layout=wrap),
+            plot,
+            w.HBox([self.name, self.save, self.saved], layout=wrap),
+        ]
+        self.widget = w.VBox([*bars, self.words, self.rows]).add_class("wb-select")
+        for control in (self.of_class, self.wrong, self.unseen):
+            control.observe(lambda _: act(lambda _: self._filter(), None), "value")
+        self.saved.observe(lambda change: act(self._recall, change["new"]), "value")
+        self.save.on_click(lambda _: act(lambda _: self._save(), None))
+        self.clear.on_click(lambda _: act(lambda _: self._clear(), None))
+
+    def _filter(self) -> None:
+        of_class = None if self.of_class.value == ALL else self.of_class.value
+        self._explorer.filter(of_class=of_class, wrong=self.wrong.value, confident_unseen=self.unseen.value)
+
+    def _save(self) -> None:
+        self._explorer.selections[self.name.value.strip()] = self._explorer.selection
+        self.name.value = ""
+
+    def _recall(self, name: str | None) -> None:
+        if name:
+            self._explorer.selection = self._explorer.selections[name]
+
+    def _clear(self) -> None:
+        self._explorer.filter()
+        self._explorer.selection = None
+
+    # ---- what is shown
+    def update_controls(self) -> None:
+        """Let the controls say what is; the caller sees to it that nobody takes that for a click."""
+        e, chosen = self._explorer, self._explorer.filters
+        self.of_class.value = chosen.get("of_class", ALL)
+        self.wrong.value, self.unseen.value = "wrong" in chosen, "confident_unseen" in chosen
+        names = ["", *e.selections]
+        if list(self.saved.options) != names:
+            self.saved.options = names
+        now = e.selection
+        self.saved.value = next((name for name, rows in e.selections.items() if rows.equal(now)), "")
+        self.save.disabled = not len(now)
+        self.clear.disabled = not (len(now) or chosen)
+
+    def update_plot(self) -> None:
+        """Show the chosen row, the selection and the filter in the plot."""
+        if self.plot is not None:
+            with self.plot.hold_sync():
+                for name, value in state_of(self._explorer).items():
+                    setattr(self.plot, name, value)
+
+    def update_rows(self) -> None:
+        """Show the first of the listed rows."""
+        e = self._explorer
+        listed = e.shown
+        first = listed[:MOST_SHOWN]
+        text = e.shown_in_words() or f"all {len(e.rows):,} rows"
+        more = f", the {MOST_SHOWN} of highest {e.by}" if len(listed) > MOST_SHOWN else ""
+        self.words.value = f'<div class="wb-caption">{html.escape(text)}{more}</div>'
+        self.rows.value = shown(e.cases(first), "", e.output) if len(first) else ""
+
+
+__all__ = ["SelectionPanel"]
