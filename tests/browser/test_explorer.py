@@ -106,3 +106,115 @@ def test_pictures(notebook, lab):
     case.hover(force=True)
     assert panel.locator(".wb-more:visible, .wb-tip:visible").count() == 1
     nb.photograph("comparison-pictures", ".wb-comparison")
+
+
+LINKED = """
+import torch
+from torch import nn
+from workbench import compose, fit, neo, vote
+from workbench.data import load
+from workbench.widgets import Explorer
+
+torch.manual_seed(0)
+layers = nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+wrapped = compose(vote.Wrapper(3, output="logits"), neo.Wrapper())(nn.Sequential(*layers))
+fit(wrapped, load("digits"), epochs=3, progress=False)
+explorer = Explorer(wrapped, "digits")
+explorer
+"""
+# which rows lie between these pixels of the plot, computed from its margins and scales
+WITHIN = """
+import numpy as np
+
+
+def places(name, first, last):
+    metric = next(metric for metric in explorer._view.panel.plot.spec["metrics"] if metric["name"] == name)
+    values = explorer.values_of(explorer.rows, name).double().numpy()
+    at = {{"log": np.log10, "linear": np.asarray, "symlog": lambda v: np.arcsinh(v / metric["width"])}}[metric["scale"]](values)
+    room = 0.04 * np.ptp(at)
+    return first + (last - first) * (at - at.min() + room) / (np.ptp(at) + 2 * room)
+
+
+x, y = places("total", 58, {width} - 10), places("vacuitic", {height} - 38, 8)
+within = (x >= {left}) & (x <= {right}) & (y >= {top}) & (y <= {bottom})
+within = explorer.rows[within].tolist()
+(within == explorer.selection.tolist(), len(within), explorer.message)
+"""
+
+
+def test_click_and_brush_in_the_linked_plot(notebook, lab):
+    lab.write("linked.ipynb", LINKED)
+    nb = notebook("linked.ipynb")
+    page = nb.page
+    nb.command("notebook:run-all-cells")
+    page.locator(TABS, has_text="Select").click()
+    plot = page.locator(".wb-linked-plot")
+    nb.until(".wb-linked-status", "360 rows")
+    nb.until(".wb-listed", "all 360 rows")
+    nb.photograph("explorer-linked", ".wb-explorer")
+    page.locator("select[aria-label=across]").select_option("total")
+    page.locator("select[aria-label=up]").select_option("vacuitic")
+    plot.scroll_into_view_if_needed()
+
+    # the keyboard walks in ranked order, and JupyterLab's own keys stay out of it
+    first, third = listed(page, 0), listed(page, 2)
+    plot.focus()
+    for _ in range(2):
+        plot.press("ArrowDown")
+    assert f"3 of 360: row {third}" in page.locator(".wb-linked-said").inner_text()
+    tip = page.locator(".wb-linked-tip")
+    assert tip.is_visible()
+    assert f"row {third}" in tip.inner_text()
+    assert f"row {first}" in page.locator(".wb-chosen .wb-case").first.inner_text()
+    plot.press("Enter")
+    nb.until(".wb-chosen .wb-case", f"row {third}")
+    assert page.locator(".jp-Cell").count() == 1
+
+    # a click on the point below the tip's place, found by hovering
+    box = plot.bounding_box()
+    places = (
+        (box["x"] + box["width"] * a / 24, box["y"] + box["height"] * b / 24)
+        for b in range(22, 1, -1)
+        for a in range(3, 23)
+    )
+    for x, y in places:
+        page.mouse.move(x, y)
+        if tip.is_visible() and f"row {third}\n" not in tip.inner_text():
+            break
+    pointed = re.search(r"row (\d+)", tip.inner_text())[1]
+    page.mouse.click(x, y)
+    nb.until(".wb-chosen .wb-case", f"row {pointed}")
+    page.wait_for_function("row => document.querySelector('.wb-rank input').value === row", arg=pointed)
+
+    # a brush
+    width, height = box["width"], box["height"]
+    left, top, right, bottom = 0.5 * width, 5, 0.9 * width, 0.8 * height
+    page.mouse.move(box["x"] + left, box["y"] + top)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * width, box["y"] + 0.5 * height, steps=3)
+    page.mouse.move(box["x"] + right, box["y"] + bottom, steps=3)
+    page.mouse.up()
+    nb.until(".wb-linked-status", "selected")
+    nb.until(".wb-listed", "selected")
+    count = int(re.search(r"([\d,]+) selected", page.locator(".wb-linked-status").inner_text())[1])
+    assert 5 < count < 300
+    assert page.locator(".wb-list option").count() == min(count, 200)
+    cell = WITHIN.format(width=width, height=height, left=left, top=top, right=right, bottom=bottom)
+    assert nb.insert(cell).inner_text() == f"(True, {count}, '')"
+    nb.photograph("explorer-brushed", ".wb-explorer")
+    page.locator("label", has_text="wrong only").locator("input").check()
+    nb.until(".wb-linked-status", "hidden by the filter")
+    page.locator(".wb-select input[type=text]").fill("odd")
+    page.locator("button.wb-save").click()
+    assert nb.insert("len(explorer.selections['odd'])").inner_text() == str(count)
+    plot.focus()
+    plot.press("Escape")
+    page.wait_for_function("() => !document.querySelector('.wb-linked-status').innerText.includes('selected')")
+    assert nb.insert("(len(explorer.selection), explorer.message)").inner_text() == "(0, '')"
+    nb.save()
+    nb.lab.end_kernels()
+    nb.reload()  # without a kernel the picture stands where the widget was
+    saved = page.locator(".wb-static svg.wb-picture")
+    saved.first.wait_for()
+    assert page.locator(".wb-static .wb-caption", has_text="rows: wrong").count() == 1  # as it was last
+    assert nb.file.stat().st_size < 500_000

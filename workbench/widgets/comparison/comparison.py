@@ -24,7 +24,7 @@ from .figure import overview
 from .findings import Entered, Findings
 from .matrix import matrix_figure, matrix_page
 from .repeats import Splits
-from .saved import SavedOutput
+from .saved import saved_output
 from .session import Session
 from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
 from .trainer import Trainer
@@ -148,7 +148,7 @@ class Comparison:
         threads = threads_for(plain, self.data)
         self._trainer = Trainer(self._model, self._findings, opened, self._output, threads, lambda: self._board)
         self.jobs = self._trainer.jobs
-        self._saved = SavedOutput(self._findings)
+        self._saved = saved_output(self._findings)
         self._splits.prepare(splits)
 
     @property

@@ -7,9 +7,10 @@ from typing import Any
 from workbench.errors import require
 
 from ..common.positions import takes_several
+from ..common.saved import SavedOutput
 from . import several_view
 from .exploration import Exploration
-from .scene import snapshot
+from .scene import SavedPage, snapshot
 from .several import SeveralExploration
 from .several_view import SeveralView
 from .view import ExplorerView
@@ -62,6 +63,7 @@ class Explorer(Exploration):
     """
 
     _view: ExplorerView | None = None
+    _saved: SavedOutput | None = None
 
     def __new__(cls, wrapped: Any = None, data: Any = None, **options: Any) -> Explorer:
         return object.__new__(SeveralExplorer if cls is Explorer and takes_several(data) else cls)
@@ -81,9 +83,15 @@ class Explorer(Exploration):
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML with hover, and PNG; it needs no kernel."""
         snapshot(self)
+        if self._saved is not None:
+            self._saved.clear()
 
     def _make_view(self) -> ExplorerView:
-        return ExplorerView(self)
+        def now() -> Any:
+            return self.by, self.filters, self.selection.tolist()
+
+        self._saved = SavedOutput(SavedPage(self), now, f"{self!r} as it was saved")
+        return ExplorerView(self, self._saved.style)
 
     def _edited(self) -> None:
         if self._view is not None:
@@ -94,9 +102,13 @@ class Explorer(Exploration):
         if self._view is not None:
             with self._view.guarded():
                 self._view.update(what)
+                if self._saved is not None:
+                    self._saved.update()
 
     def _ipython_display_(self) -> None:
         require("IPython.display").display(self.widget)
+        if self._saved is not None:
+            self._saved.display()
 
 
 class SeveralExplorer(SeveralExploration, Explorer):

@@ -25,6 +25,7 @@ from workbench.widgets.explorer.landscape import (
     plane_grid,
     risk_label,
 )
+from workbench.widgets.explorer.linked import still, undrawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,20 +140,46 @@ def mark_all(ax: Axes, e: Exploration) -> str:
     return dot(ax, value.item(), per_row(e._current, "error", target).item())
 
 
+def all_cases(e: Exploration, marked: bool = True) -> tuple[str, Any, str]:
+    """All cases as HTML with hover, as a figure, and what that shows, in words."""
+    figure = pictures.new_figure(6.4, 3.4)
+    ax = pictures.paint(figure.subplots())
+    spots, alt = draw_all(ax, e)
+    drawn = f'<div class="wb-frame">{pictures.svg(figure, alt, spots)}{mark_all(ax, e) if marked else ""}</div>'
+    lost = undrawn(e, _across(e), "error")
+    note = f'<div class="wb-caption">{lost:,} rows not drawn: NaN or infinite</div>' if lost else ""
+    return drawn + note, figure, alt
+
+
+class SavedPage:
+    """What a saved notebook shows of the explorer where there is no kernel: all cases, and the first of those that are listed.
+
+    Args:
+        e: what it shows; each call does so as it is then.
+    """
+
+    def __init__(self, e: Exploration) -> None:
+        self._explorer, self._drawn = e, ("", "", "")  # by what, HTML and fallback: brushes leave the picture as it is
+
+    def __call__(self) -> str:
+        e = self._explorer
+        if self._drawn[0] != e.by:
+            plot, figure, alt = all_cases(e, marked=False)
+            fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')
+            self._drawn = e.by, plot, fallback
+        _, plot, fallback = self._drawn
+        listed = e.shown_in_words() or f"the {MOST_REFUSED} of highest {e.by}"
+        first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}: {listed}", e.output)
+        return f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{first}{fallback}</div>'
+
+
 def snapshot(e: Exploration) -> None:
     """See `Explorer.snapshot`."""
     chances = len(e.rankings) > 1
-    parts: list[tuple[str, Any, Any, float, float]] = [
-        ("edit", draw_edit, mark_edit, 5.4, 3.4),
-        ("all", draw_all, mark_all, 6.4, 3.4),
-    ]
-    pages = []
-    for _, draw, mark, width, height in parts:
-        figure = pictures.new_figure(width, height)
-        ax = pictures.paint(figure.subplots())
-        drawn = draw(ax, e)
-        spots, alt = drawn if isinstance(drawn, tuple) else ((), drawn)
-        pages.append(f'<div class="wb-frame">{pictures.svg(figure, alt, spots)}{mark(ax, e)}</div>')
+    figure = pictures.new_figure(5.4, 3.4)
+    ax = pictures.paint(figure.subplots())
+    alt = draw_edit(ax, e)
+    pages = [f'<div class="wb-frame">{pictures.svg(figure, alt)}{mark_edit(ax, e)}</div>', still(e, all_cases(e)[0])]
     whole = pictures.new_figure(15 if chances else 10.5, 3.6)
     axes = whole.subplots(1, 3 if chances else 2)
     for ax in axes:
@@ -168,12 +195,15 @@ def snapshot(e: Exploration) -> None:
         draw_coverage(axes[2], e.data, e.selective)
         axes[2].axvline(e.coverage, color=pictures.INK, linewidth=1)
         refusing = f"<section><div>{html.escape(e.summary())}</div>{refused(e)}</section>"
-    caption = f"{e.data.name}: the cases of highest {risk_label(e.data, e.output, e.by)}"
+    listed = e.shown_in_words()
+    caption = (
+        f"{e.data.name}: the cases of highest {risk_label(e.data, e.output, e.by)}{f'; {listed}' if listed else ''}"
+    )
     page = "".join(
         [
             f'<div class="wb-explorer"><section>{pair(e, still=True)}</section>',
             f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
-            f"<section>{shown(e.cases(e.ranked[:MOST_REFUSED]), caption, e.output)}</section>",
+            f"<section>{shown(e.cases(e.shown[:MOST_REFUSED]), caption, e.output)}</section>",
             f"<section>{''.join(pages)}</section>{refusing}</div>",
         ]
     )
@@ -187,6 +217,8 @@ def snapshot(e: Exploration) -> None:
 
 __all__ = [
     "STYLE",
+    "SavedPage",
+    "all_cases",
     "along_key",
     "draw_all",
     "draw_edit",

@@ -28,7 +28,7 @@ class SelectionPanel:
         w = require("ipywidgets")
         self._explorer = e
         self.plot = linked_plot(e, act)
-        check = {"indent": False, "layout": {"width": "auto"}}
+        check = {"indent": False, "layout": {"width": "auto", "margin": "2px 8px"}}
         self.of_class = w.Dropdown(
             options=[ALL, *e.class_names], description="class", style={"description_width": "36px"}
         )
@@ -53,7 +53,7 @@ class SelectionPanel:
             layout={"width": "80px"},
         ).add_class("wb-save")
         self.clear = w.Button(
-            description="Clear", icon="times", tooltip="select no row, and drop the filter", layout={"width": "80px"}
+            description="All rows", icon="undo", tooltip="drop the filter, and select no row", layout={"width": "100px"}
         ).add_class("wb-clear")
         self.words, self.rows = w.HTML().add_class("wb-listed"), w.HTML().add_class("wb-selected")
         filters = [*([self.of_class, self.wrong] if e.class_names else []), *([self.unseen] if e.tells_unseen else [])]

@@ -200,7 +200,9 @@ class RowSelection:
             named = {"of_class": "class {}", "wrong": "wrong", "confident_unseen": "confident and never seen"}
             said.append(", ".join(named[name].format(value) for name, value in self._filter.items()))
         if len(self._selection):
-            said.append(f"{len(self._selection):,} selected")
+            said.append(
+                "selected" if len(self._selection) == len(self.shown) else f"of {len(self._selection):,} selected"
+            )
         return f"{len(self.shown):,} of {len(self.rows):,} rows: {'; '.join(said)}" if said else ""
 
     # ---- known to Exploration

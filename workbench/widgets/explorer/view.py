@@ -35,10 +35,12 @@ class ExplorerView:
 
     Args:
         explorer: what they show and set.
+        style: CSS of the page beside that of the widgets.
     """
 
-    def __init__(self, explorer: Exploration) -> None:
+    def __init__(self, explorer: Exploration, style: str = "") -> None:
         self.explorer, self.problem = explorer, ""
+        self._style = f"<style>{STYLE}{style}</style>"
         self._quiet = self._guarding = False
         self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
         self._make_controls(explorer)
@@ -122,7 +124,7 @@ class ExplorerView:
         e._editor.choice.observe(lambda _: self._act(lambda _: self._edit_picture()), "value")
         return w.VBox(
             [
-                w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"}),
+                w.HTML(self._style, layout={"display": "none"}),
                 self.error,
                 _row([self.rank, chosen]),
                 self.tabs,
