@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import torch
+from helpers.widget_cases import pictures as pictures_of_stripes
+from helpers.widget_cases import voters
 
 from workbench.notebook.report import render
+from workbench.widgets import Explorer
 from workbench.widgets.common import pictures
+from workbench.widgets.explorer.linked import still
 
 
 def test_a_static_picture_is_shown_once(browser: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -25,3 +32,43 @@ def test_a_static_picture_is_shown_once(browser: Any, tmp_path: Path, monkeypatc
     assert page.locator("img.wb-pixels").count() == 1
     assert not page.locator("img.wb-pixels").is_visible()
     page.close()
+
+
+def test_the_cases_of_an_explorer_can_be_pointed_at_and_brushed(browser: Any, shots: Path, tmp_path: Path) -> None:
+    explorer = Explorer(voters(), pictures_of_stripes())
+    explorer._answers.risk["total"][[3, 4]] = torch.tensor([math.nan, math.inf])
+    page_of = still(explorer, "<p>the picture</p>")
+    bad = '<script>document.title = "bad"</script><img src="x:y" onerror="document.title = \'bad\'"><p data-wb-linked="{">kept</p>'
+    cell = nbformat.v4.new_code_cell(
+        "pass", outputs=[nbformat.v4.new_output("display_data", data={"text/html": f"{page_of}{bad}"})]
+    )
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "linked.ipynb")
+    path = render(tmp_path / "linked.ipynb")
+    for scheme, width in itertools.product(("light", "dark"), (390, 900, 1440)):
+        page = browser.new_page(viewport={"width": width, "height": 700}, color_scheme=scheme)
+        errors: list[str] = []
+        page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+        page.goto(path.as_uri())
+        plot, status = page.locator(".wb-linked-plot"), page.locator(".wb-linked-status")
+        page.wait_for_function("() => document.querySelector('.wb-linked-status').innerText")
+        assert status.inner_text() == "30 rows"
+        assert not page.get_by_text("the picture").is_visible()
+        assert page.get_by_text("kept").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        plot.focus()
+        plot.press("Home")
+        assert f"row {int(explorer.ranked[0])}" in page.locator(".wb-linked-tip").inner_text()
+        page.screenshot(path=shots / f"report-linked-{scheme}-{width}.png")
+        page.locator("select[aria-label=across]").select_option("total")
+        page.wait_for_function("() => document.querySelector('.wb-linked-status').innerText.includes('not drawn')")
+        assert status.inner_text() == "30 rows · 2 not drawn: NaN or infinite"
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + 20, box["y"] + 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] - 4, steps=3)
+        page.mouse.up()
+        page.wait_for_function("() => document.querySelector('.wb-linked-status').innerText.includes('selected')")
+        assert status.inner_text() == "30 rows · 28 selected · 2 not drawn: NaN or infinite"
+        assert page.title() != "bad"
+        assert not errors
+        page.close()

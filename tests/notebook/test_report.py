@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,21 @@ def test_what_outputs_would_load_is_dropped_or_forbidden(tmp_path: Path) -> None
     policy = page.index("Content-Security-Policy")
     assert policy < page.index(away)
     assert soup.select("img")[0]["alt"]
+
+
+def test_only_our_own_script_runs_and_only_for_the_rows_of_a_plot(tmp_path: Path) -> None:
+    html = '<div data-wb-linked="{}"><p>instead</p></div><script>alert(1)</script>'
+    page, soup = shown(tmp_path, html_cell(html))
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', page, re.S)
+    module = files("workbench.widgets").joinpath("static/linked.js").read_text(encoding="utf-8")
+    assert script == f"{module}\nupgrade();\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = soup.select_one("meta[http-equiv=Content-Security-Policy]")
+    assert policy is not None
+    assert str(policy["content"]).endswith(f"; script-src 'sha256-{digest}'")
+    assert str(policy["content"]).startswith("default-src 'none';")
+    assert page.count("<script") == 1
+    assert "<p>instead</p>" in page
 
 
 def test_the_banner_says_how_it_went_and_with_what(ok: tuple[Run, str, BeautifulSoup]) -> None:

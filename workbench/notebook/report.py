@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_LINKED = Path(__file__).parents[1] / "widgets" / "static" / "linked.js"  # the one script that a page may have
 
 
 def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
@@ -25,7 +28,8 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     the run ended, its parameters and its environment. A run that did not end well, and checks that do not hold, are said first. The code
     is there, behind a switch. A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are
     dropped, and the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
-    need a kernel and are left out; cells tagged ``no-report`` as well.
+    need a kernel and are left out; cells tagged ``no-report`` as well. The cases that an `Explorer` left, by `snapshot()` or as it was
+    displayed, become a plot that answers to pointer and keys, drawn by a script of this package, the only one that the policy lets run.
 
     Args:
         executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
@@ -102,7 +106,19 @@ def _finished(page: str, title: str) -> str:
             link.string = section.get_text(" ", strip=True)
             contents.append(link)
         soup.select_one("header.first").append(contents)
-    return str(soup)
+    return _with_plots(soup)
+
+
+def _with_plots(soup: Any) -> str:
+    """The page; with our own script, and a policy that allows it alone, where `Explorer` left the rows of a plot."""
+    if not soup.select_one("main [data-wb-linked]"):
+        return str(soup)
+    script = _LINKED.read_text(encoding="utf-8") + "\nupgrade();\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = soup.select_one('meta[http-equiv="Content-Security-Policy"]')
+    policy["content"] = f"{policy['content']}; script-src 'sha256-{digest}'"
+    before, body, after = str(soup).rpartition("</body>")
+    return f'{before}<script type="module">{script}</script>\n{body}{after}'
 
 
 def _cut_where_it_stopped(nb: NotebookNode) -> int:

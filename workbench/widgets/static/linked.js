@@ -520,8 +520,12 @@ function stillSource(held) {
 export function upgrade(page = document) {
   for (const element of page.querySelectorAll("[data-wb-linked]")) {
     const el = /** @type {HTMLElement} */ (element);
-    mount(el, stillSource(JSON.parse(el.dataset.wbLinked ?? "")));
-    el.removeAttribute("data-wb-linked");
+    try {
+      mount(el, stillSource(JSON.parse(el.dataset.wbLinked ?? "")));
+      el.removeAttribute("data-wb-linked");
+    } catch (error) { // the picture that it holds stays
+      console.warn("workbench: the rows of a plot can't be read", error);
+    }
   }
 }
 
