@@ -37,7 +37,7 @@ def rows_of(e: Exploration) -> dict[str, Any]:
                 "short": "1 − confidence" if name == "confidence" else name,
                 "label": risk_label(e.data, e.output, name),
                 "unit": e.unit(name),
-                "colour": COLOURS.get(name, COLOURS["total"]),
+                "colour": COLOURS.get(name, ""),
                 "scale": scale,
                 "width": width,
             }

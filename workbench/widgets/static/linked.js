@@ -4,7 +4,7 @@
 
 /**
  * @typedef {{name: string, short: string, label: string, unit: string, colour: string, scale: "linear" | "log" | "symlog", width: number}} Metric
- *   width: of the linear middle of a symmetric-logarithmic axis
+ *   colour: of a risk, "" of what is none; width: of the linear middle of a symmetric-logarithmic axis
  * @typedef {{data: string, metrics: Metric[], classes: string[], unit: string, palette: string[], right: string, wrong: string,
  *   totalOnDark: string, total: string}} Spec
  * @typedef {{get: (name: string) => any, set: (name: string, value: any) => void, send: (message: object) => void,
@@ -14,7 +14,7 @@
 
 const CSS = `
 .wb-linked{box-sizing:border-box;width:100%;min-width:0;position:relative;font:12px/1.4 var(--jp-ui-font-family,system-ui,sans-serif);
-color:var(--jp-ui-font-color1,CanvasText);--wb-soft:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent));--wb-ground:var(--jp-layout-color1,Canvas);
+color:var(--jp-ui-font-color1,CanvasText);--wb-soft:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent));--wb-ground:var(--jp-layout-color1,var(--page,Canvas));
 --wb-line:var(--jp-border-color2,color-mix(in srgb,currentColor 25%,transparent))}
 .wb-linked *{box-sizing:border-box}
 .wb-linked-bar{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;margin-bottom:4px}
@@ -24,17 +24,17 @@ border:1px solid var(--wb-line);border-radius:3px;padding:2px 6px;max-width:190p
 .wb-linked-bar button:disabled{opacity:.45}
 .wb-linked-plot{position:relative;width:100%;height:360px;outline:none;cursor:crosshair;touch-action:pan-y;user-select:none;
 border-radius:3px;background:var(--wb-ground)}
-.wb-linked-plot:focus-visible,.wb-linked-bar :focus-visible{outline:2px solid var(--jp-brand-color1,Highlight);outline-offset:1px}
+.wb-linked-plot:focus-visible,.wb-linked-bar :focus-visible{outline:2px solid var(--jp-brand-color1,Highlight);outline-offset:-2px}
 .wb-linked-plot canvas{position:absolute;inset:0;width:100%;height:100%}
 .wb-linked-tip{position:absolute;pointer-events:none;z-index:3;max-width:min(260px,90%);padding:5px 8px;border-radius:4px;font-size:11px;
 background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-shadow:0 1px 5px rgba(0,0,0,.35)}
-.wb-linked-tip[hidden]{display:none}
+.wb-linked [hidden]{display:none}
 .wb-linked-tip b{font-weight:600}
 .wb-linked-tip .wb-linked-bad{color:var(--jp-error-color1,#d32f2f)}
 .wb-linked-foot{display:flex;flex-wrap:wrap;gap:2px 14px;margin-top:3px;color:var(--wb-soft);font-size:11px}
 .wb-linked-legend span{margin-right:9px;white-space:nowrap}
 .wb-linked-said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
-@media (max-width:480px){.wb-linked-plot{height:300px}.wb-linked-bar select{max-width:150px}}
+@media (max-width:480px){.wb-linked-plot{height:300px}.wb-linked-bar{gap:4px 8px}.wb-linked-bar select{max-width:84px}}
 @media (prefers-color-scheme:dark){.wb-linked-tip .wb-linked-bad{color:var(--jp-error-color1,#ff8a80)}}
 `;
 const SHAPES = ["●", "■", "▲", "◆", "✕"]; // legend; `mark` draws the same
@@ -85,7 +85,7 @@ function ticks(metric, low, high, most) {
   }
   const reach = Math.max(Math.abs(low), Math.abs(high)), least = metric.scale === "log" ? low : metric.width / 2;
   const first = Math.floor(Math.log10(least)), last = Math.ceil(Math.log10(reach));
-  const every = Math.max(1, Math.ceil((last - first) * (metric.scale === "log" ? 1 : 2) / most));
+  const every = Math.max(1, Math.ceil((last - first) * (metric.scale === "log" ? 0.6 : 2) / most));
   const factors = last - first <= 2 && metric.scale === "log" ? [1, 2, 5] : [1];
   for (let k = first; k <= last; k += every) {
     for (const factor of factors) found.push(factor * 10 ** k);
@@ -173,7 +173,7 @@ export function mount(el, source) {
   /** Colour and shape of each group of points, its name, and the group of each point. */
   function groups() {
     const by = source.get("colour");
-    if (!spec.classes.length) return { known: [{ colour: shade(column(source.get("x")).metric.colour), shape: 0, name: "" }], of: () => 0 };
+    if (!spec.classes.length) return { known: [{ colour: shade(column(source.get("x")).metric.colour || spec.total), shape: 0, name: "" }], of: () => 0 };
     if (by === "class") {
       const known = spec.classes.map((name, i) => (
         { name, colour: spec.palette[i % spec.palette.length], shape: (i + Math.floor(i / spec.palette.length)) % SHAPES.length }));
@@ -240,7 +240,7 @@ export function mount(el, source) {
         free = along + half;
         to.textAlign = k ? "right" : "center";
         to.textBaseline = k ? "middle" : "top";
-        to.fillText(text, k ? box.left - 6 : at, k ? at : box.bottom + 5);
+        to.fillText(text, k ? box.left - 6 : Math.min(at, width - half + 3), k ? at : box.bottom + 5);
       }
     });
     line([box.left, box.bottom, box.right, box.bottom], 0.8);
@@ -250,7 +250,7 @@ export function mount(el, source) {
     to.textBaseline = "alphabetic";
     to.fillText(axes[0].metric.label, (box.left + box.right) / 2, height - 5, box.right - box.left);
     to.save();
-    to.translate(12, (box.top + box.bottom) / 2);
+    to.translate(14, (box.top + box.bottom) / 2);
     to.rotate(-Math.PI / 2);
     to.fillText(axes[1].metric.label, 0, 0, box.bottom - box.top);
     to.restore();
@@ -367,6 +367,7 @@ export function mount(el, source) {
     const { known } = groups(), many = known.length > MOST_LEGEND ? [`and ${known.length - MOST_LEGEND} more`] : [];
     legend.replaceChildren(...known.slice(0, MOST_LEGEND).filter(group => group.name).map(group => (
       make("span", {}, make("span", { style: `color:${group.colour};margin:0` }, `${SHAPES[group.shape]} `), group.name))), ...many);
+    legend.hidden = !legend.childNodes.length;
     status.textContent = [
       `${number(n)} rows`, hidden && `${number(hidden)} hidden by the filter`, picked && `${number(picked)} selected`,
       undrawn && `${number(undrawn)} not drawn: NaN or infinite`, !place.has(source.get("row")) && `row ${source.get("row")} is not among them`,
