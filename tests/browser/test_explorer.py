@@ -170,6 +170,16 @@ def test_click_and_brush_in_the_linked_plot(notebook, lab):
     nb.until(".wb-chosen .wb-case", f"row {third}")
     assert page.locator(".jp-Cell").count() == 1
 
+    # the keyboard selects two rows
+    plot.press("Space")
+    nb.until(".wb-linked-status", "1 selected")
+    plot.press("ArrowDown")
+    plot.press("Space")
+    nb.until(".wb-linked-status", "2 selected")
+    assert page.locator(".wb-list option").count() == 2
+    plot.press("Escape")
+    page.wait_for_function("() => !document.querySelector('.wb-linked-status').innerText.includes('selected')")
+
     # a click on the point below the tip's place, found by hovering
     box = plot.bounding_box()
     places = (

@@ -242,6 +242,11 @@ def test_a_click_in_the_plot_moves_the_explorer_and_the_other_way_round(explorer
     assert f"row {row}<" in v.pair.value
     v.next.click()
     assert v.panel.plot.row == int(explorer.ranked[8])
+    explorer.filter(of_class="top")
+    message(explorer, kind="toggle", row=row)
+    # keys walk through all that pass the filter, so that a second row can be selected
+    walked = explorer.rows[np.frombuffer(v.panel.plot.order, "<i4").tolist()]
+    assert walked.tolist() == [r for r in explorer.ranked.tolist() if explorer.data.test.y[r] == 0]
     message(explorer, kind="choose", row=30)
     assert "row must be a whole number from 0 to 29" in explorer.message
     assert explorer.row == int(explorer.ranked[8])

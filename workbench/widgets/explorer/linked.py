@@ -64,12 +64,16 @@ def rows_of(e: Exploration) -> dict[str, Any]:
 
 
 def state_of(e: Exploration) -> dict[str, Any]:
-    """What changes: the chosen row, which rows pass the filter and which are selected [n], and the places of the listed ones in ranked order."""
+    """What changes: the chosen row, which rows pass the filter and which are selected [n], and the places of those that pass, in ranked order.
+
+    Keys walk through these, selected or not: else nobody could select a second row by them.
+    """
+    places = torch.searchsorted(e.rows, e.ranked)
     return {
         "row": e.row,
         "passing": _bytes(e._passing, "u1"),
         "selected": _bytes(torch.isin(e.rows, e.selection), "u1"),
-        "order": _bytes(torch.searchsorted(e.rows, e.shown), "<i4"),
+        "order": _bytes(places[e._passing[places]], "<i4"),
     }
 
 

@@ -379,17 +379,17 @@ export function mount(el, source) {
 
   // ---- drawing again
   let waiting = 0;
+  function redraw() {
+    waiting = 0;
+    width = plot.clientWidth; height = plot.clientHeight;
+    if (!width || !height) return; // in a tab that is not open
+    layOut();
+    drawPoints();
+    tell();
+    drawMarks();
+  }
   function refresh() {
-    if (waiting) return;
-    waiting = requestAnimationFrame(() => {
-      waiting = 0;
-      width = plot.clientWidth; height = plot.clientHeight;
-      if (!width || !height) return; // in a tab that is not open
-      layOut();
-      drawPoints();
-      tell();
-      drawMarks();
-    });
+    waiting ||= requestAnimationFrame(redraw);
   }
 
   // ---- pointer and keys
@@ -461,7 +461,7 @@ export function mount(el, source) {
   // ---- what changes from elsewhere
   let before = "";
   const forget = source.on(() => {
-    const picked = chosenOnes().reduce((/** @type {number} */ sum, /** @type {number} */ v) => sum + v, 0), now = `${picked} rows selected`;
+    const picked = chosenOnes().reduce((/** @type {number} */ sum, /** @type {number} */ v) => sum + v, 0), now = `${picked} ${picked === 1 ? "row" : "rows"} selected`;
     if (now !== before) said.textContent = before = now;
     refresh();
   });
@@ -471,12 +471,15 @@ export function mount(el, source) {
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", refresh);
+  const paper = window.matchMedia("print"); // which is white, and waits for no frame
+  paper.addEventListener("change", redraw);
   refresh();
   return () => {
     forget();
     sized.disconnect();
     themed.disconnect();
     scheme.removeEventListener("change", refresh);
+    paper.removeEventListener("change", redraw);
     cancelAnimationFrame(waiting);
   };
 }
