@@ -206,6 +206,16 @@ def test_rows_of_several_targets_are_brushed_as_well() -> None:
     assert explorer.selection.tolist() == sorted(explorer.ranked[:3].tolist())
     with pytest.raises(ValueError, match="no single class"):
         explorer.filter(wrong=True)
+    v = view(explorer)
+    assert [f"<td>{row}</td>" in v.panel.rows.value for row in range(len(explorer.rows))] == [
+        row in explorer.selection.tolist() for row in range(len(explorer.rows))
+    ]
+    if v.panel.plot is not None:
+        numbers = np.frombuffer(v.panel.plot.numbers, "<f4").reshape(len(explorer.rankings), -1)
+        for name, values in zip(explorer.rankings, numbers, strict=True):
+            assert values.tolist() == explorer.values_of(explorer.rows, name).float().tolist()
+        message(explorer, kind="choose", row=int(explorer.ranked[2]))
+        assert explorer.row == int(explorer.ranked[2])
 
 
 # ---- widgets

@@ -120,6 +120,10 @@ class Exploration(RowSelection):
         """The unit of what cases are ranked by; "" where it has none."""
         return risk_unit(self.data, self.output, by)
 
+    def axis_label(self, by: str) -> str:
+        """What cases are ranked by, with its unit."""
+        return risk_label(self.data, self.output, by)
+
     def _order(self) -> Tensor:
         return self.rows[self._value(self._by).sort(descending=True, stable=True).indices]
 
@@ -335,6 +339,10 @@ class Exploration(RowSelection):
     def answers(self) -> Predictions:
         """What the model says about all of `rows`."""
         return self._answers
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """What is predicted of each of `rows` and what is true, one number each; nothing where a row has several."""
+        return self._answers.y, self._targets.reshape(-1)
 
     def summary(self) -> str:
         """What the chosen coverage costs and gains, in words."""

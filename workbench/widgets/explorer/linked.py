@@ -16,7 +16,6 @@ from torch import Tensor
 from workbench.errors import require
 from workbench.plots._common import COLOURS, MODELS, SERIES, TOTAL_ON_DARK, natural_scale
 from workbench.widgets.explorer.exploration import Exploration
-from workbench.widgets.explorer.landscape import risk_label
 
 MODULE = Path(__file__).parents[1] / "static" / "linked.js"
 MISSING = "A plot whose points can be clicked and brushed needs anywidget: pip install 'risk-workbench[lab]'"
@@ -29,15 +28,16 @@ PALETTE = tuple(dict.fromkeys(shade for shade, _ in MODELS))  # of classes: none
 def rows_of(e: Exploration) -> dict[str, Any]:
     """What stays as it is: the numbers of all rows, and what they are."""
     metrics = []
+    predicted, target = e.pairs()
     for name in e.rankings:
         scale, width = natural_scale(e.values_of(e.rows, name).numpy())
         metrics.append(
             {
                 "name": name,
-                "short": "1 − confidence" if name == "confidence" else name,
-                "label": risk_label(e.data, e.output, name),
+                "short": f"1 − {name}" if name.startswith("confidence") else name,
+                "label": e.axis_label(name),
                 "unit": e.unit(name),
-                "colour": COLOURS.get(name, ""),
+                "colour": COLOURS.get(name.partition(" of ")[0], ""),
                 "scale": scale,
                 "width": width,
             }
@@ -58,8 +58,8 @@ def rows_of(e: Exploration) -> dict[str, Any]:
         "spec": spec,
         "rows": _bytes(e.rows, "<i4"),
         "numbers": _bytes(numbers, "<f4"),
-        "predicted": _bytes(e.answers().y, "<f4"),
-        "target": _bytes(e.data.test.y[e.rows].reshape(-1), "<f4"),
+        "predicted": _bytes(predicted, "<f4"),
+        "target": _bytes(target, "<f4"),
     }
 
 

@@ -6,8 +6,9 @@ import html
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from workbench.errors import require
-from workbench.widgets.common.cases import shown
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.linked import MISSING, linked_plot, state_of
 
@@ -22,11 +23,12 @@ class SelectionPanel:
     Args:
         e: what they show and set.
         act: calls a function with a value, shows what goes wrong, and does nothing while controls are being set.
+        told: rows as HTML.
     """
 
-    def __init__(self, e: Exploration, act: Act) -> None:
+    def __init__(self, e: Exploration, act: Act, told: Callable[[Tensor], str]) -> None:
         w = require("ipywidgets")
-        self._explorer = e
+        self._explorer, self._told = e, told
         self.plot = linked_plot(e, act)
         check = {"indent": False, "layout": {"width": "auto", "margin": "2px 8px"}}
         self.of_class = w.Dropdown(
@@ -116,7 +118,7 @@ class SelectionPanel:
         text = e.shown_in_words() or f"all {len(e.rows):,} rows"
         more = f", the {MOST_SHOWN} of highest {e.by}" if len(listed) > MOST_SHOWN else ""
         self.words.value = f'<div class="wb-caption">{html.escape(text)}{more}</div>'
-        self.rows.value = shown(e.cases(first), "", e.output) if len(first) else ""
+        self.rows.value = self._told(first) if len(first) else ""
 
 
 __all__ = ["SelectionPanel"]

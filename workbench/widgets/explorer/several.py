@@ -173,6 +173,15 @@ class SeveralExploration(Exploration):
             "only their numbers are kept: `values` in the order of `ranked`; `prediction` and `risk` are those of the chosen row"
         )
 
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Nothing: rows have several predictions."""
+        return torch.empty(0), torch.empty(0)
+
+    def axis_label(self, by: str) -> str:
+        """What rows are ranked by, with its unit."""
+        name = f"1 - {by}" if by.startswith("confidence") else by
+        return f"{name} ({self.unit(by)})" if self.unit(by) else name
+
     def cases(self, rows: Any) -> NoReturn:
         """Refused."""
         self._refuse("are no cases of one answer; select(row) and read prediction, risk and target")

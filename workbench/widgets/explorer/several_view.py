@@ -20,6 +20,7 @@ from workbench.widgets.common.positions import is_map
 from workbench.widgets.explorer.landscape import line
 from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.scene import MOST_REFUSED, STYLE
+from workbench.widgets.explorer.selection_panel import SelectionPanel
 from workbench.widgets.explorer.several import SeveralExploration
 from workbench.widgets.explorer.view import ExplorerView, _row
 
@@ -40,15 +41,23 @@ class SeveralView(ExplorerView):
         w = require("ipywidgets")
         self.chosen = w.HTML().add_class("wb-chosen")
         self.chosen.layout.flex, self.chosen.layout.min_width = "1 1 360px", "260px"
+        self.panel = SelectionPanel(e, self._act, lambda rows: listing(e, rows, ""))
         style = w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"})
-        return w.VBox([style, self.error, _row([self.rank, self.chosen]), self.refusing]).add_class("wb-explorer")
+        return w.VBox([style, self.error, _row([self.rank, self.chosen]), self.refusing, self.panel.widget]).add_class(
+            "wb-explorer"
+        )
 
     def _more_controls(self) -> None:
-        pass
+        self.panel.update_controls()
 
     def update(self, what: str) -> None:
         """Show what has changed: "ranking", "case", "coverage", "selection" or "filter"."""
-        self._controls(listed=what in ("ranking", "selection", "filter"))
+        listed = what in ("ranking", "selection", "filter")
+        self._controls(listed=listed)
+        if listed or what == "case":
+            self.panel.update_plot()
+        if listed:
+            self.panel.update_rows()
         if self._drawn.get("row", (None,))[0] != self.explorer.row:  # another ranking leaves its picture as it is
             self.chosen.value = chosen_row(self.explorer)
             self._drawn["row"] = self.explorer.row, None

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.errors import require
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import number
+from workbench.widgets.common.cases import number, shown
 from workbench.widgets.explorer import neighbours
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
@@ -115,7 +115,7 @@ class ExplorerView:
         }
         if not e._editor.pictured:
             pages["Neighbours"] = self.table
-        self.panel = SelectionPanel(e, self._act)
+        self.panel = SelectionPanel(e, self._act, lambda rows: shown(e.cases(rows), "", e.output))
         pages["Select"] = self.panel.widget
         self._select_tab = len(pages) - 1
         self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))

@@ -336,7 +336,7 @@ export function mount(el, source) {
     if (spec.classes.length) {
       lines.push([`${spec.classes[predicted[i]]}, true ${spec.classes[target[i]]}${isWrong(i) ? " (wrong)" : ""}`, "", isWrong(i)]);
     } else if (predicted.length) lines.push([`${digits(predicted[i])}, true ${digits(target[i])} ${spec.unit}`.trim(), "", false]);
-    spec.metrics.forEach((metric, k) => lines.push([`${metric.short} ${digits(values[k * n + i])} ${metric.unit}`.trim(), shade(metric.colour), false]));
+    spec.metrics.forEach((metric, k) => (metric.name.includes(" of ") && ![source.get("x"), source.get("y")].includes(metric.name)) || lines.push([`${metric.short} ${digits(values[k * n + i])} ${metric.unit}`.trim(), shade(metric.colour), false]));
     return lines;
   }
 
