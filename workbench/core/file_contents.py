@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..atomic import replacing
+from .descriptions import LARGEST, OPTIONS, built, options_of, unknown_methods
 from .method import Call
 from .outputs import from_json
 from .ownership import MARK
-from .registry import wrapper_class, wrapper_names
 from .settings import settings_of
 from .wrapper import Wrapper, compose
 
 KEY = "workbench"  # in the file's metadata
 CHECKSUM = f"{KEY}_checksum"  # beside it: that of the text under KEY
 VERSION = 2  # since 2 there are checksums
-OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
-LARGEST = 2**16  # of a whole number among the settings that is no size of a tensor in the file
 
 
 # ---- writing
@@ -169,15 +167,6 @@ def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
 
 
 # ---- the wrappers that are named
-def unknown_methods(part: dict[str, Any]) -> list[str]:
-    """What a part was wrapped with that is none of ours and not registered, and that code is never imported for."""
-    return [
-        method.get("foreign", name)
-        for name, method in part["methods"].items()
-        if "foreign" in method or name not in wrapper_names()
-    ]
-
-
 def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, Tensor]) -> Wrapper:
     """The wrappers that a file names for a part of a model.
 
@@ -193,7 +182,7 @@ def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, 
     wrappers = []
     for name, method in part["methods"].items():
         try:
-            wrapper = _built(wrapper_class(name), method.get("arguments", {}), sizes)
+            wrapper = built(name, method.get("arguments", {}), sizes)
             for made in wrapper.make():
                 _check_members(made, f"{at}." if at else "", tensors)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -202,30 +191,7 @@ def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, 
                 "by another version"
             ) from error
         wrappers.append(wrapper)
-    options = {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
-    return compose(*wrappers).with_options(**options)
-
-
-def _built(wrapper: type[Wrapper], arguments: dict[str, Any], sizes: set[int]) -> Wrapper:
-    described = {setting.name: setting for setting in settings_of(wrapper)}
-    values = dict(arguments)
-    for name, value in arguments.items():
-        if name not in described:
-            raise ValueError(f"there is no setting {name!r}")
-        if isinstance(value, dict):
-            cls = next((cls for cls in described[name].classes if cls.__name__ == value.get("class")), None)
-            if cls is None:
-                raise ValueError(f"{name} cannot be {value.get('class')!r}")
-            for option, number in value.items():
-                if type(number) is int and number > LARGEST and number not in sizes:
-                    raise ValueError(f"{name}: {option}={number}, which is no size of a tensor in the file")
-            options = {
-                option: nn.Parameter(torch.tensor(number["learned"])) if isinstance(number, dict) else number
-                for option, number in value.items()
-                if option != "class" and number is not None
-            }
-            values[name] = cls(**options)
-    return wrapper(**values)
+    return compose(*wrappers).with_options(**options_of(part))
 
 
 def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None:
@@ -253,4 +219,4 @@ def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None
             raise ValueError(f"{setting.name}={value}, which is no size of a tensor in the file")
 
 
-__all__ = ["KEY", "OPTIONS", "VERSION", "named_wrapper", "read", "unknown_methods", "write"]
+__all__ = ["KEY", "VERSION", "named_wrapper", "read", "write"]

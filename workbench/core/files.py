@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,14 +14,13 @@ from ..engine.clone import eager
 from ..engine.execution import Execution
 from .copying import load_state
 from .crossfit import members_axis
-from .file_contents import OPTIONS, named_wrapper, read, unknown_methods, write
+from .descriptions import described, import_path, unknown_methods
+from .file_contents import named_wrapper, read, write
+from .frameworks import load_foreign
 from .function import Function
-from .method import Method
-from .outputs import from_json, to_json
+from .outputs import from_json
 from .ownership import MARK
-from .registry import wrapper_class, wrapper_names
 from .savepoint import Savepoint
-from .settings import settings_of
 from .state_dict import SETTINGS, adapt, check_settings, complete, stored_settings
 from .wrapped import is_wrapped
 from .wrapper import Wrapper
@@ -64,8 +62,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         )
     tensors, split = _tensors(wrapped)
     text = {
-        "model": _path(_plain_class(wrapped)),
-        "parts": {at: _described(part) for at, part in parts.items()},
+        "model": import_path(_plain_class(wrapped)),
+        "parts": {at: described(part) for at, part in parts.items()},
         "complex": split,
     }
     path = Path(path)
@@ -104,10 +102,6 @@ def _tensors(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
     return tensors, split
 
 
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _kind(thing: Any) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a plain {type(thing).__name__}"
 
@@ -122,49 +116,8 @@ def _parts(model: Any) -> dict[str, Any]:
     return {path: module for path, module in modules if is_wrapped(module)}
 
 
-def _described(part: Any) -> dict[str, Any]:
-    record = part._workbench
-    return {
-        "methods": {method.name: _arguments(part, method) for method in record.methods},
-        "method": record.method,
-        "rows": record.rows,
-        **({} if record.execution is None else {"order": [record.execution.outputs, record.execution.names]}),
-        **{name: getattr(record, name) for name in OPTIONS},
-        "output": to_json(record.output),
-    }
-
-
-def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
-    """The arguments of the wrapper that made a method; of what is not known by name the import path, for the message only."""
-    known = method.name in wrapper_names() and type(method.wrapper) is wrapper_class(method.name)
-    if not known or type(method) not in map(type, method.wrapper.make()):
-        return {"foreign": _path(type(method))}
-    classes = {described.name: described.classes for described in settings_of(type(method.wrapper))}
-    arguments: dict[str, Any] = {}
-    for name, value in method.arguments(wrapped).items():
-        if type(value) in classes[name]:
-            options = {key: getattr(value, key, None) for key in inspect.signature(type(value)).parameters}
-            value = {"class": type(value).__name__, **{key: _number(option) for key, option in options.items()}}
-        elif not all(
-            isinstance(item, bool | int | float | str | None)
-            for item in (value if isinstance(value, list | tuple) else (value,))
-        ):
-            return {"foreign": _path(type(value))}
-        arguments[name] = value
-    return {"arguments": arguments}
-
-
-def _number(option: Any) -> Any:
-    """An option as JSON: a number that is learned with its value now; generators are not kept."""
-    if isinstance(option, nn.Parameter):
-        return {"learned": option.item()}
-    if isinstance(option, Tensor):
-        return option.item()
-    return None if isinstance(option, torch.Generator) else option
-
-
 # ---- loading
-def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = None) -> Any:
+def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
     """A wrapped model from a file of `save`: the plain model is wrapped as the file says, and takes its tensors.
 
     As with `load_state_dict`, the tensors are copied into those of the model: what no method takes over is shared with the model that is
@@ -172,7 +125,8 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
 
     Args:
         path: the file.
-        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place.
+        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place. Nothing for a
+            `.keras` file that the `save` of a wrapped Keras model has written: it says how to build it, as for `keras.saving.load_model`.
         wrapper: only for files of distributions or densities of your own, and of wrappers that are not registered (`workbench.register`), which
             are never imported from a file.
 
@@ -193,6 +147,8 @@ def load(path: str | os.PathLike[str], model: Any, wrapper: Wrapper | None = Non
         3
     """
     path = Path(path)
+    if (foreign := load_foreign(path, model, wrapper)) is not None:
+        return foreign
     text, tensors = read(path)
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ..errors import require
 from ..introspect.objects import is_keras
 
 
@@ -47,4 +49,34 @@ def wrap_foreign_function(wrapper: Any, function: Callable[..., Any], modules: l
     return keras_models.wrap_function(wrapper, function, modules)
 
 
-__all__ = ["wrap_foreign", "wrap_foreign_function"]
+def load_foreign(path: Path, model: Any, wrapper: Any) -> Any:
+    """The wrapped model of a file of another framework, None for any other file.
+
+    Args:
+        path: the file.
+        model, wrapper: None: such a file builds the model and the wrappers itself.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        TypeError: if a model is given, or Keras does not run on torch.
+        ValueError: if the file is of a plain model.
+    """
+    if path.suffix != ".keras":
+        return None
+    if model is not None or wrapper is not None:
+        raise TypeError(f"{path} builds its model and wrappers itself: load(path)")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    keras = require("keras", "keras")
+    from . import keras_models
+
+    keras_models.check_backend(keras.Model)
+    loaded = keras.saving.load_model(path)
+    if not isinstance(loaded, keras_models.WrappedKeras):
+        raise ValueError(
+            f"{path} holds a plain Keras model: keras.saving.load_model(path), and wrap that (vote with finetune=True starts every voter there)"
+        )
+    return loaded
+
+
+__all__ = ["load_foreign", "wrap_foreign", "wrap_foreign_function"]

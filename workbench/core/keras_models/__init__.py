@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import archive  # which tells Keras how to read the files
+from .model import WrappedKeras
 from .wrapping import check_backend, wrap, wrap_function
 
-__all__ = ["check_backend", "wrap", "wrap_function"]
+__all__ = ["WrappedKeras", "archive", "check_backend", "wrap", "wrap_function"]

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..ownership import MARK
+
 _NAMES = "workbench_names"
+_SEED = f"seed{MARK}keras."
 
 
-def write_into(store: Any, wrapped: Any) -> None:
+def write_into(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
     """Write the state of a wrapped torch module, settings included.
 
     Args:
         store: what Keras gives: a mapping from names to arrays.
         wrapped: the module.
+        seeds: variables of random numbers.
     """
-    state = wrapped.state_dict()
+    state = wrapped.state_dict() | {f"{_SEED}{i}": seed.value for i, seed in enumerate(seeds)}
     kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in state.items()}
     store[_NAMES] = np.frombuffer(json.dumps(kinds).encode(), dtype=np.uint8)
     for i, value in enumerate(state.values()):
@@ -26,8 +31,14 @@ def write_into(store: Any, wrapped: Any) -> None:
         store[str(i)] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
-def load_from(store: Any, wrapped: Any) -> None:
-    """Load what `write_into` wrote.
+def seeds_of(plain: Any) -> list[Any]:
+    """The variables that the random layers of a plain model draw from, each once."""
+    generators = [generator for layer in plain._flatten_layers() for generator in layer._seed_generators]
+    return [*{id(generator.state): generator.state for generator in generators}.values()]
+
+
+def load_from(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
+    """Load what `write_into` wrote; random numbers stay where a file knows none.
 
     Raises:
         ValueError: if the file holds the weights of a plain model.
@@ -43,7 +54,10 @@ def load_from(store: Any, wrapped: Any) -> None:
         name: torch.from_numpy(np.array(store[str(i)])).to(getattr(torch, kind))
         for i, (name, kind) in enumerate(kinds.items())
     }
+    stored = [state.pop(name) for name in [*state] if name.startswith(_SEED)]
     wrapped.load_state_dict(state)
+    for seed, value in zip(seeds, stored, strict=False):
+        seed.assign(value)
 
 
-__all__ = ["load_from", "write_into"]
+__all__ = ["load_from", "seeds_of", "write_into"]

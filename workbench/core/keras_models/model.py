@@ -5,24 +5,26 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
 import torch
 from torch import Tensor, nn
 
+from ...engine.execution import Execution
 from ...errors import WorkbenchWarning
 from ..ownership import EXTRAS
 from ..wrapped import PUBLIC
 from .compiled import compile_alike
-from .files import load_from, write_into
+from .files import load_from, seeds_of, write_into
 from .plain import new_like
 from .tensors import KerasModule, refuse_layers
 from .training import NO_LOSS, KerasTraining, as_tensor, name_of
 from .variables import variables_of
 
 _CLASSES: dict[type, type] = {}
+SAVED = ("_workbench_plain", "optimizer")  # what a .keras file has of a wrapped model beside its own weights
 _UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names that Keras has for something else
 
 
@@ -210,26 +212,23 @@ class WrappedKeras(KerasTraining):
         return self
 
     # ---- files
-    @property
-    def layers(self) -> list[Any]:
-        return [] if self.__dict__.get("_workbench_saving") else self._workbench_plain.layers
+    def _obj_type(self) -> str:
+        """What Keras asks first when it walks over a model to save or load it: the next look at its names gives those that are saved."""
+        self.__dict__.setdefault("_workbench_walk", ("optimizer",))
+        return "Layer"
 
     def __dir__(self) -> list[str]:
-        return [] if self.__dict__.get("_workbench_saving") else list(super().__dir__())
+        walked = self.__dict__.pop("_workbench_walk", None)
+        return list(super().__dir__() if walked is None else walked)
 
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Around saving and loading: all weights are the model's own, not those of layers."""
-        self.__dict__["_workbench_saving"] = True
-        try:
-            yield
-        finally:
-            self.__dict__["_workbench_saving"] = False
+    @property
+    def layers(self) -> list[Any]:
+        return self._workbench_plain.layers
 
     def save_weights(self, *args: Any, **kwargs: Any) -> Any:
         self._made()
-        with self._saving():
-            return super().save_weights(*args, **kwargs)  # type: ignore[misc]
+        self._build_optimizer()
+        return super().save_weights(*args, **kwargs)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> Any:
         if self._workbench_torch is None and not _is_built(self._workbench_plain):
@@ -237,27 +236,52 @@ class WrappedKeras(KerasTraining):
         self._made()
         if skip_mismatch:
             raise ValueError("skip_mismatch=True: the weights of a wrapped model are loaded all or none")
-        with self._saving():
-            return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
+        self._build_optimizer()
+        return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
+
+    def _build_optimizer(self) -> None:
+        """Its variables, which Keras saves with the weights."""
+        if self.compiled and self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
 
     def save_own_variables(self, store: Any) -> None:
-        write_into(store, self._made())
+        write_into(store, self._made(), seeds_of(self._workbench_plain))
 
     def load_own_variables(self, store: Any) -> None:
-        load_from(store, self._made())
+        load_from(store, self._made(), seeds_of(self._workbench_plain))
 
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config(
-            "save",
-            "save_weights(path) keeps all weights, and load_weights reads them into a model that was wrapped alike",
-        )
+    def save(self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any) -> None:
+        """Write a `.keras` file with all weights, wrappers and how the model is compiled; see `workbench.load`.
+
+        Args:
+            filepath: ends in .keras.
+            overwrite: whether a file that is there may be replaced.
+            zipped: not False: a wrapped model is one file.
+            kwargs: none.
+
+        Raises:
+            FileExistsError: if there is a file that may not be replaced.
+            ValueError: if the path is no `.keras` file.
+        """
+        path = Path(filepath)
+        if path.suffix != ".keras" or zipped is False or kwargs:
+            raise ValueError(
+                f"save of a wrapped Keras model takes the path of one .keras file, not {', '.join([str(path), *kwargs])}; save_weights "
+                "writes the weights alone"
+            )
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} is there already: save(path, overwrite=True) replaces it")
+        self._made()
+        self._build_optimizer()
+        keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path)  # its module imports this one
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config("export", "torch.export.export takes a voter: model.as_torch().voters()[0]")
 
     def get_config(self) -> Any:
         self._refuse_config(
-            "get_config", "model.voters() and model.unwrap() are plain Keras models, and can be copied and saved"
+            "get_config",
+            "model.save(path) writes all of it; model.voters() and model.unwrap() are plain Keras models, and can be copied and saved",
         )
 
     def quantize(self, *args: Any, **kwargs: Any) -> Any:
@@ -270,7 +294,7 @@ class WrappedKeras(KerasTraining):
         )
 
     def __reduce__(self) -> Any:
-        self._refuse_config("a copy or pickle", "wrap a copy of the plain model, and use save_weights and load_weights")
+        self._refuse_config("a copy or pickle", "model.save(path) and workbench.load(path)")
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce__()
@@ -323,7 +347,7 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
         _compute_loss_has_training_arg=True,
     )
     example = next((w.example for w in wrappers if w.example is not None), None)
-    if example is not None:
+    if example is not None and not isinstance(example, Execution):
         new._materialize(
             *keras.tree.map_structure(as_tensor, (example if isinstance(example, tuple) else (example,), {}))
         )
@@ -368,4 +392,4 @@ def _learns(variable: Any) -> bool:
     return bool(variable.trainable and source.trainable)
 
 
-__all__ = ["WrappedKeras", "twin", "wrapped_twin"]
+__all__ = ["SAVED", "WrappedKeras", "twin", "wrapped_twin"]

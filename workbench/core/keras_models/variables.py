@@ -15,6 +15,9 @@ def variables_of(model: Any) -> list[Any]:
     """The weights of a wrapped Keras model: the variables of the layers that no method took over, and new ones over what methods have added."""
     wrapped = model._workbench_torch
     tensors = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
+    order = model.__dict__.get("_workbench_order")  # of the file that it was loaded from, which optimizers count by
+    if order is not None:
+        tensors = {name: tensors[name] for name in sorted(tensors, key=lambda name: order.get(name, len(order)))}
     key = tuple(map(id, tensors.values()))
     cached = model.__dict__.get("_workbench_variables")
     if cached is None or cached[0] != key:
@@ -39,7 +42,7 @@ def _variables(model: Any, wrapped: Any, tensors: dict[str, torch.Tensor]) -> li
             out.append(places[name])
             continue
         source = places.get(name.partition(MARK)[0])
-        variable = known.get(name) or _variable(name, tensor, source, wrapped)
+        variable = known[name] if name in known else _variable(name, tensor, source, wrapped)
         variable._value = tensor
         out.append(variable)
     return out
