@@ -5,7 +5,8 @@ raises, if a `record_check` does not hold, or if what it records differs from it
 ``--update-baselines`` writes. There, "tolerances" has patterns of names, the first that matches counts: a relative tolerance for numbers with a
 fraction (all else must be equal), or null for what is not compared, such as seconds. Another file in that folder with "parameters" of its
 own, ``{"parameters": {"data": "digits"}}``, is another test of the notebook. Runs share nothing: they can go in parallel (pytest -n).
-``--executed-notebooks FOLDER`` keeps what was executed, as ``NOTEBOOK-CASE.ipynb``.
+``--executed-notebooks FOLDER`` keeps what was executed, as ``NOTEBOOK-CASE.ipynb``. A case whose baseline names a package that is not
+installed, ``"requires": ["keras"]``, is skipped.
 
 pytest imports this module in every project as soon as this package is installed: nothing heavy may be imported here.
 """
@@ -13,6 +14,7 @@ pytest imports this module in every project as soon as this package is installed
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import json
 import math
 import os
@@ -101,6 +103,9 @@ class NotebookItem(pytest.Item):
         from workbench.notebook import run_notebook
         from workbench.notebook.record import failed_checks
 
+        for package in self.case.get("requires", []):
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{self.path.name} needs {package}")
         if (kept := self.config.getoption("executed_notebooks")) is not None:
             folder = Path(self.config.invocation_params.dir, kept)
         else:  # a public way to pytest's folder for temporary files exists for functions only
@@ -151,7 +156,7 @@ class NotebookItem(pytest.Item):
         shown = _shown(records)
         if not any(shown.values()):
             return
-        case = {name: self.case[name] for name in ("parameters", "tolerances")}
+        case = {name: self.case[name] for name in ("parameters", "requires", "tolerances") if name in self.case}
         self.baseline.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(to_json({**case, **shown}, "baseline"), indent=1, ensure_ascii=False)
         self.baseline.write_text(f"{text}\n", encoding="utf-8")

@@ -239,3 +239,15 @@ record_check("many", np.ones(3) > 0)
     text = Path(run.output).read_text()
     assert "✓ holds: one (ratio = 0.3333)" in text
     assert "✗ does not hold: two" in text
+
+
+@pytest.mark.slow
+def test_a_case_that_needs_what_is_not_installed_is_skipped(project: pytest.Pytester) -> None:
+    folder = project.path / "notebooks" / "baselines" / "study"
+    folder.mkdir(parents=True)
+    for package, outcome in (("no_such_package", {"skipped": 1}), ("json", {"passed": 1})):
+        case = {"parameters": {"smoke": True}, "requires": [package], "tolerances": {"*": None}, "values": {}}
+        (folder / "smoke.json").write_text(json.dumps(case))
+        result = pytest_in(project, "--notebooks", "-rs", "notebooks")
+        result.assert_outcomes(**outcome)
+        assert ("study.ipynb needs no_such_package" in str(result.stdout)) is ("skipped" in outcome)
