@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .calibration import calibrate, selective, top_uncertain
     from .core.files import load, save
+    from .core.pretrained_folders import from_pretrained
     from .core.registry import register
     from .core.settings import setting
     from .core.wrapped import Wrapped, is_wrapped, unwrap
@@ -85,6 +86,7 @@ _HOMES = {
     **dict.fromkeys(("calibrate", "selective", "top_uncertain"), "calibration"),
     **dict.fromkeys(("load", "save"), "core.files"),
     "Risk": "risk",
+    "from_pretrained": "core.pretrained_folders",
     "check_wrapper": "testing",
     "diagnose": "doctor",
     "register": "core.registry",

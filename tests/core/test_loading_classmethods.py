@@ -199,13 +199,14 @@ def test_other_settings_than_those_that_were_saved_are_told(bert: Any, tmp_path:
 
 
 def test_what_a_plain_class_could_not_read_is_not_saved(bert: Any, tmp_path: Path) -> None:
-    _, plain, _ = bert
-    with pytest.raises(TypeError, match=r"workbench\.save"):  # its shared weights are no voter's
-        vote.Wrapper(3, share="rank1")(plain).save_pretrained(tmp_path / "saved")
-    wrapped = vote.Wrapper(3)(plain)
-    wrapped.scale(y_mean=torch.zeros(3), y_scale=torch.ones(3))
-    with pytest.raises(TypeError, match=r"workbench\.save"):
-        wrapped.save_pretrained(tmp_path / "saved")
+    cls, plain, _ = bert
+    wrapped = vote.Wrapper(3, share="rank1")(plain)  # its shared weights are no voter's
+    with pytest.raises(TypeError, match=r"workbench\.save"):  # the Trainer, which would read them
+        wrapped.save_pretrained(tmp_path / "saved", state_dict=wrapped.state_dict())
+    assert not (tmp_path / "saved").exists()
+    wrapped.save_pretrained(tmp_path / "saved")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        cls.from_pretrained(tmp_path / "saved")
 
     class Hub(Net):
         def save_pretrained(self, folder: Path) -> None:

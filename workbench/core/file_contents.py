@@ -1,8 +1,7 @@
-"""Contents of the files of wrapped models: what is written, and what is read, checked before anything is built from it."""
+"""Contents of the files of wrapped models, checked before anything is built from them."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,42 +9,15 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..atomic import replacing
 from .descriptions import LARGEST, OPTIONS, built, options_of, unknown_methods
+from .file_format import CHECKSUM, KEY, VERSION, checksum, digest
 from .method import Call
 from .outputs import from_json
 from .ownership import MARK
 from .settings import settings_of
 from .wrapper import Wrapper, compose
 
-KEY = "workbench"  # in the file's metadata
-CHECKSUM = f"{KEY}_checksum"  # beside it: that of the text under KEY
-VERSION = 2  # since 2 there are checksums
 
-
-# ---- writing
-def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file whole or not at all."""
-    from safetensors.torch import save_file
-
-    checksums = {name: _checksum(tensor) for name, tensor in tensors.items()}
-    content = json.dumps({"version": VERSION, **text, "checksums": checksums})
-    with replacing(path) as unfinished:
-        save_file(tensors, unfinished, metadata={"format": "pt", KEY: content, CHECKSUM: _digest(content)})
-
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _checksum(tensor: Tensor) -> str:
-    """sha256 of type, shape and values."""
-    total = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
-    total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-# ---- reading
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file says and the tensors that it holds.
 
@@ -55,13 +27,25 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
-    metadata, tensors = _open(path)
+    return checked(path, *_open(path))
+
+
+def checked(
+    path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says and the tensors that it holds, as `read` gives them.
+
+    Args:
+        path: the file, for errors.
+        metadata: of the file.
+        tensors: by name.
+    """
     if KEY not in metadata:
         raise ValueError(
             f"{path} names no wrappers: it holds the weights of a plain model ({len(tensors)} tensors: {', '.join(list(tensors)[:3])}, ...). "
             "Wrap the model, and wrapped.load_state_dict(safetensors.torch.load_file(path))"
         )
-    changed = CHECKSUM in metadata and metadata[CHECKSUM] != _digest(metadata[KEY])
+    changed = CHECKSUM in metadata and metadata[CHECKSUM] != digest(metadata[KEY])
     try:
         text = json.loads(metadata[KEY])
     except (ValueError, RecursionError) as error:
@@ -120,7 +104,7 @@ def _verify(path: Path, signed: bool, checksums: Any, tensors: dict[str, Tensor]
     for name in (*checksums, *tensors):
         if name not in checksums or name not in tensors:
             _refuse(path, f"the tensor {name!r} is {'missing' if name in checksums else 'none that was saved'}")
-        if _checksum(tensors[name]) != checksums[name]:
+        if checksum(tensors[name]) != checksums[name]:
             shape = tuple(tensors[name].shape)
             _refuse(path, f"the checksum of the tensor {name!r} ({tensors[name].dtype}, {shape}) is another")
 
@@ -219,4 +203,4 @@ def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None
             raise ValueError(f"{setting.name}={value}, which is no size of a tensor in the file")
 
 
-__all__ = ["KEY", "VERSION", "named_wrapper", "read", "write"]
+__all__ = ["checked", "named_wrapper", "read"]

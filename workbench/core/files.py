@@ -15,7 +15,8 @@ from ..engine.execution import Execution
 from .copying import load_state
 from .crossfit import members_axis
 from .descriptions import described, import_path, unknown_methods
-from .file_contents import named_wrapper, read, write
+from .file_contents import named_wrapper, read
+from .file_format import tensors_of, write
 from .frameworks import load_foreign
 from .function import Function
 from .outputs import from_json
@@ -60,7 +61,7 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         raise TypeError(
             f"save takes what a wrapper gave, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
         )
-    tensors, split = _tensors(wrapped)
+    tensors, split = tensors_of(wrapped)
     text = {
         "model": import_path(_plain_class(wrapped)),
         "parts": {at: described(part) for at, part in parts.items()},
@@ -69,37 +70,6 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, text, tensors)
-
-
-def _tensors(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """The state, each tensor once and with memory of its own; and the names of those that are stored as pairs of real numbers."""
-    tensors: dict[str, Tensor] = {}
-    split: list[str] = []
-    seen: set[int] = set()
-    memory: set[int] = set()
-    for name, tensor in wrapped.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} in the state_dict is a {type(tensor).__name__}, and safetensors files hold tensors only: return a tensor from "
-                "get_extra_state, or save with torch.save(wrapped.state_dict(), path)"
-            )
-        if tensor.is_meta:
-            raise ValueError(
-                f"{name} is on the meta device and has no values to save; load or initialise the model first"
-            )
-        if id(tensor) in seen:
-            continue  # tied; loading gives it its other names
-        seen.add(id(tensor))
-        value = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        if value.dtype == torch.complex128:  # the one dtype of torch that the format does not know
-            split.append(name)
-            value = torch.view_as_real(value).contiguous()
-        storage = value.untyped_storage()
-        if storage.data_ptr() in memory or storage.nbytes() != value.numel() * value.element_size():
-            value = value.clone()
-        memory.add(value.untyped_storage().data_ptr())
-        tensors[name] = value
-    return tensors, split
 
 
 def _kind(thing: Any) -> str:
@@ -154,6 +124,19 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
         model = Function(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"load takes the model that the file is of, {text['model']}, not {_kind(model)}")
+    return load_contents(model, wrapper, text, tensors, path)
+
+
+def load_contents(
+    model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path
+) -> Any:
+    """The wrapped model of what `read` gives; the model stays as it was if that does not fit.
+
+    Args:
+        model, wrapper: as of `load`.
+        text, tensors: the contents.
+        path: the file, for errors.
+    """
     model = eager(model)
     if _parts(model) and wrapper is not None:
         raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
@@ -290,4 +273,4 @@ def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
         wrapped._apply(lambda tensor: tensor.to(dtypes.get(id(tensor), tensor.dtype)))
 
 
-__all__ = ["load", "save"]
+__all__ = ["load", "load_contents", "save"]

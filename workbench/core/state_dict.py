@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from .crossfit import NAME as COMMITTEE
 from .crossfit import Committee, members_axis, seat
 from .inputs import positional_names
 from .outputs import from_json, to_json
-from .ownership import EXTRAS, MARK, Slot, Table, add_extra, extra, remove_extra, table_of
+from .ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, table_of
 from .standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
@@ -79,34 +78,6 @@ def described(wrapped: Any) -> Tensor:
         notes[OUTPUT] = to_json(wrapped._workbench.output)
     text = json.dumps({**settings_of(wrapped), **notes}, sort_keys=True)
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-def saving_both(save: Callable[..., Any]) -> Callable[..., Any]:
-    """`save_pretrained` of a class of transformers for its wrapped objects: it writes the wrapped state, and beside it what `unwrap` gives.
-
-    The plain class then loads a model with trained weights from the same folder.
-
-    Args:
-        save: the class's own.
-    """
-
-    @functools.wraps(save)
-    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if "_workbench" not in self.__dict__:
-            return save(self, *args, **kwargs)
-        plain = type(self).unwrap(self).state_dict()
-        state = kwargs.pop("state_dict", None) or self.state_dict()
-        # such as the shared weights of rank-one voters
-        another = any(name in state and not torch.equal(value, state[name]) for name, value in plain.items())
-        # a plain model knows no units; and other libraries take no state
-        if another or extra(self, "scaling") is not None or "state_dict" not in inspect.signature(save).parameters:
-            raise TypeError(
-                f"save_pretrained of this wrapped {type(self).__name__} would write what the plain class reads as another model. "
-                "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model alone"
-            )
-        return save(self, *args, state_dict={**plain, **state}, **kwargs)
-
-    return save_pretrained
 
 
 # ---- into it

@@ -27,12 +27,13 @@ from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
 from .parameters import WrappedParameters
+from .pretrained import saving_pretrained
 from .prior import NAME as PRIOR
 from .prior import install
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
 from .standardize import Scaling
-from .state_dict import extract, saving_both
+from .state_dict import extract
 from .surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
     answer.__signature__ = _signature(answer)  # type: ignore[attr-defined]  # torch.export binds keywords to it
     namespace[method] = answer
     if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
-        namespace["save_pretrained"] = saving_both(save)
+        namespace["save_pretrained"] = saving_pretrained(save)
     namespace.update(refusals_of(cls))
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__
