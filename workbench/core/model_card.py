@@ -13,11 +13,6 @@ from ..version import __version__
 from .ownership import extra
 
 _MARK = "<!-- written by workbench; without this line the card is yours, and stays as it is -->"
-_RISKS = {
-    "aleatoric": "noise in the data",
-    "epistemic": "too little data to know",
-    "vacuitic": "inputs unlike the training data",
-}
 
 
 def write_card(wrapped: Any, folder: Path) -> None:
@@ -53,7 +48,7 @@ def _text(wrapped: Any, base: str | None) -> str:
         f"- Outputs: {f'`{record.output!r}`' if record.output is not None else 'values; the risk is a standard deviation'}",
         f"- Training data: {f'{record.rows} rows, by workbench.fit' if record.rows else 'not known'}",
         f"- Units: {'standardised inside; predictions and risks are in those of the data' if units is not None else 'those of the model'}",
-        "- Calibration: none in this folder; `workbench.calibrate(model, held_out)` fits one around the model",
+        "- Calibration: none in this folder",
         f"- Voters: {len(wrapped.voters()) if any(method.members for method in record.methods) else 1}",
     ]
     return f"""# {name} that says when not to trust it

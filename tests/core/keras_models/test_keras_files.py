@@ -189,6 +189,25 @@ def test_what_is_frozen_stays_so(when: str, tmp_path: Path) -> None:
     assert same(restored, wrapped)
 
 
+def test_a_model_may_come_without_its_optimizer(tmp_path: Path) -> None:
+    wrapped = trained(sequential, "all")
+    wrapped.save(tmp_path / "model.keras")
+    restored = k.saving.load_model(tmp_path / "model.keras", compile=False)
+    assert not restored.compiled
+    assert same(restored, wrapped)
+    torch.testing.assert_close(torch.as_tensor(restored.predict(X, verbose=0)[0]), wrapped(X).detach())
+
+
+def test_wrappers_of_no_name_are_refused(tmp_path: Path) -> None:
+    class Pair(vote.Wrapper):
+        """Two voters."""
+
+    wrapped = Pair(2)(sequential())
+    with pytest.raises(ValueError, match=r"workbench\.register.*save_weights"):
+        wrapped.save(tmp_path / "model.keras")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_scaling_and_what_outputs_mean_come_along(tmp_path: Path) -> None:
     wrapped = vote.Wrapper(2, output="logits")(k.Sequential([k.Input((4,)), k.layers.Dense(3)]))
     wrapped.as_torch().scale(x_mean=torch.ones(4), x_scale=torch.full((4,), 2.0))
