@@ -166,7 +166,7 @@ def test_torchrun_starts_it(tmp_path: Path) -> None:
     [
         ({"strategy": "ddp"}, r"RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set\); start the script by torchrun"),
         ({"strategy": "ddp", "folds": 2}, "with folds all voters train at once in one process"),
-        ({"strategy": "fsdp"}, "strategy must be None or \"ddp\", not 'fsdp'"),
+        ({"strategy": "fsdp"}, 'strategy must be None, "eager" or "ddp", not \'fsdp\''),
     ],
 )
 def test_without_a_group_it_is_said_what_to_do(

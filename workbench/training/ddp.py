@@ -41,7 +41,7 @@ def join(strategy: str, folds: Any, device: str | torch.device | None) -> str | 
         ValueError: another strategy, folds, or no group of processes.
     """
     if strategy != "ddp":
-        raise ValueError(f'strategy must be None or "ddp", not {strategy!r}')
+        raise ValueError(f'strategy must be None, "eager" or "ddp", not {strategy!r}')
     if folds is not None:
         raise ValueError("strategy: with folds all voters train at once in one process; leave folds or strategy out")
     if not dist.is_available():

@@ -47,6 +47,7 @@ from workbench.training.loop import Loop
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.starting_values import start_at_targets
+from workbench.training.traced_step import TracedStep
 from workbench.training.tracking import TrainingLog, logged
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
@@ -133,7 +134,8 @@ def fit(
         strategy: "ddp" trains one model in all processes that torchrun has started (`torchrun --nproc-per-node=4 train.py`), or of the group
             that torch.distributed is in. Each is given the same model, rows and settings, and takes its share of each batch (batch_size counts
             all); gradients are averaged, the result is the same in all of them. With device="auto" each has a GPU of its own. The callback of
-            the first process is called, and its bar shown.
+            the first process is called, and its bar shown. None takes the steps of small models on the CPU by a graph of all branches, made
+            once in a long training, where that is sure to give the same numbers to the last bit; "eager" makes no such graph.
         augment: augment(x, y, generator) -> (x, y), or several in this order: changes the rows of each batch that is trained on, in their own
             units, so that an image moves together with its map; `workbench.training.RandomFlip` and `RandomCrop` are such functions. All
             draws repeat with the seed, those of the generator (on the CPU) and those of torch. Rows to validate on, and what a method
@@ -171,7 +173,8 @@ def fit(
             "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
         )
     changes = augmentations(augment)
-    _check_combination(folds, changes, class_weight, criterion, strategy)
+    parallel = None if strategy == "eager" else strategy
+    _check_combination(folds, changes, class_weight, criterion, parallel)
     rates, decays = pair_settings(lr, weight_decay, folds)
     for rate, decay in zip(rates, decays, strict=True):
         check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
@@ -184,8 +187,8 @@ def fit(
     if folds is not None:
         _check_that_folds_decide(validation, optimizer, patience)
         validation = 0
-    if strategy is not None:
-        device = join(strategy, folds, device)
+    if parallel is not None:
+        device = join(parallel, folds, device)
     train, valid = read_and_hold_out(data, 0.1 if validation is None else validation, batch_size, seed)
     cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
@@ -228,7 +231,7 @@ def fit(
         else:
             settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
             settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
-        if strategy is not None:
+        if parallel is not None:
             agree(train, valid, settings, callback is not None)
 
         start = copy.deepcopy(wrapped.state_dict())
@@ -271,7 +274,7 @@ def fit(
         with logged(log) as ended:
             cross_fit.run()
             return ended(cross_fit.finish())
-    loop = (Loop if strategy is None else ParallelLoop)(
+    loop = (Loop if parallel is None else ParallelLoop)(
         wrapped=wrapped,
         criterion=criterion,
         optimizer=steps_with,
@@ -289,6 +292,8 @@ def fit(
         # of a stream of its own: the order of the rows has the seed's
         changes=torch.Generator().manual_seed(seed ^ 0x5DEECE66D) if changes else None,
     )
+    if strategy is None:
+        loop.traced = TracedStep(wrapped, criterion, loop._loss)
     with logged(log) as ended:
         return ended(loop.run())
 

@@ -30,6 +30,7 @@ from workbench.training.checks import FROZEN
 from workbench.training.history import History
 from workbench.training.progress import Callback, Progress, Stopped, call_back
 from workbench.training.running_loss import RunningLoss
+from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
 
@@ -53,6 +54,7 @@ class Loop:
         callback: called after each step and each epoch, see `fit`.
         augment: what each batch is changed by, in this order.
         changes: draws for these.
+        traced: takes the steps that it can; None takes all as torch runs them.
     """
 
     wrapped: Wrapped
@@ -70,6 +72,7 @@ class Loop:
     callback: Callback | None = None
     augment: tuple[Augmentation, ...] = ()
     changes: torch.Generator | None = None
+    traced: TracedStep | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = math.inf
@@ -174,13 +177,17 @@ class Loop:
             self.optimizer.zero_grad()
             if self.changes is not None:
                 batch = changed(batch, self.augment, self.changes)
-            loss = self._loss(batch)
+            taken = None if self.traced is None else self.traced.take(batch, self._remaining())
+            loss = self._loss(batch) if taken is None else taken.loss
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
-            if not loss.requires_grad:
+            if taken is not None:
+                taken.backward()
+            elif loss.requires_grad:
+                loss.backward()
+            else:
                 raise ValueError(
                     f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
                 )
-            loss.backward()
             self._pace(epoch - 1, step - 1)
             self.lr = self.optimizer.param_groups[0]["lr"]
             self.optimizer.step()
@@ -195,6 +202,13 @@ class Loop:
 
     def _loss(self, batch: Batch) -> Tensor:
         return loss_of(self.wrapped, self.criterion, batch.x, batch.y, batch.source)
+
+    def _remaining(self) -> int:
+        """Steps to come; 0 if a loader without a length does not say."""
+        try:
+            return self.epochs * len(self.train) - self.steps
+        except TypeError:
+            return 0
 
     def _mean(self, loss: Tensor) -> Tensor:
         return loss

@@ -1,0 +1,125 @@
+"""Methods that compute with tensors and nothing else, told by their bytecode: run again with equal inputs, they do the same again."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .objects import ATOMS
+
+# what neither assigns outside of the function nor defines another one; unknown instructions of later versions of Python are not among them
+_SAFE = """RESUME NOP CACHE PRECALL EXTENDED_ARG PUSH_NULL POP_TOP COPY SWAP NOT_TAKEN POP_ITER
+    LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_BORROW_LOAD_FAST_BORROW LOAD_CONST LOAD_SMALL_INT
+    STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_LOAD_FAST DELETE_FAST LOAD_ATTR LOAD_METHOD LOAD_GLOBAL
+    CALL CALL_KW CALL_FUNCTION_EX KW_NAMES BUILD_TUPLE BUILD_LIST BUILD_SLICE BUILD_MAP BUILD_CONST_KEY_MAP LIST_EXTEND LIST_APPEND
+    UNPACK_SEQUENCE BINARY_OP BINARY_SUBSCR BINARY_SLICE UNARY_NEGATIVE UNARY_NOT UNARY_INVERT COMPARE_OP IS_OP CONTAINS_OP TO_BOOL
+    GET_ITER FOR_ITER END_FOR JUMP_FORWARD JUMP_BACKWARD RETURN_VALUE RETURN_CONST
+    POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP
+    POP_JUMP_FORWARD_IF_TRUE POP_JUMP_FORWARD_IF_FALSE POP_JUMP_FORWARD_IF_NONE POP_JUMP_FORWARD_IF_NOT_NONE
+    POP_JUMP_BACKWARD_IF_TRUE POP_JUMP_BACKWARD_IF_FALSE"""
+_INSTRUCTIONS = frozenset(_SAFE.split())
+_BUILTINS = frozenset(
+    {"len", "range", "zip", "enumerate", "isinstance", "tuple", "list", "reversed", "int", "float", "max", "min"}
+)
+# leave torch, hand out memory, call Python, or look at or change how gradients are taken
+_IMPURE = """item tolist numpy data_ptr storage untyped_storage register_hook register_post_accumulate_grad_hook backward retain_grad grad
+    grad_fn apply_ map_ map2_ set_ resize_ resize_as_ share_memory_ requires_grad_ record_stream data is_leaf output_nr volatile"""
+_NOT_PURE = frozenset(_IMPURE.split())
+_OF_TENSORS = frozenset(name for name in dir(Tensor) if not name.startswith("_")) - _NOT_PURE
+_OF_TORCH = [
+    torch._C._VariableFunctions,
+    *(getattr(torch._C, name, None) for name in ("_nn", "_special", "_linalg", "_fft")),
+]
+_OTHERS = frozenset({"append"})  # of lists
+_READING = frozenset({"from_file", "from_numpy"})
+Global = tuple[dict[str, Any], str, Any]
+
+
+class ImpureError(Exception):
+    """A function may do something else when it runs again; the message says why."""
+
+
+def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -> Iterator[Global]:
+    """The globals that a function reads, (their dict, name, present value), if it computes with tensors only.
+
+    Args:
+        function: a method of a module.
+        attributes: the names of attributes, beside those of tensors, that it may read.
+
+    Raises:
+        ImpureError: it may do anything else.
+
+    Example:
+        >>> def forward(self, x):
+        ...     return F.relu(self.fc(x)).mean(1)
+        >>> [name for _, name, _ in globals_of_pure(forward, {"fc"})]
+        ['F', 'relu']
+    """
+    code, where = function.__code__, function.__qualname__
+    if code.co_freevars or code.co_cellvars or code.co_flags & (0x20 | 0x80 | 0x100 | 0x200):
+        raise ImpureError(f"{where} is a closure or a generator")
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    if not all(isinstance(value, ATOMS) and not isinstance(value, types.ModuleType) for value in defaults):
+        raise ImpureError(f"{where} has default values that can change")
+    if getattr(code, "co_exceptiontable", b""):
+        raise ImpureError(f"{where} handles errors or contexts")
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    places = iter(range(len(steps)))
+    for i in places:
+        step = steps[i]
+        if step.opname not in _INSTRUCTIONS:
+            raise ImpureError(f"{where}: {step.opname}")
+        if step.opname == "LOAD_CONST" and isinstance(step.argval, types.CodeType):
+            raise ImpureError(f"{where} defines a function")
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            known = any(step.argval in names for names in (_OF_TENSORS, _OTHERS, attributes))
+            if not known or step.argval in _NOT_PURE:
+                raise ImpureError(f"{where} reads {step.argval}")
+        if step.opname == "LOAD_GLOBAL":
+            found, value = _global(function, step.argval)
+            if found is not None:
+                yield found
+            while isinstance(value, types.ModuleType):
+                i = next(places, len(steps) - 1)
+                if steps[i].opname not in ("LOAD_ATTR", "LOAD_METHOD") or not hasattr(value, steps[i].argval):
+                    raise ImpureError(f"{where} uses {value.__name__}")
+                if not value.__name__.startswith("torch"):
+                    raise ImpureError(f"{where} uses {value.__name__}")
+                holder, value = vars(value), getattr(value, steps[i].argval)
+                yield holder, steps[i].argval, value
+            if not _is_pure(value, steps[i].argval):
+                raise ImpureError(f"{where} uses {steps[i].argval}")
+
+
+def _global(function: types.FunctionType, name: str) -> tuple[Global | None, Any]:
+    if name in function.__globals__:
+        value = function.__globals__[name]
+        return (function.__globals__, name, value), value
+    if name in _BUILTINS:
+        return None, getattr(builtins, name)
+    raise ImpureError(f"{function.__qualname__} uses {name}")
+
+
+def _is_pure(value: Any, name: str) -> bool:
+    """Whether a global, or what a module of torch has under a name, is a constant, or a function that takes and gives tensors."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.memory_format):
+        return True
+    if name in _BUILTINS and value is getattr(builtins, name):
+        return True
+    name = (
+        name if hasattr(F, name) else getattr(value, "__name__", name)
+    )  # a function that was imported under another name
+    if isinstance(value, types.FunctionType):
+        return any(getattr(place, name, None) is value for place in (F, torch.functional)) and not name.startswith("_")
+    is_builtin = isinstance(value, types.BuiltinFunctionType) and name not in _READING
+    return is_builtin and any(getattr(place, name, None) == value for place in _OF_TORCH)
+
+
+__all__ = ["Global", "ImpureError", "globals_of_pure"]

@@ -1,0 +1,402 @@
+"""Graphs of tensor operations: recorded while Python computes something once, cleaned without changing a bit, and run without Python."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_aten: Any = torch.ops.aten
+_OPERATION = torch._ops.OpOverload
+# the same tensor again, if its sizes and strides are those that it had before
+_FORMS = (
+    _aten.view.default,
+    _aten.expand.default,
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten._unsafe_view.default,
+)
+_UNSAID_VIEWS = (
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+)  # share memory, and their schemas do not say so
+_UNSAID_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}  # write, and theirs do not either
+_OF_TYPES = {
+    _aten.promote_types.default,
+    _aten.result_type.Tensor,
+    _aten.result_type.Scalar,
+    _aten.can_cast.default,
+}  # look at no numbers
+# numbers that TorchScript has for them, in the order of c10::ScalarType and its likes
+_NUMBERS: dict[Any, int] = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.strided: 0,
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+class RefusedError(Exception):
+    """What was recorded would not be the same for other numbers, or cannot be run otherwise than by Python."""
+
+
+class Graph:
+    """What a function of tensors computes, as a graph; its numbers are those of the function to the last bit.
+
+    Args:
+        function: function(*batch) -> list of tensors. It is called once, and is to compute with `torch` alone.
+        parameters, buffers: the tensors that it uses beside the batch, read anew in each run; into buffers it may write.
+        batch: an example. Other batches must have its shapes, strides and dtypes.
+
+    Raises:
+        RefusedError: it uses other tensors, draws from a generator of its own, or looks at numbers.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> graph = Graph(lambda x: [x * weight], [weight], [], (torch.ones(2),))
+        >>> _ = weight.data.fill_(3)
+        >>> graph.run(torch.full((2,), 5.0))
+        [tensor([15., 15.])]
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., list[Tensor]],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+        batch: Sequence[Tensor],
+    ) -> None:
+        recorder = _Recorder([*parameters, *buffers], batch)
+        with recorder:
+            results = function(*batch)
+        graph, self._tensors, values = recorder.finish(results)
+        nodes = list(graph.nodes)
+        _refuse(nodes, {id(buffer) for buffer in buffers}, self._tensors)
+        writes = [node for node in nodes if _written(node)]
+        self.writes = bool(writes)  # into buffers, or into what it has made itself
+        self.draws = any(_draws(node) for node in nodes)
+        _drop_unused(graph)
+        if not writes:
+            _simplify(graph, values)
+        _separate(graph)
+        self.operations = sum(node.op == "call_function" for node in graph.nodes)
+        self._run: Callable[..., Any] = fx.GraphModule({}, graph)
+        self.scripted = False
+        if not any(node.target in _UNSAID_WRITES for node in nodes):  # TorchScript merges what its schema calls equal
+            with contextlib.suppress(
+                RefusedError, RuntimeError, AttributeError, TypeError
+            ):  # torch keeps these functions for itself
+                self._run, self.scripted = _script(graph, values), True
+
+    def run(self, *batch: Tensor) -> list[Tensor]:
+        """The same for another batch."""
+        with torch.no_grad():
+            if not self.scripted:
+                return list(self._run(*self._tensors, *batch))
+            with torch.jit.optimized_execution(False):  # which could round otherwise
+                return self._run(*self._tensors, *batch)
+
+
+# ---- recording
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation that is run, below gradients and vmap; of what can't be written down it keeps the reason.
+
+    It raises nothing itself, since whoever is recorded may take an error for one of the model, and try another way.
+
+    Args:
+        known: tensors that may be used beside the batch.
+        batch: the inputs.
+    """
+
+    def __init__(self, known: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._graph = fx.Graph()
+        self._known = {id(tensor): tensor for tensor in known}
+        self._held: list[Tensor] = []  # the known ones that are used
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []  # so that no other object gets the id of one
+        self._values: dict[fx.Node, Any] = {}
+        self._refusal = ""
+        for i, tensor in enumerate(batch):
+            self._note(self._graph.placeholder(f"batch_{i}"), tensor)
+        self._first = next(iter(self._graph.nodes))
+        self._random = torch.default_generator.get_state()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wish of torch's to import its compiler, for two seconds
+
+    def _note(self, node: fx.Node, tensor: Tensor) -> None:
+        self._nodes.setdefault(id(tensor), node)  # what was written into stays the node that it was
+        self._alive.append(tensor)
+        self._values[node] = tensor.shape, tensor.stride(), tensor.dtype
+
+    def _node(self, tensor: Tensor) -> Any:
+        if id(tensor) not in self._nodes:
+            if id(tensor) not in self._known:
+                self._refusal = (
+                    self._refusal or "a tensor is used that is neither a parameter nor a buffer, nor in the batch"
+                )
+                return None
+            with self._graph.inserting_before(self._first):
+                self._note(self._graph.placeholder(f"held_{len(self._held)}"), tensor)
+            self._held.append(tensor)
+        return self._nodes[id(tensor)]
+
+    def _check_draws(self) -> None:
+        if not torch.equal(torch.default_generator.get_state(), self._random):
+            self._refusal = self._refusal or "random draws start anew within a step"
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        draws = isinstance(function, _OPERATION) and torch.Tag.nondeterministic_seeded in function.tags
+        if draws:
+            self._check_draws()
+        result = function(*args, **kwargs)
+        if draws:
+            self._random = torch.default_generator.get_state()
+        if not isinstance(function, _OPERATION):
+            self._refusal = self._refusal or f"{function} is no operation of torch"
+        if self._refusal or function in _OF_TYPES:
+            return result
+        inputs = tree_map_only(Tensor, self._node, (args, kwargs))
+        node = self._graph.call_function(function, *inputs)
+        if isinstance(result, Tensor):
+            self._note(node, result)
+        elif isinstance(result, list | tuple):
+            self._values[node] = len(result)
+            for i, item in enumerate(result):
+                if isinstance(item, Tensor):
+                    self._note(self._graph.call_function(operator.getitem, (node, i)), item)
+        elif result is not None:
+            self._refusal = f"{function} gives numbers to Python"
+        return result
+
+    def finish(self, results: Sequence[Tensor]) -> tuple[fx.Graph, list[Tensor], dict[fx.Node, Any]]:
+        """The graph, the tensors that are its inputs in front of the batch, and of each node sizes, strides and dtype, or a length."""
+        self._check_draws()
+        if not self._refusal:
+            self._graph.output([self._node(tensor) for tensor in results])
+        self._alive.clear()
+        if self._refusal:
+            raise RefusedError(self._refusal)
+        return self._graph, self._held, self._values
+
+
+def _refuse(nodes: Sequence[fx.Node], buffers: set[int], tensors: Sequence[Tensor]) -> None:
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    writable = {node for node, tensor in zip(inputs, tensors, strict=False) if id(tensor) in buffers}
+    changing = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    for node in nodes:
+        if node.op in ("placeholder", "output") or node.target is operator.getitem:
+            continue
+        target: Any = node.target
+        if changing & set(target.tags):
+            raise RefusedError(f"{node.target} looks at numbers")
+        if any(isinstance(value, torch.Generator) for value in (*node.args, *node.kwargs.values())):
+            raise RefusedError(f"{node.target} draws from a generator of its own")
+        for target in _written(node):
+            root = _root(target)
+            if root.op == "placeholder" and root not in writable:
+                raise RefusedError(f"{node.target} writes into the batch or into a parameter")
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """What an operation writes into."""
+    if not isinstance(node.target, _OPERATION):
+        return []
+    unsaid = _UNSAID_WRITES.get(node.target, ())
+    if not node.target._schema.is_mutable and not unsaid:
+        return []
+    found = []
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            found += [
+                item for item in (value if isinstance(value, list | tuple) else [value]) if isinstance(item, fx.Node)
+            ]
+    return found
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose memory a view shows, as far as schemas tell."""
+    while node.op == "call_function" and node.args:
+        target: Any = node.target
+        is_view = target is operator.getitem or target in _UNSAID_VIEWS
+        if not is_view:
+            is_view = any(value.alias_info is not None for value in target._schema.returns)
+        source = node.args[0]
+        if not is_view or not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def _draws(node: fx.Node) -> bool:
+    return isinstance(node.target, _OPERATION) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+# ---- cleaning: exact to the bit
+def _drop_unused(graph: fx.Graph) -> None:
+    """Never a write, nor a draw, which moves the generator."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not _written(node) and not _draws(node):
+            graph.erase_node(node)
+
+
+def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
+    """Leave out views of what has that form already, and what is computed twice; in a graph that writes nothing."""
+    for node in list(graph.nodes):
+        if node.target in _FORMS and values[node] == values[node.args[0]]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or _draws(node) or "empty" in str(node.target):
+            continue
+        key = (node.target, _hashable(node.args), _hashable(node.kwargs))
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+    _drop_unused(graph)
+
+
+def _separate(graph: fx.Graph) -> None:
+    """Give each output memory of its own, as gradients have it."""
+    end = next(node for node in graph.nodes if node.op == "output")
+    roots: set[fx.Node] = set()
+    outputs = []
+    for node in end.args[0]:
+        root = _root(node)
+        if root in roots or root.op == "placeholder":
+            with graph.inserting_before(end):
+                node = graph.call_function(_aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        roots.add(root)
+        outputs.append(node)
+    end.args = (outputs,)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return type(value), repr(value) if isinstance(value, float) else value  # -0.0 and 0.0, 1 and True are not the same
+
+
+# ---- running without Python
+def _script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any]:
+    """The same as a function of TorchScript, whose interpreter takes a microsecond less for each operation than Python does."""
+    lines: list[str] = []
+    names: dict[fx.Node, str] = {}
+    parts: dict[fx.Node, list[str]] = {}
+    inputs, outputs = [], []
+    numbers = iter(range(10**9))
+
+    def new() -> str:
+        return f"%v{next(numbers)}"
+
+    def put(value: Any, kind: str) -> str:
+        """The name of an argument, which is written down first if it is a constant."""
+        if isinstance(value, fx.Node):
+            return names[value]
+        name = new()
+        if isinstance(value, list | tuple):
+            item = next((k for k in ("Optional[Tensor]", "Tensor", "bool", "float", "int") if k in kind), "int")
+            items = [put(each, item) for each in value]
+            word = "Tensor?" if item == "Optional[Tensor]" else item
+            lines.append(f"{name} : {word}[] = prim::ListConstruct({', '.join(items)})")
+            return name
+        word, text = _constant(value, kind)
+        lines.append(f"{name} : {word} = prim::Constant{text}()")
+        return name
+
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            names[node] = new()
+            inputs.append(names[node])
+        elif node.op == "output":
+            outputs = [names[each] for each in node.args[0]]
+        elif node.target is operator.getitem:
+            names[node] = parts[node.args[0]][node.args[1]]
+        else:
+            schema = node.target._schema
+            arguments = [
+                put(node.args[i] if i < len(node.args) else node.kwargs.get(a.name, a.default_value), str(a.type))
+                for i, a in enumerate(schema.arguments)
+            ]
+            results = [new() for _ in schema.returns]
+            is_list = len(results) == 1 and "List" in str(schema.returns[0].type)
+            typed = ", ".join(f"{result} : {'Tensor[]' if is_list else 'Tensor'}" for result in results)
+            lines.append(
+                f"{typed} = {schema.name}({', '.join(arguments)})"
+                if typed
+                else f"{schema.name}({', '.join(arguments)})"
+            )
+            parts[node] = results
+            if results:
+                names[node] = results[0]
+            if is_list:
+                parts[node] = [new() for _ in range(values[node])]
+                lines.append(
+                    f"{', '.join(f'{part} : Tensor' for part in parts[node])} = prim::ListUnpack({results[0]})"
+                )
+    head = ", ".join(f"{name} : Tensor" for name in inputs)
+    lines.append(f"%out : Tensor[] = prim::ListConstruct({', '.join(outputs)})")
+    text = f"graph({head}):\n  " + "\n  ".join(lines) + "\n  return (%out)\n"
+    parsed = torch._C.parse_ir(text)
+    return torch._C._create_function_from_graph("step", parsed)
+
+
+def _constant(value: Any, kind: str) -> tuple[str, str]:
+    """Type and value of a constant in TorchScript."""
+    if value is None:
+        return "NoneType", ""
+    if isinstance(value, bool):
+        return "bool", f"[value={int(value)}]"
+    if isinstance(value, float) or (isinstance(value, int) and "float" in kind):
+        if math.isnan(value):
+            raise RefusedError("NaN")
+        return "float", f"[value={float(value)!r}]"
+    if isinstance(value, int):
+        return "int", f"[value={value}]"
+    if isinstance(value, torch.device):
+        return "Device", f'[value="{value}"]'
+    if isinstance(value, str) and value.isidentifier():
+        return "str", f'[value="{value}"]'
+    try:
+        return "int", f"[value={_NUMBERS[value]}]"
+    except (KeyError, TypeError):
+        raise RefusedError(f"a constant {value!r}") from None
+
+
+def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether one of some tensors lies in the memory of another of them, or of others."""
+    places = [place for tensor in some if (place := tensor.untyped_storage().data_ptr())]
+    return len({*places}) < len(places) or not {*places}.isdisjoint(
+        tensor.untyped_storage().data_ptr() for tensor in others
+    )
+
+
+__all__ = ["Graph", "RefusedError", "share_memory"]
