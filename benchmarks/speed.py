@@ -16,6 +16,7 @@ import speed_page
 import torch
 from speed_cases import WRAPPERS, case_of
 from speed_clock import middle, peak, timed
+from speed_fit import TRAININGS, trained
 from speed_models import MODELS
 from speed_peers import TASKS, against, lacking
 from speed_targets import TARGETS
@@ -63,7 +64,8 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for peer, tasks in TASKS.items()
         for task in tasks
     ]
-    return aimed + others + peers
+    trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
+    return aimed + others + peers + trainings
 
 
 def _cell(model: str, wrapper: str, n: int, batch: int, phase: str, **how: str) -> dict[str, Any]:
@@ -180,10 +182,11 @@ def run(**cell: Any) -> dict[str, Any]:
     full = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), full:
         torch.manual_seed(0)
-        return {"hardware": hardware, **(against(**cell) if "peer" in cell else _row(cell))}
+        measure = against if "peer" in cell else trained if "training" in cell else _row
+        return {"hardware": hardware, **measure(**cell)}
 
 
-def _row(cell: dict[str, Any]) -> dict[str, Any]:
+def _row(**cell: Any) -> dict[str, Any]:
     device = cell["on"]
     case = case_of(**cell, loop=with_loop(cell))
     times = timed(case.passes, device)
