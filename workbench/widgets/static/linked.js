@@ -3,7 +3,8 @@
 // alive in notebooks (anywidget asks for `render`), and in reports without a kernel (`upgrade` asks for what a page holds).
 
 /**
- * @typedef {{name: string, short: string, label: string, unit: string, colour: string, scale: "linear" | "log" | "symlog", width: number}} Metric
+ * @typedef {{name: string, short: string, label: string, unit: string, colour: string,
+ *   scale: "linear" | "log" | "symlog", width: number}} Metric
  *   colour: of a risk, "" of what is none; width: of the linear middle of a symmetric-logarithmic axis
  * @typedef {{data: string, metrics: Metric[], classes: string[], unit: string, palette: string[], right: string, wrong: string,
  *   totalOnDark: string, total: string}} Spec
@@ -14,7 +15,8 @@
 
 const CSS = `
 .wb-linked{box-sizing:border-box;width:100%;min-width:0;position:relative;font:12px/1.4 var(--jp-ui-font-family,system-ui,sans-serif);
-color:var(--jp-ui-font-color1,CanvasText);--wb-soft:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent));--wb-ground:var(--jp-layout-color1,var(--page,Canvas));
+color:var(--jp-ui-font-color1,CanvasText);
+--wb-soft:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent));--wb-ground:var(--jp-layout-color1,var(--page,Canvas));
 --wb-line:var(--jp-border-color2,color-mix(in srgb,currentColor 25%,transparent))}
 .wb-linked *{box-sizing:border-box}
 .wb-linked-bar{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;margin-bottom:4px}
@@ -94,19 +96,24 @@ function ticks(metric, low, high, most) {
   return found.filter(v => v >= low && v <= high);
 }
 
-/** Add the outline of a point to a path. @param {CanvasRenderingContext2D} to @param {number} shape @param {number} x @param {number} y @param {number} r */
+const around = (/** @type {number} */ turns) => [Math.cos(2 * Math.PI * turns), Math.sin(2 * Math.PI * turns)];
+const OUTLINES = [ // of the shapes, about as large as a disc of radius 1; of a disc: none
+  [], [[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]], [[0, -1.2], [1.1, 0.8], [-1.1, 0.8]], [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
+  [0, 1, 2, 3].flatMap(k => [-0.04, 0.04, 0.125].map((turn, j) => around(k / 4 + 1 / 8 + turn).map(v => v * (j < 2 ? 1.6 : 0.5)))),
+];
+
+/**
+ * Add the outline of a point to a path.
+ * @param {CanvasRenderingContext2D} to
+ * @param {number} shape
+ * @param {number} x
+ * @param {number} y
+ * @param {number} r
+ */
 function mark(to, shape, x, y, r) {
-  if (shape === 0) { to.moveTo(x + r, y); to.arc(x, y, r, 0, 7); }
-  else if (shape === 1) to.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r);
-  else if (shape === 2) { to.moveTo(x, y - 1.2 * r); to.lineTo(x + 1.1 * r, y + 0.8 * r); to.lineTo(x - 1.1 * r, y + 0.8 * r); to.closePath(); }
-  else if (shape === 3) { to.moveTo(x, y - 1.3 * r); to.lineTo(x + 1.3 * r, y); to.lineTo(x, y + 1.3 * r); to.lineTo(x - 1.3 * r, y); to.closePath(); }
-  else { // a cross, as thick as can be seen
-    const a = 1.2 * r, b = Math.max(0.45 * r, 0.8);
-    for (const [dx, dy] of [[-a, b - a], [b - a, -a], [0, -b], [a - b, -a], [a, b - a], [b, 0], [a, a - b], [a - b, a], [0, b], [b - a, a], [-a, a - b]]) {
-      dx === -a && dy === b - a ? to.moveTo(x + dx, y + dy) : to.lineTo(x + dx, y + dy);
-    }
-    to.lineTo(x - b, y); to.closePath();
-  }
+  if (!OUTLINES[shape].length) return to.arc(x, y, r, 0, 7);
+  for (const [across, down] of OUTLINES[shape]) to.lineTo(x + across * r, y + down * r);
+  to.closePath();
 }
 
 /**
@@ -141,7 +148,8 @@ export function mount(el, source) {
   const clear = /** @type {HTMLButtonElement} */ (make("button", { type: "button", title: "select no row" }, "Clear selection"));
   const points = document.createElement("canvas"), marks = document.createElement("canvas");
   const tip = make("div", { class: "wb-linked-tip", hidden: "" });
-  const plot = make("div", { class: "wb-linked-plot", tabindex: "0", role: "application", "aria-roledescription": "scatter plot" }, points, marks, tip);
+  const plot = make("div", { class: "wb-linked-plot", tabindex: "0", role: "application", "aria-roledescription": "scatter plot" });
+  plot.append(points, marks, tip);
   const legend = make("div", { class: "wb-linked-legend" }), status = make("div", { class: "wb-linked-status" });
   const said = make("div", { class: "wb-linked-said", "aria-live": "polite", role: "status" });
   const root = make(
@@ -173,7 +181,10 @@ export function mount(el, source) {
   /** Colour and shape of each group of points, its name, and the group of each point. */
   function groups() {
     const by = source.get("colour");
-    if (!spec.classes.length) return { known: [{ colour: shade(column(source.get("x")).metric.colour || spec.total), shape: 0, name: "" }], of: () => 0 };
+    if (!spec.classes.length) {
+      const colour = shade(column(source.get("x")).metric.colour || spec.total);
+      return { known: [{ colour, shape: 0, name: "" }], of: () => 0 };
+    }
     if (by === "class") {
       const known = spec.classes.map((name, i) => (
         { name, colour: spec.palette[i % spec.palette.length], shape: (i + Math.floor(i / spec.palette.length)) % SHAPES.length }));
@@ -336,7 +347,11 @@ export function mount(el, source) {
     if (spec.classes.length) {
       lines.push([`${spec.classes[predicted[i]]}, true ${spec.classes[target[i]]}${isWrong(i) ? " (wrong)" : ""}`, "", isWrong(i)]);
     } else if (predicted.length) lines.push([`${digits(predicted[i])}, true ${digits(target[i])} ${spec.unit}`.trim(), "", false]);
-    spec.metrics.forEach((metric, k) => (metric.name.includes(" of ") && ![source.get("x"), source.get("y")].includes(metric.name)) || lines.push([`${metric.short} ${digits(values[k * n + i])} ${metric.unit}`.trim(), shade(metric.colour), false]));
+    const shown = [source.get("x"), source.get("y")];
+    spec.metrics.forEach((metric, k) => {
+      if (metric.name.includes(" of ") && !shown.includes(metric.name)) return; // of one of several targets
+      lines.push([`${metric.short} ${digits(values[k * n + i])} ${metric.unit}`.trim(), shade(metric.colour), false]);
+    });
     return lines;
   }
 
@@ -444,7 +459,10 @@ export function mount(el, source) {
     const chosen = place.get(source.get("row")) ?? -1;
     const now = order.indexOf(cursor >= 0 ? cursor : chosen), last = order.length - 1;
     /** @type {Record<string, number>} */
-    const moves = { ArrowDown: now + 1, ArrowRight: now + 1, ArrowUp: now - 1, ArrowLeft: now - 1, PageDown: now + 10, PageUp: now - 10, Home: 0, End: last };
+    const moves = {
+      ArrowDown: now + 1, ArrowRight: now + 1, ArrowUp: now - 1, ArrowLeft: now - 1,
+      PageDown: now + 10, PageUp: now - 10, Home: 0, End: last,
+    };
     if (event.key in moves) {
       cursor = order[Math.min(Math.max(moves[event.key], 0), last)];
       showTip(cursor);
@@ -461,7 +479,8 @@ export function mount(el, source) {
   // ---- what changes from elsewhere
   let before = "";
   const forget = source.on(() => {
-    const picked = chosenOnes().reduce((/** @type {number} */ sum, /** @type {number} */ v) => sum + v, 0), now = `${picked} ${picked === 1 ? "row" : "rows"} selected`;
+    const picked = chosenOnes().reduce((/** @type {number} */ sum, /** @type {number} */ v) => sum + v, 0);
+    const now = `${picked} ${picked === 1 ? "row" : "rows"} selected`;
     if (now !== before) said.textContent = before = now;
     refresh();
   });
