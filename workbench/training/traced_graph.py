@@ -97,14 +97,12 @@ class Graph:
         if not writes:
             _simplify(graph, values)
         _separate(graph)
-        self.operations = sum(node.op == "call_function" for node in graph.nodes)
         self._run: Callable[..., Any] = fx.GraphModule({}, graph)
         self.scripted = False
-        if not any(node.target in _UNSAID_WRITES for node in nodes):  # TorchScript merges what its schema calls equal
-            with contextlib.suppress(
-                RefusedError, RuntimeError, AttributeError, TypeError
-            ):  # torch keeps these functions for itself
-                self._run, self.scripted = _script(graph, values), True
+        if any(node.target in _UNSAID_WRITES for node in nodes):
+            return  # TorchScript merges what its schema calls equal
+        with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):  # torch's private functions
+            self._run, self.scripted = _script(graph, values), True
 
     def run(self, *batch: Tensor) -> list[Tensor]:
         """The same for another batch."""
@@ -362,11 +360,10 @@ def _script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any
                 lines.append(
                     f"{', '.join(f'{part} : Tensor' for part in parts[node])} = prim::ListUnpack({results[0]})"
                 )
-    head = ", ".join(f"{name} : Tensor" for name in inputs)
     lines.append(f"%out : Tensor[] = prim::ListConstruct({', '.join(outputs)})")
+    head = ", ".join(f"{name} : Tensor" for name in inputs)
     text = f"graph({head}):\n  " + "\n  ".join(lines) + "\n  return (%out)\n"
-    parsed = torch._C.parse_ir(text)
-    return torch._C._create_function_from_graph("step", parsed)
+    return torch._C._create_function_from_graph("step", torch._C.parse_ir(text))
 
 
 def _constant(value: Any, kind: str) -> tuple[str, str]:
