@@ -31,6 +31,12 @@ class _Lazy:
 k: Any = _Lazy()
 
 
+@pytest.fixture(autouse=True)
+def seeded_keras() -> None:
+    """The same random numbers at the start of each test of a module that takes this over by name."""
+    k.utils.set_random_seed(0)
+
+
 def sequential(*extra: Any) -> Any:
     return k.Sequential([k.Input((4,)), k.layers.Dense(8, activation="tanh"), *extra, k.layers.Dense(1)])
 

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import keras_models
 from helpers.keras_models import X, Y, k, sequential
 
 from workbench import compose, sculpt, vote
+
+seeded_keras = keras_models.seeded_keras
 
 
 def compiled() -> Any:

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import keras_models
 from helpers.keras_models import KINDS, X, Y, by_hand, k, sequential
 
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.errors import WorkbenchWarning
+
+seeded_keras = keras_models.seeded_keras
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import keras_models
 from helpers.keras_models import KINDS, X, Y, functional, k, net_class, sequential, subclassed
 
 import workbench
 from workbench import compose, neo, sample, sculpt, vote
+
+seeded_keras = keras_models.seeded_keras
 
 
 @pytest.mark.parametrize("make", [sequential, lambda: k.Sequential([k.layers.Dense(4), k.layers.Dense(1)]), subclassed])

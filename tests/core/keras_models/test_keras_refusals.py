@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import keras_models
 from helpers.keras_models import X, Y, k, net_class, sequential, subclassed
 
 import workbench
 from workbench import augment, laplace, swag, vote
+
+seeded_keras = keras_models.seeded_keras
 
 
 def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:

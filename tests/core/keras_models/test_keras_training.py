@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import keras_models
 from helpers.keras_models import X, Y, by_hand, k, nll, sequential, subclassed
 
 import workbench
 from workbench import compose, sculpt, vote
 from workbench.errors import WorkbenchWarning
+
+seeded_keras = keras_models.seeded_keras
 
 
 @pytest.mark.parametrize("make", [sequential, subclassed])
