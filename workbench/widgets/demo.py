@@ -16,7 +16,7 @@ from workbench.errors import require
 FOLDER = "workbench-demo"
 FIRST = "two_minutes"  # the notebook that shows what all of this is for
 # pages of the documentation that notebooks lead to
-_LINKED = ("benchmarks.md", "limitations.md", "how_to/own_data.md", "how_to/train.md")
+_LINKED = ("benchmarks.md", "limitations.md", "how_to/keras.md", "how_to/own_data.md", "how_to/train.md")
 _IMPORTED = ("published.py",)  # modules of the benchmarks that notebooks import
 
 

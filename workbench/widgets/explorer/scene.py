@@ -35,6 +35,8 @@ MOST_REFUSED = 8  # cases that are shown of those refused
 STYLE = f"""{pictures.STYLE}{CASES}
 .wb-explorer .widget-html-content,.wb-static{{line-height:1.35}}
 .wb-explorer .widget-html{{height:auto}}
+.wb-explorer .lm-TabBar-content{{flex-wrap:wrap}}
+.wb-explorer .lm-TabBar-tab{{flex:0 1 auto!important;min-width:fit-content!important}}
 .wb-explorer .wb-message{{color:var(--jp-error-color1,#d32f2f);white-space:pre-wrap}}
 .wb-pair{{display:flex;flex-wrap:wrap;gap:8px}}
 .wb-pair .wb-case{{width:200px;font-size:13px}}
