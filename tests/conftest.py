@@ -149,10 +149,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_open_figures() -> None:
-    """pyplot keeps figures for the whole process: a test finds none of those that tests and notebooks before it left open."""
+def _nothing_of_others() -> None:
+    """What tests and notebooks before in this process have left: pyplot keeps their figures; absl, which Keras and TensorBoard log with, keeps
+    the stream that it found, pytest's, and closes it if logging is set up anew while a test captures by `capsys`."""
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
+    if absl := sys.modules.get("absl.logging"):
+        absl.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture
