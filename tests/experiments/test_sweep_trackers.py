@@ -118,6 +118,7 @@ def test_what_is_missing_is_told_before_anything_is_written(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_logs_its_scores(tmp_path: Path) -> None:
     own = Own()
     frame = grid("linear", "plain", "cubic", [3], epochs=1, rows=40, progress=False, log_to=own)
@@ -142,6 +143,7 @@ def test_a_backtest_logs_its_trainings_and_goes_on_without(tmp_path: Path) -> No
     assert torch.equal(backtest(model, series, **options).prediction, first.prediction)  # from the file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

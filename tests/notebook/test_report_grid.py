@@ -232,6 +232,7 @@ def small_files(environment: dict[str, str], tmp_path: Path) -> Callable[[int, s
     return run
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_full_is_found_out_before_anything_runs(small_files: Any, tmp_path: Path) -> None:
     done = small_files(1, "open('ran', 'w')")
     assert done.returncode == 2
@@ -262,6 +263,7 @@ def test_a_folder_that_must_not_be_written_to(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_data_that_changed_are_noticed(jupyter_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench import data
 

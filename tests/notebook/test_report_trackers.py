@@ -82,6 +82,7 @@ def test_the_active_mlflow_run_is_logged_to_and_stays_open(notebook: Path, tmp_p
         assert run.summary["half"] == 1.0
 
 
+@pytest.mark.slow
 def test_each_run_of_a_grid_is_one_of_a_group(notebook: Path, tmp_path: Path) -> None:
     own, again = Own(), Own()
     for log_to in (own, again):
@@ -95,6 +96,7 @@ def test_each_run_of_a_grid_is_one_of_a_group(notebook: Path, tmp_path: Path) ->
     assert [told[1] for told in again.told if told[0] == "begin"] == ["small_n-5"]  # the other one was not run again
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_costs_a_warning(notebook: Path, tmp_path: Path) -> None:
     with pytest.warns(WorkbenchWarning, match="Own failed") as told:
         runs = run_grid(
@@ -113,6 +115,7 @@ def test_a_missing_package_is_named_before_anything_runs(
     assert not (tmp_path / "reports").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_logs(notebook: Path, tmp_path: Path) -> None:
     with offline("tensorboard", tmp_path):
         assert cli.main(["report", str(notebook), "-o", "reports", "-p", "n", "1", "--log-to", "tensorboard"]) == 0

@@ -118,6 +118,7 @@ def test_a_run_from_inside_a_kernel(throwaway: Callable[[str], Run]) -> None:
     assert text(run) == "ok 8\n"
 
 
+@pytest.mark.slow
 def test_interrupted_is_what_a_run_says_until_it_has_ended(jupyter_home: Path, tmp_path: Path) -> None:
     notebook = write_notebook(tmp_path / "slow.ipynb", THROWAWAY["timeout"])
     output = tmp_path / "out.ipynb"

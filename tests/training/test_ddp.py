@@ -72,6 +72,7 @@ def _trained(rank: int, folder: str) -> None:
             assert not both.training
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
     in_two_processes(_trained, tmp_path, str(tmp_path))
 
