@@ -216,10 +216,11 @@ def test_click_and_brush_in_the_linked_plot(notebook, lab):
     nb.until(".wb-linked-status", "hidden by the filter")
     page.locator(".wb-select input[type=text]").fill("odd")
     page.locator("button.wb-save").click()
+    page.wait_for_function("() => [...document.querySelectorAll('.wb-select option')].some(o => o.text == 'odd')")
     assert nb.insert("len(explorer.selections['odd'])").inner_text() == str(count)
     plot.focus()
     plot.press("Escape")
-    page.wait_for_function("() => !document.querySelector('.wb-linked-status').innerText.includes('selected')")
+    page.locator("button.wb-save[disabled]").wait_for()
     assert nb.insert("(len(explorer.selection), explorer.message)").inner_text() == "(0, '')"
     nb.save()
     nb.lab.end_kernels()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -312,3 +313,23 @@ def test_nothing_is_drawn_through_pyplot(explorer: Explorer, monkeypatch: pytest
         view(explorer).tabs.selected_index = tab
     assert dict(mpl.rcParams) == before
     assert math.isfinite(explorer.risk.total)
+
+
+def test_a_click_while_a_cell_sets_the_controls_is_not_lost(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Jupyter handles messages of widgets in another thread than cells
+    panel, first, clicks = view(explorer).panel, explorer.row, []
+    update = panel.update_controls
+
+    def click_meanwhile() -> None:
+        if not clicks:
+            clicks.append(threading.Thread(target=view(explorer).next.click))
+            clicks[0].start()
+            clicks[0].join(0.2)
+        update()
+
+    monkeypatch.setattr(panel, "update_controls", click_meanwhile)
+    explorer.step(1)
+    clicks[0].join()
+    assert explorer.row == explorer.ranked[2].item() != first

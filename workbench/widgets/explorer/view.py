@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,7 @@ class ExplorerView:
         self.explorer, self.problem = explorer, ""
         self._style = f"<style>{STYLE}{style}</style>"
         self._quiet = self._guarding = False
+        self._turn = threading.RLock()  # clicks come in another thread than cells: Jupyter's subshells
         self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
         self._make_controls(explorer)
         self.widget = self._arranged(explorer)
@@ -144,26 +146,28 @@ class ExplorerView:
         self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
 
     def _act(self, act: Callable[[Any], Any], value: Any = None) -> None:
-        if not self._quiet:
-            with self.guarded():
-                act(value)
+        with self._turn:  # a click waits for a cell that is setting controls just now, instead of being taken for that
+            if not self._quiet:
+                with self.guarded():
+                    act(value)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Show what goes wrong in the widget, where nobody would see a traceback."""
-        if self._guarding:  # the outer one says it
-            yield
-            return
-        self._guarding = True
-        try:
-            yield
-        except Exception as problem:
-            self._show_problem(f"{type(problem).__name__}: {problem}")
-            self._controls()
-        else:
-            self._show_problem("")
-        finally:
-            self._guarding = False
+        with self._turn:
+            if self._guarding:  # the outer one says it
+                yield
+                return
+            self._guarding = True
+            try:
+                yield
+            except Exception as problem:
+                self._show_problem(f"{type(problem).__name__}: {problem}")
+                self._controls()
+            else:
+                self._show_problem("")
+            finally:
+                self._guarding = False
 
     def _show_problem(self, text: str) -> None:
         self.problem = text
