@@ -27,6 +27,12 @@ NAMES = {
     "vote rank1": "vote, rank-one factors",
     "vote dealt": "vote, dealt rows",
 }
+BY_HAND = {
+    "loop": "loop",
+    "loop_fused": "loop with fused Adam",
+    "func": "torch.func",
+    "stacked": "stacked weights",
+}
 MARKS = "osD^vPX"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#444444", "#56B4E9", "#E69F00")
 INTRODUCTION = """*Plain pass*: the given model alone. *Loop*: as many deep copies as there are voters, one after another, their mean and
@@ -229,13 +235,17 @@ def _trainings(frame: pd.DataFrame) -> str:
             "fit": f"{cell['fit_s']:.2f} s",
             'strategy="eager"': f"{cell['eager_s']:.2f} s",
             "loop by hand": f"{cell['loop_s']:.2f} s",
-            "fit / loop": _number(cell["fit_loop"]),
-            "fit / loop with fused Adam": _number(cell["fit_loop_fused"]),
+            **{f"fit / {title}": _number(cell[f"fit_{name}"]) for name, title in BY_HAND.items()},
+            "error (fit; by hand)": f"{cell['fit_rmse']:.3f}; {min(errors):.3f} to {max(errors):.3f}",
         }
         for cell in some.to_dict("records")
+        for errors in [[cell[f"{name}_rmse"] for name in BY_HAND]]
     ]
     return _table(
-        "Trainings of 1024 steps of 64 rows, graphs made in them included; the loop is over copies, two-headed where sculpt is:",
+        """Trainings of 1024 steps of 64 rows, graphs made in them included; by hand with the same schedule and two-headed where sculpt is: a
+loop over copies, torch.func's vmap over their gradients, and batched products of stacked weights, the last two with fused Adam. The error is the
+distance of the mean to the truth on new rows (root mean square). Aimed at: .35 of the loop for 5 voters, .2 for 16, .6 with sculpt, and 1.4
+of stacked weights without:""",
         rows,
     )
 
