@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .core.registry import name_outer
 from .deprecation import answer_to_moved_modules
 from .methods import BUILT_IN
 from .version import __version__
@@ -93,6 +94,15 @@ _HOMES = {
     "setting": "core.settings",
 }
 __all__ = [*sorted(_HOMES), "__version__"]
+for _name, _file in {
+    "CrossConformal": "cross",
+    "QuantileRecalibration": "quantiles",
+    "SelectivePredictor": "abstention",
+    "SplitConformal": "conformal",
+    "TemperatureScaling": "scaling",
+    "VarianceScaling": "scaling",
+}.items():
+    name_outer(_name, f"{__name__}.calibration.{_file}:{_name}")
 answer_to_moved_modules()
 
 

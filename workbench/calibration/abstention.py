@@ -161,6 +161,10 @@ class SelectivePredictor(nn.Module):
         risk = chosen(scores, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)
 
+    def arguments(self) -> tuple[dict[str, Any], list[str]]:
+        """The arguments beside the model, as JSON has them; and the names of those that are functions: none."""
+        return {"by": self.by, "threshold": self.threshold.item(), "per": self.per}, []
+
     def extra_repr(self) -> str:
         per = "" if self.per == "row" else f", per={self.per!r}"
         return f"by={self.by!r}, threshold={self.threshold.item():.6g}{per}"

@@ -121,6 +121,10 @@ class Calibrated(nn.Module, ABC):
         """What fitting asks of a batch of inputs and its number of rows, by name: one number a row."""
         return {}
 
+    def arguments(self) -> tuple[dict[str, Any], list[str]]:
+        """The arguments beside the model, as JSON has them; and the names of those that are functions, which no file holds."""
+        return {name: getattr(self, name) for name in self.options}, []
+
     @abstractmethod
     def _fit(self, answers: Answers, seed: int) -> None:
         """Check the answers, then set the buffers."""

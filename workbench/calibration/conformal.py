@@ -176,6 +176,13 @@ class SplitConformal(Calibrated):
         self.register_buffer("score_groups", torch.empty(0, dtype=torch.int64) if groups is not None else None)
         self.register_buffer("score_weights", torch.empty(0, dtype=torch.float64) if weight is not None else None)
 
+    def arguments(self) -> tuple[dict[str, Any], list[str]]:
+        """See `Calibrated.arguments`."""
+        arguments, _ = super().arguments()
+        grouped, weighted = (arguments.pop(name) for name in self.of_functions)
+        functions = [name for name, used in (("groups", grouped == "inputs"), ("weight", weighted)) if used]
+        return arguments | ({"groups": "class"} if grouped == "class" else {}), functions
+
     @property
     def effective_rows(self) -> float:
         """How many held-out rows of one weight carry as much as those there are, with `weight` (Kish 1965)."""

@@ -14,7 +14,7 @@ from ..atomic import replacing
 
 KEY = "workbench"  # in the file's metadata
 CHECKSUM = f"{KEY}_checksum"  # beside it: that of the text under KEY
-VERSION = 2  # since 2 there are checksums
+VERSION = 3  # since 2 there are checksums, since 3 modules around the model
 
 
 def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
@@ -59,7 +59,7 @@ def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 def metadata_of(text: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
     """What a file says beside its tensors, with a checksum of each."""
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
-    content = json.dumps({"version": VERSION, **text, "checksums": checksums})
+    content = json.dumps({"version": VERSION if "around" in text else 2, **text, "checksums": checksums})
     return {KEY: content, CHECKSUM: digest(content)}
 
 

@@ -16,9 +16,10 @@ from .copying import load_state
 from .crossfit import members_axis
 from .descriptions import described, import_path, unknown_methods
 from .file_contents import named_wrapper, read
-from .file_format import tensors_of, write
+from .file_format import write
 from .frameworks import load_foreign
 from .function import Function
+from .outer import INNER, check_outer, contents_of, load_outer, split_outer
 from .outputs import from_json
 from .ownership import MARK
 from .savepoint import Savepoint
@@ -29,13 +30,13 @@ from .wrapper import Wrapper
 
 # ---- saving
 def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
-    """Write a wrapped model to one safetensors file, whole or not at all.
+    """Write a wrapped model, or one that is calibrated or abstains, to one safetensors file, whole or not at all.
 
     The file holds what `wrapped.state_dict()` holds, tied tensors once, each in its own dtype, and in its metadata the wrappers with all
     their settings and a checksum of each tensor. It holds no code, and none is run when it is read.
 
     Args:
-        wrapped: what a wrapper gave.
+        wrapped: what a wrapper gave, or what `calibrate` or `Selective.predictor` made of it.
         path: the file; missing folders are made, a file that is there is replaced.
 
     Raises:
@@ -55,17 +56,18 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         >>> torch.equal(again(x), wrapped(x))
         True
     """
-    wrapped = eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped
+    outer, wrapped = split_outer(eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped)
     parts = _parts(wrapped)
     if not parts:
         raise TypeError(
             f"save takes what a wrapper gave, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
         )
-    tensors, split = tensors_of(wrapped)
+    around, tensors, split = contents_of(outer, wrapped)
     text = {
         "model": import_path(_plain_class(wrapped)),
         "parts": {at: described(part) for at, part in parts.items()},
         "complex": split,
+        **({"around": around} if around else {}),
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,20 +90,21 @@ def _parts(model: Any) -> dict[str, Any]:
 
 # ---- loading
 def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
-    """A wrapped model from a file of `save`: the plain model is wrapped as the file says, and takes its tensors.
+    """A model from a file of `save`: the plain model is wrapped, and calibrated, as the file says, and takes its tensors.
 
     As with `load_state_dict`, the tensors are copied into those of the model: what no method takes over is shared with the model that is
     given. They stay on its device, and take the dtype that they were saved in. On the meta device, the file's own tensors are used.
 
     Args:
         path: the file.
-        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place. Nothing for a
+        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place; or one
+            that is calibrated alike, which is needed if it was calibrated with functions (`groups=`, `weight=`). Nothing for a
             `.keras` file that the `save` of a wrapped Keras model has written: it says how to build it, as for `keras.saving.load_model`.
         wrapper: only for files of distributions or densities of your own, and of wrappers that are not registered (`workbench.register`), which
             are never imported from a file.
 
     Returns:
-        The wrapped model.
+        The wrapped model, or what stood around it when it was saved.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -124,7 +127,20 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
         model = Function(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"load takes the model that the file is of, {text['model']}, not {_kind(model)}")
-    return load_contents(model, wrapper, text, tensors, path)
+    around = text.get("around", [])
+    outer, model = split_outer(model)
+    check_outer(path, around, outer)
+    if not around:
+        return load_contents(model, wrapper, text, tensors, path)
+    savepoint, prefix = Savepoint(outer[0] if outer else model), INNER * len(around)
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    try:
+        return load_outer(around, outer, load_contents(model, wrapper, text, own, path), tensors)
+    except BaseException as error:
+        savepoint.restore(error)
+        if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: what stands around its model does not load: {error}") from error
 
 
 def load_contents(

@@ -14,6 +14,7 @@ GROUP = "workbench.wrappers"  # of entry points: name = "package.module:Class"
 PLAIN = "plain"  # what texts call the model without a wrapper
 _BUILT_IN: dict[str, str] = {}  # name -> "module:Class"
 _REGISTERED: dict[str, type[Any]] = {}
+OUTER: dict[str, str] = {}  # classes of modules around a wrapped model -> "module:Class"
 
 
 def build_in(name: str, place: str) -> None:
@@ -123,4 +124,19 @@ def name_of(cls: type) -> str:
     return names[0] if names else cls.__name__
 
 
-__all__ = ["PLAIN", "name_of", "register", "wrapper_class", "wrapper_names"]
+def name_outer(name: str, place: str) -> None:
+    """Make a class of modules around a wrapped model known to files by where it is, "module:Class"; it is imported when it is first asked for.
+
+    Its first argument is what it stands around, its attribute `wrapped`; what it learns lies in buffers; its method `arguments` gives the other
+    arguments as JSON has them, and the names of those that are functions, which no file holds.
+    """
+    OUTER[name] = place
+
+
+def outer_class(name: str) -> type[Any]:
+    """The class of that name."""
+    module, _, attribute = OUTER[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+__all__ = ["OUTER", "PLAIN", "name_of", "name_outer", "outer_class", "register", "wrapper_class", "wrapper_names"]
