@@ -21,7 +21,8 @@ from workbench.calibration.answers import (
     precise,
     risk_named,
 )
-from workbench.calibration.base import check_model, class_dim, collect, named, output_of
+from workbench.calibration.base import check_model, class_dim, collect, named, output_name, output_of, risks_at
+from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
@@ -155,8 +156,10 @@ class SelectivePredictor(nn.Module):
         """
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
-        risks = named(self.wrapped, raw_risk).map(precise)
-        scores = precise(y).movedim(class_dim(self.wrapped), -1) if self.by == "confidence" else y
+        name = output_name(self.wrapped, y)
+        risks = risks_at(named(self.wrapped, raw_risk), name).map(precise)
+        part = pick(y, name)
+        scores = precise(part).movedim(class_dim(self.wrapped), -1) if self.by == "confidence" else part
         chosen = row_risk if self.per == "row" else position_risk
         risk = chosen(scores, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from workbench.calibration.answers import Answers, precise
+from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.core.inputs import opened
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
@@ -84,12 +85,20 @@ class Calibrated(nn.Module, ABC):
         """
         with evaluating(self.wrapped, whole=True):
             if not return_risk and not self.moves_prediction:
-                return self._adjusted(self.wrapped(*args, **kwargs), Risk())[0]
+                return self._put_back(self.wrapped(*args, **kwargs), Risk())[0]
             y, uncalibrated = self.wrapped(*args, return_risk=True, **kwargs)
-        y, risk = self._adjusted(y, named(self.wrapped, uncalibrated))
+        y, risk = self._put_back(y, named(self.wrapped, uncalibrated))
         if not return_risk:
             return y
         return y, (risk if isinstance(uncalibrated, Risk) else risk[kind_of(self.wrapped)])
+
+    def _put_back(self, y: Any, risks: Risk) -> tuple[Any, Risk]:
+        """Calibrated prediction and risks in the structure of the model's."""
+        name = output_name(self.wrapped, y)
+        part, adjusted = self._adjusted(pick(y, name), risks_at(risks, name))
+        like = next((risks[cause] for cause in risks if not isinstance(risks[cause], Tensor)), None)
+        trees = {cause: risks[cause] if cause in risks.names() else like for cause in adjusted}  # one may be new
+        return put(y, name, part), Risk(**{cause: put(trees[cause], name, adjusted[cause]) for cause in adjusted})
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper end for every value, each shaped like the prediction and in its units, where the method gives them.
@@ -206,19 +215,17 @@ def output_of(model: Any, default: Any = None) -> str:
         ValueError: if it gives something else.
     """
     output = _record(model).output
-    output = default if output is None else output
-    form = form_of(output)
-    if form not in ("values", "logits", "probs"):
-        raise ValueError(
-            f"the model was wrapped with output={output!r}; this works on one output that is values [n, ...] or scores of classes: wrap a "
-            "function that returns such a one"
-        )
-    return form
+    return form_of(one_meaning(default if output is None else output))
+
+
+def output_name(model: Any, y: Any) -> str:
+    """The dotted name of the output that is calibrated in what the model gives, "" of a tensor."""
+    return one_name(_record(model).output, y)
 
 
 def class_dim(model: Any) -> int:
     """The dimension of the classes in what the model gives: 1 for maps, mostly; -1 of values."""
-    dim = getattr(_record(model).output, "dim", None)
+    dim = getattr(one_meaning(_record(model).output), "dim", None)
     return -1 if dim is None else dim
 
 
@@ -254,7 +261,8 @@ def quantiles_of(model: Any) -> Quantiles | None:
 def offsets_of(model: Any, x: Any, y: Tensor) -> Tensor:
     """How far the quantiles of a model with quantile heads lie from its prediction y [n, ...]: [levels, n, ...]."""
     args, kwargs = opened(model, x)
-    return precise(Wrapped.quantiles(cast(Any, eager(model)), *args, **kwargs)) - y
+    quantiles = Wrapped.quantiles(cast(Any, eager(model)), *args, **kwargs)
+    return precise(pick(quantiles, output_name(model, quantiles))) - y
 
 
 def named(model: Any, risk: Any) -> Risk:
@@ -265,15 +273,17 @@ def named(model: Any, risk: Any) -> Risk:
     return Risk(**{kind: risk, **({} if kind == "vacuitic" else {"total": risk})})
 
 
+def risks_at(risks: Risk, name: str) -> Risk:
+    """Those of the output of a dotted name."""
+    return Risk(**{cause: pick(risks[cause], name) for cause in risks})
+
+
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Prediction, with classes last, and risks (none if not wanted) of a model, as tensors of at least float32."""
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
-    if not isinstance(y, Tensor):
-        raise TypeError(
-            f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...]: wrap a function that picks it"
-        )
-    return precise(y).movedim(class_dim(model), -1), named(model, risks).map(precise)
+    name = output_name(model, y)
+    return precise(pick(y, name)).movedim(class_dim(model), -1), risks_at(named(model, risks), name).map(precise)
 
 
 # ---- rows
