@@ -225,7 +225,8 @@ def output_name(model: Any, y: Any) -> str:
 
 def class_dim(model: Any) -> int:
     """The dimension of the classes in what the model gives: 1 for maps, mostly; -1 of values."""
-    dim = getattr(one_meaning(_record(model).output), "dim", None)
+    output = _record(model).output
+    dim = getattr(one_meaning(output) if isinstance(output, Mapping) else output, "dim", None)
     return -1 if dim is None else dim
 
 

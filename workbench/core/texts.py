@@ -38,7 +38,7 @@ def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
     if PLAIN in names:
         if len(terms) > 1 or isinstance(terms[0], ast.Call):
             raise ValueError(f"wrapper {text!r}: {PLAIN} is the model without a wrapper, and stands alone")
-        return compose(output=None if output == "logits" else output)
+        return compose(output=output)
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"wrapper {text!r}: {', '.join(sorted(repeated))} can't be there twice")
     output = "logits" if output is None and classes else output

@@ -79,7 +79,7 @@ def try_batch(
     if (
         criterion is None
         and output is not None
-        and not (isinstance(y, Tensor) and output in ("values", "logits", "probs"))
+        and not (isinstance(y, Tensor) and isinstance(prediction, Tensor) and output in ("values", "logits", "probs"))
     ):
         loss = LossByMeaning(output)
         for targets in [rows.y for rows in in_memory] or [y]:
@@ -111,7 +111,8 @@ def try_batch(
     elif criterion is None:
         raise TypeError(
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
-            "give criterion(prediction, target) that makes one loss of them"
+            'say when wrapping which output they are of, output={"logits": "logits"}, or give criterion(prediction, target) that makes one loss '
+            "of them"
         )
     learns = any(leaf.requires_grad for leaf in tensors(prediction))
     if converted and not learns:

@@ -20,14 +20,17 @@ from workbench.engine.tree import flatten, names
 Criterion = Callable[[Any, Any], Tensor]
 
 
-def default_criterion(wrapped: Wrapped, y: Any) -> Criterion:
+def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False) -> Criterion:
     """The loss of each output by its meaning; for one that nobody said, mean squared error or, for class numbers, cross entropy.
 
     Args:
         wrapped: the model.
         y: targets of a batch.
+        structured: whether the model gives a structure of outputs, one of which has the targets.
     """
     output = wrapped._workbench.output
+    if structured and output is not None:
+        return LossByMeaning(output)
     if isinstance(y, Tensor) and y.is_floating_point() and form_of(output) == "values":
         return F.mse_loss
     if isinstance(y, Tensor) and not y.is_floating_point() and y.dim() == 1:

@@ -197,7 +197,7 @@ def fit(
     present = keeps_present(wrapped, standardize)
     savepoint = Savepoint(wrapped)
     try:
-        first, learns, converted, weighted = _try_first_batch(
+        first, learns, converted, weighted, structured = _try_first_batch(
             wrapped, train, valid, criterion, like, seed, present, changes, class_weight
         )
     except BaseException as error:
@@ -210,7 +210,7 @@ def fit(
 
     try:
         wrapped.to(target, dtype)
-        criterion = criterion or weighted or _default_criterion(wrapped, first, has_folds=cut is not None)
+        criterion = criterion or weighted or _default_criterion(wrapped, first, structured, has_folds=cut is not None)
         settings = {
             "wrapped": wrapped._get_name(),
             "epochs": str(epochs),
@@ -306,7 +306,7 @@ def _checked(wrapped: Any) -> Wrapped:
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
 
 
-def _default_criterion(wrapped: Wrapped, batch: Batch, has_folds: bool) -> Criterion | None:
+def _default_criterion(wrapped: Wrapped, batch: Batch, structured: bool, has_folds: bool) -> Criterion | None:
     """The likelihood of the risk heads alone (None) for a family that has nothing else to be trained by, and with folds where there are any."""
     if wrapped._workbench.says_distributions:
         return nll
@@ -314,7 +314,7 @@ def _default_criterion(wrapped: Wrapped, batch: Batch, has_folds: bool) -> Crite
         has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
     ):
         return None
-    return default_criterion(wrapped, batch.y)
+    return default_criterion(wrapped, batch.y, structured)
 
 
 def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> None:
@@ -333,11 +333,12 @@ def _try_first_batch(
     scaled: bool,
     augment: Sequence[Augmentation],
     class_weight: Weights | Mapping[str, Weights] | None,
-) -> tuple[Batch, bool, dict[Key, torch.dtype], LossByMeaning | None]:
+) -> tuple[Batch, bool, dict[Key, torch.dtype], LossByMeaning | None, bool]:
     """A first batch, which the model is tried with, and what it shows.
 
     Returns:
-        The batch, whether the prediction can be trained, which inputs the model wants as floating-point, and the loss with class weights.
+        The batch, whether the prediction can be trained, which inputs the model wants as floating-point, the loss with class weights, and
+        whether the prediction is a structure of tensors.
     """
     with own_random(seed, like.device):
         first = next(iter(Batches(train, 32, like.device, like.dtype)), None)
@@ -352,7 +353,7 @@ def _try_first_batch(
         weighted = None
         if class_weight is not None:
             weighted = weighted_criterion(wrapped, class_weight, prediction, first.y, train)
-        return first, learns, converted, weighted
+        return first, learns, converted, weighted, not isinstance(prediction, Tensor)
 
 
 def _check_combination(folds: Any, changes: Any, class_weight: Any, criterion: Any, strategy: Any) -> None:

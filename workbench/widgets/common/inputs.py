@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.calibration.one_output import one_name, pick
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
@@ -62,6 +63,13 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+def inputs_like(x: Tensor, model: nn.Module) -> Tensor:
+    """Inputs as `fit` gives them to a model: on its device and in its dtype, but for whole numbers (tokens), which stay."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    tokens = not x.is_floating_point() and x.dtype not in (torch.uint8, torch.bool)
+    return x.to(like.device) if tokens else x.to(like.device, like.dtype)
+
+
 def check_fits(model: nn.Module, data: Data) -> Any:
     """Check that a model answers rows of the data, and return what it gives: "values", "logits", "probs", "binary", or a meaning.
 
@@ -72,18 +80,24 @@ def check_fits(model: nn.Module, data: Data) -> Any:
     Raises:
         ValueError: the model fails, or gives something else than one value (or a score for each class) for each row.
     """
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    x = data.train.x[:2].to(like.device, like.dtype)
-    with torch.no_grad(), evaluating(model, whole=True), own_random(0, like.device):
+    x = inputs_like(data.train.x[:2], model)
+    with torch.no_grad(), evaluating(model, whole=True), own_random(0, x.device):
         try:
             y = model(x)
         except Exception as error:
             raise ValueError(
                 f"model: {type(model).__name__} fails on rows {['n', *data.input_shape]} of {data.name}: "
                 f"{type(error).__name__}: {error}"
+                + (
+                    ""
+                    if x.is_floating_point()
+                    else f" ({x.dtype} is taken for tokens: give x.float() if these are values)"
+                )
             ) from error
     if has_class_positions(data):
         return output_for(model, data)
+    if not isinstance(y, Tensor):
+        y = pick(y, one_name(output_for(model, data), y))
     expected = [len(x), *(data.train.y.shape[1:] if data.classes is None else [data.n_outputs])]
     if not isinstance(y, Tensor) or list(y.shape) != expected:
         shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__

@@ -19,6 +19,7 @@ from workbench.core.method import evaluating
 from workbench.core.wrapper import compose
 from workbench.data import Data
 
+from ..common.inputs import inputs_like
 from ..common.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def parameters_added(wrapped: nn.Module, plain: nn.Module) -> int:
 def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float:
     """What a prediction with risk costs, in predictions of the plain baseline: the ratio of the least times on the same rows."""
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-    x = x[:TIMED_ROWS].to(like.device, like.dtype)
+    x = inputs_like(x[:TIMED_ROWS], wrapped)
     # wrapped as well: small models spend most time around the passes
     baseline = compose()(plain.to(like.device, like.dtype))
 

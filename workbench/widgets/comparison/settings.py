@@ -127,7 +127,7 @@ class Candidate:
     def build(self, output: Any = "values") -> Wrapper:
         """The wrapper."""
         built = [part.build(output) for part in self.parts]
-        if not built and (output == "binary" or not isinstance(output, str)):  # must be said of the plain model, too
+        if not built and output != "values":  # must be said of the plain model, too
             return compose(output=output)
         return built[0] if len(built) == 1 else compose(*built)
 
@@ -141,6 +141,8 @@ class Candidate:
         if len(written) == 1:
             return written[0]
         imports.add("from workbench import compose")
+        if not written and output != "values":
+            written = [f"output={_written(output, imports)}"]
         return f"compose({', '.join(written)})"
 
 
