@@ -105,7 +105,9 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
-    refining = [] if not return_risk or wrapped.training or call.dealt else [m for m in record.methods if m.refines]
+    asks = return_risk and not wrapped.training and not call.dealt
+    # not behind a condition: under Python 3.12 Dynamo does not follow a comprehension there
+    refining = [method for method in record.methods if asks and method.refines]
     if measuring or refining:  # as they are now: a model may write into them also where it has not done so before
         probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
     plan = plan_of(wrapped, call, rows)
