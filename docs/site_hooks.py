@@ -37,6 +37,7 @@ REFERENCE = {
     "outputs": ("workbench.outputs",),
     "distributions": ("workbench.distributions",),
     "calibration": ("workbench.calibration",),
+    "attributions": ("workbench.attributions",),
     "metrics": ("workbench.metrics",),
     "text": ("workbench.text",),
     "data": ("workbench.data",),

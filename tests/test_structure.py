@@ -18,7 +18,7 @@ LAYERS = (
     ("risk", "distributions"),
     ("core",),
     ("methods", "outputs"),
-    ("data", "metrics", "models", "plots", "text", "training", "calibration"),
+    ("data", "metrics", "models", "plots", "text", "training", "calibration", "attributions"),
     ("doctor", "testing", "experiments"),
     ("notebook", "widgets"),
     ("cli", "pytest_plugin", "__main__", ""),

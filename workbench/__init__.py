@@ -20,6 +20,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import (
+        attributions,
         calibration,
         data,
         distributions,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(
         (
+            "attributions",
             "calibration",
             "data",
             "distributions",

@@ -40,6 +40,8 @@ def calls(rng):
         "coverage": lambda **k: plots.coverage(x, risk, x + risk, **k),
         "decision_map": lambda **k: plots.decision_map(xx, yy, xx * yy, points=(np.stack([x, x], 1), x > 0), **k),
         "history": lambda **k: plots.history(frame, **k),
+        "importance": lambda **k: plots.importance({"prediction": risk[:5], "epistemic": x[:5]}, "abcde", **k),
+        "occlusion_map": lambda **k: plots.occlusion_map(rng.random((8, 9)), rng.normal(size=(8, 9)), **k),
         "ood_histogram": lambda **k: plots.ood_histogram(risk, risk + 1, **k),
         "predicted_against_true": lambda **k: plots.predicted_against_true(x, x + risk, risk, **k),
         "reliability": lambda **k: plots.reliability(p, y, **k),
@@ -52,7 +54,7 @@ def calls(rng):
 
 
 NAMES = sorted(set(plots.__all__) - {"COLOURS", "maps", "matrix", "ood", "targets"})
-PICTURES = {"boxes", "overlay", "tokens"}  # they have no axes to read
+PICTURES = {"boxes", "occlusion_map", "overlay", "tokens"}  # they have no axes to read
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +62,7 @@ def test_given_axes_are_used_and_no_figure_is_left_open(name, rng, ax):
     assert calls(rng)[name](ax=ax) is ax
     assert plt.get_fignums() == []
     assert ax.get_xlabel() or name in PICTURES
-    assert ax.get_ylabel() or name in {"risk_split", *PICTURES}  # which has names of cases there
+    assert ax.get_ylabel() or name in {"importance", "risk_split", *PICTURES}  # which have names of cases there
     assert not ax.spines["top"].get_visible()
     ax.figure.canvas.draw()
 

@@ -10,6 +10,7 @@ from workbench.plots._common import COLOURS
 from workbench.plots.boxes import boxes
 from workbench.plots.classification import decision_map, reliability
 from workbench.plots.detection import ood, ood_histogram, roc
+from workbench.plots.importance import importance, occlusion_map
 from workbench.plots.maps import maps, overlay
 from workbench.plots.matrix import matrix
 from workbench.plots.regression import bands, coverage, predicted_against_true, risk_against_error, targets
@@ -27,8 +28,10 @@ __all__ = [
     "decision_map",
     "fan",
     "history",
+    "importance",
     "maps",
     "matrix",
+    "occlusion_map",
     "ood",
     "ood_histogram",
     "overlay",

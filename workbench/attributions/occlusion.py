@@ -1,0 +1,195 @@
+"""Which places of an image, and which tokens of a text, carry the prediction and each risk: cover them, and ask again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.abstention import row_risk
+from workbench.calibration.answers import Answers, log_probabilities
+from workbench.calibration.base import check_model, collect, output_of
+from workbench.core.rows import bad_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Occlusion:
+    """What covering each place of the inputs does; see `occlusion`.
+
+    Args:
+        change: by name, "prediction" and each risk: how much less there is when the place is covered, float64 [n, height, width] of images and
+            [n, tokens] of texts.
+        before: by name what the model says of the inputs as they are, [n].
+        window: height and width of what covers, or the number of tokens.
+    """
+
+    change: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
+    window: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What changes are known of."""
+        return tuple(self.change)
+
+    def __repr__(self) -> str:
+        shape = list(next(iter(self.change.values())).shape)
+        return f"Occlusion({shape} by {' x '.join(map(str, self.window))}: {', '.join(self.names)})"
+
+
+def occlusion(
+    wrapped: nn.Module,
+    x: Tensor,
+    *,
+    window: int | tuple[int, int] | None = None,
+    stride: int | None = None,
+    baseline: float | Tensor | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    progress: bool = True,
+) -> Occlusion:
+    """Say which places of single inputs carry each risk and the prediction: cover one after another, and see how much less there is.
+
+    A window goes over the input (Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014); the number of a place is the
+    mean of r(x) - r(x covered) over all windows that cover it. Above 0: the place carries the risk, which falls without it. Below 0: covering
+    it raises the risk, as where it is what the model recognises the input by. What covers is unlike the data as well, so that epistemic and
+    vacuitic risk may rise by that alone: choose a baseline that inputs can have.
+
+    Args:
+        wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
+        x: images [n, height, width] or [n, channels, height, width], or tokens, whole numbers [n, tokens].
+        window: side of what covers, or (height, width); None: a seventh of the shorter side, and one token.
+        stride: how far it moves; None: half a side, at least 1. The last window always ends at the edge, so that every place is covered.
+        baseline: what covers: a number, or a tensor that broadcasts to a row. None: the mean of each channel over `x`. Of tokens the number of a
+            token that means nothing, such as that of padding, unknown or mask; it must be given.
+        batch_size: rows asked for at once.
+        seed: of random draws; each window is asked under the same ones, so that what differs is its doing.
+        progress: whether to show a bar where it takes more than two seconds.
+
+    Returns:
+        The changes: of risks in their units, of "prediction" that of the value, or of the probability of the class that is predicted. Of several
+        outputs a row's risk is their root mean square, and the prediction their mean.
+
+    Raises:
+        TypeError: the model is not wrapped, or x is no tensor.
+        ValueError: x is neither images nor tokens, the window does not fit, or tokens come without a baseline.
+
+    Example:
+        >>> from workbench import vote
+        >>> wrapped = vote.Wrapper(3, output="logits")(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        >>> found = occlusion(wrapped, torch.rand(2, 1, 8, 8), window=2)
+        >>> found.names, found.change["epistemic"].shape
+        (('prediction', 'aleatoric', 'epistemic', 'total'), torch.Size([2, 8, 8]))
+    """
+    check_model(wrapped)
+    form = output_of(wrapped)
+    sides, step = _checked(x, window, stride)
+    shape = x.shape[-len(sides) :]
+    covers = _cover(x, baseline)
+    answers = collect(wrapped, x, targets=False, batch_size=batch_size, seed=seed)
+    classes = None if form == "values" else answers.y.argmax(-1)
+    before = _numbers(answers, form, classes)
+    starts = [_starts(length, side, step) for length, side in zip(shape, sides, strict=True)]
+    places = list(itertools.product(*starts))
+    # a model that draws at random is asked window by window, so that each row meets the same draws
+    together = 1 if answers.drawn else max(1, batch_size // len(x))
+    total = {name: torch.zeros(len(x), *shape, dtype=torch.float64) for name in before}
+    times = torch.zeros(shape, dtype=torch.float64)
+    from tqdm.auto import tqdm
+
+    with tqdm(total=len(places), desc="occlusion", delay=2, disable=not progress, leave=False) as bar:
+        for first in range(0, len(places), together):
+            chunk = places[first : first + together]
+            windows: list[Any] = [
+                (..., *(slice(a, a + side) for a, side in zip(corner, sides, strict=True))) for corner in chunk
+            ]
+            covered = x.repeat(len(chunk), *[1] * (x.ndim - 1)).unflatten(0, (len(chunk), len(x)))
+            for one, at in zip(covered, windows, strict=True):
+                one[at] = covers[at]
+            answers = collect(wrapped, covered.flatten(0, 1), targets=False, batch_size=batch_size, seed=seed)
+            predicted = None if classes is None else classes.repeat(len(chunk), *[1] * (classes.ndim - 1))
+            for name, value in _numbers(answers, form, predicted).items():
+                for now, at in zip(value.view(len(chunk), len(x)), windows, strict=True):
+                    total[name][at] += (before[name] - now).view(-1, *[1] * len(sides))
+            for at in windows:
+                times[at] += 1
+            bar.update(len(chunk))
+    return Occlusion({name: value / times for name, value in total.items()}, before, sides)
+
+
+def _checked(x: Any, window: Any, stride: Any) -> tuple[tuple[int, ...], int]:
+    """The sides of the window, and its step."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"x: expected a tensor of images or tokens, found {type(x).__name__}; of a model with several inputs wrap a function of one"
+        )
+    tokens = x.ndim == 2 and not x.is_floating_point()
+    if not len(x) or not (tokens or 3 <= x.ndim <= 4):
+        raise ValueError(
+            f"x has shape {list(x.shape)} ({x.dtype}); expected images [n, height, width] or [n, channels, height, width], or tokens, whole "
+            "numbers [n, tokens]. Columns of a table: attributions.permutation_importance"
+        )
+    if len(bad := bad_rows(x)):
+        raise ValueError(f"x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
+    lengths = x.shape[1:] if tokens else x.shape[-2:]
+    if window is None:
+        window = 1 if tokens else max(1, min(lengths) // 7)
+    sides = tuple(window) if isinstance(window, tuple | list) else (window,) * len(lengths)
+    if len(sides) != len(lengths) or not all(_whole(a) and 1 <= a <= b for a, b in zip(sides, lengths, strict=False)):
+        raise ValueError(f"window: expected sides from 1 to {list(lengths)}; found {window!r}")
+    if stride is None:
+        stride = max(1, min(sides) // 2)
+    if not _whole(stride) or not 1 <= stride <= min(sides):
+        raise ValueError(
+            f"stride: expected a whole number from 1 to the window's {min(sides)}, so that all is covered; found {stride!r}"
+        )
+    return sides, stride
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
+    """What covers, shaped like a row."""
+    if baseline is None:
+        if x.ndim == 2:
+            raise ValueError(
+                "baseline: give the number of a token that means nothing to the model, such as that of padding, unknown or mask"
+            )
+        mean = x.double().mean((0, -2, -1), keepdim=True)[0]
+        covers = mean if x.is_floating_point() else mean.round()
+    else:
+        covers = torch.as_tensor(baseline, device=x.device)
+        if not bool(covers.isfinite().all()):
+            raise ValueError("baseline: it is NaN or infinite")
+        if not x.is_floating_point() and bool((covers != covers.round()).any()):
+            raise ValueError(f"baseline: x holds whole numbers ({x.dtype}), and it does not")
+    try:
+        return covers.to(x.dtype).expand(x.shape[1:])
+    except RuntimeError as error:
+        raise ValueError(f"baseline: {list(covers.shape)} does not broadcast to a row {list(x.shape[1:])}") from error
+
+
+def _starts(length: int, side: int, step: int) -> list[int]:
+    """Where windows begin; the last ends at the edge."""
+    last = length - side
+    return sorted({*range(0, last + 1, step), last})
+
+
+def _numbers(answers: Answers, form: str, classes: Tensor | None) -> dict[str, Tensor]:
+    """One number for each row [n]: of the prediction, and of each risk."""
+    predicted = answers.y
+    if classes is not None:
+        predicted = log_probabilities(answers.y, form).exp().gather(-1, classes[..., None])
+    found = {"prediction": predicted.reshape(len(predicted), -1).double().mean(1).cpu()}
+    for name in answers.risk.names():
+        found[name] = row_risk(answers.y, answers.risk, name, form).double().cpu()
+    return found
+
+
+__all__ = ["Occlusion", "occlusion"]

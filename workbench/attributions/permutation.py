@@ -1,0 +1,253 @@
+"""Which columns of a table carry the prediction, each risk and the error, by shuffling one column at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration.abstention import row_risk
+from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
+from workbench.calibration.base import check_model, collect, output_of
+from workbench.core.rows import bad_rows
+from workbench.data import Data
+from workbench.data.frames import FrameEncoding
+from workbench.data.reader import data_of
+from workbench.errors import require
+
+CONSTANT = 1e-5  # spread over rows, relative to the largest value, below which float32 can't tell it from none
+
+
+@dataclass(frozen=True, eq=False)
+class PermutationImportance:
+    """What shuffling each column of a table does; see `permutation_importance`.
+
+    Args:
+        columns: names of the columns, or groups of columns, that were shuffled.
+        values: [columns, repeats] by name: "prediction", each risk, and "error" where targets are known. Shares of a variance over rows; for the
+            error an increase, in `unit`.
+        rows: how many rows were asked.
+        unit: of the error.
+    """
+
+    columns: tuple[str, ...]
+    values: Mapping[str, Tensor]
+    rows: int
+    unit: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What importance is measured for."""
+        return tuple(self.values)
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        """Mean over the permutations by name, each [columns]."""
+        return {name: value.mean(1) for name, value in self.values.items()}
+
+    @property
+    def standard_error(self) -> dict[str, Tensor]:
+        """Standard error of that mean by name, each [columns]: how well the permutations tell it, for these rows and this model."""
+        return {name: value.std(1) / value.shape[1] ** 0.5 for name, value in self.values.items()}
+
+    def ranked(self, name: str = "total") -> tuple[str, ...]:
+        """The columns, most important first, for a risk, "prediction" or "error"."""
+        if name not in self.values:
+            raise ValueError(f"name={name!r}: importance is known for {', '.join(self.names)}")
+        order = self.mean[name].nan_to_num(0.0).sort(descending=True, stable=True).indices
+        return tuple(self.columns[i] for i in order.tolist())
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a line for each column and the mean and standard error of each name."""
+        found = {}
+        for name in self.names:
+            found[name] = self.mean[name].numpy()
+            found[f"{name} ±"] = self.standard_error[name].numpy()
+        return require("pandas").DataFrame(found, index=list(self.columns))
+
+    def __repr__(self) -> str:
+        return f"PermutationImportance({len(self.columns)} columns of {self.rows:,} rows: {', '.join(self.names)})"
+
+
+def permutation_importance(
+    wrapped: nn.Module,
+    data: Any,
+    *,
+    columns: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    n_repeats: int = 10,
+    seed: int = 0,
+    max_rows: int = 2000,
+    batch_size: int = 1024,
+    progress: bool = True,
+) -> PermutationImportance:
+    """Say which columns of a table carry each risk, the prediction and the error: shuffle one column over the rows, and ask again.
+
+    The error counts as usual: by how much its mean over the rows rises (Breiman, Random forests, 2001; Fisher, Rudin and Dominici, All models
+    are wrong, but many are useful, 2019). The mean of a *risk* may well stay as it is, since the rows only swap it; so risks and prediction
+    count by how far each row moves, r_i = r(x_i) and r'_i that with column j of another row:
+
+        share_j = mean_i (r_i - r'_i)^2 / (Var r + Var r' + (mean r - mean r')^2),
+
+    one minus the concordance correlation of the two (Lin, 1989). Where columns are independent it is the total-effect index (Sobol, 2001;
+    Jansen, 1999): the share of the variance of the risk over rows that column j has a part in, alone or with others. 0: the risk does not
+    depend on it; 1: without it the risk says nothing; for a sum of terms of independent columns the shares add up to 1, with interactions to
+    more. As all permutation importance it makes rows that may not exist where columns depend on each other, and a risk of unknown inputs then
+    counts a column by that: shuffle such columns as one group.
+
+    Args:
+        wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
+        data: a Data (its test rows), the name of one, a pair (x, y), or inputs x [n, columns] alone, which have no error. A Data made of a frame
+            has its one-hot and "is missing" columns shuffled with the column that they are of.
+        columns: their names; or groups that are shuffled together, as a dict of names and column numbers. Columns in no group stay.
+        n_repeats: permutations of each column, at least 2.
+        seed: of the permutations, drawn by a generator of their own; the same seed gives the same numbers.
+        max_rows: how many rows are asked at most; of more a part is drawn, always the same.
+        batch_size: rows asked for at once.
+        progress: whether to show a bar where it takes more than two seconds.
+
+    Returns:
+        Means, standard errors and single values; of several outputs a row's risk is their root mean square. NaN for a risk (or prediction)
+        that is the same for all rows, and so carried by none.
+
+    Raises:
+        TypeError: the model is not wrapped, or data is something else.
+        ValueError: x is no table, a column does not exist, or targets and predictions do not fit.
+
+    Example:
+        >>> from workbench import sculpt
+        >>> x = torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+        >>> importance = permutation_importance(sculpt.Wrapper()(nn.Linear(3, 1)), (x, x[:, :1]), columns=["a", "b", "c"], n_repeats=3)
+        >>> importance.mean["aleatoric"].shape, importance.names
+        (torch.Size([3]), ('prediction', 'aleatoric', 'total', 'error'))
+    """
+    for name, count, least in (("n_repeats", n_repeats, 2), ("max_rows", max_rows, 2)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}; found {count!r}")
+    check_model(wrapped)
+    form = output_of(wrapped)
+    x, y, found, unit = _rows(data)
+    groups = _groups(columns, found, x.shape[1])
+    generator = torch.Generator().manual_seed(seed)
+    if len(x) > max_rows:
+        drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
+        x, y = x[drawn], None if y is None else y[drawn]
+
+    def ask(inputs: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        # the same draws in each call: what a method draws at random is not taken for the column's doing
+        given = inputs if y is None else (inputs, y)
+        answers = collect(wrapped, given, targets=y is not None, batch_size=batch_size, seed=seed)
+        return _quantities(answers, form), None if y is None else _mean_error(answers, form)
+
+    before, error = ask(x)
+    values = {name: torch.full((len(groups), n_repeats), torch.nan, dtype=torch.float64) for name in before}
+    if error is not None:
+        values["error"] = values["prediction"].clone()
+    from tqdm.auto import tqdm
+
+    bar = tqdm(total=len(groups) * n_repeats, desc="permutations", delay=2, disable=not progress, leave=False)
+    with bar:
+        for i, group in enumerate(groups.values()):
+            for k in range(n_repeats):
+                shuffled = x.clone()
+                order = torch.randperm(len(x), generator=generator)
+                shuffled[:, group] = x[order][:, group]
+                after, risen = ask(shuffled)
+                for name, value in before.items():
+                    values[name][i, k] = _share(value, after[name])
+                if error is not None and risen is not None:
+                    values["error"][i, k] = risen - error
+                bar.update()
+    return PermutationImportance(tuple(groups), values, len(x), unit)
+
+
+def _rows(data: Any) -> tuple[Tensor, Tensor | None, dict[str, list[int]], str]:
+    """Inputs [n, columns], targets, columns by name, and the unit of the error."""
+    names: dict[str, list[int]] = {}
+    unit = ""
+    if isinstance(data, Data | str):
+        found = data_of(data)
+        x, y = found.test.x, found.test.y
+        unit = found.target.unit if found.classes is None else "nats"
+        parts = found.encoding.parts if isinstance(found.encoding, FrameEncoding) else ()
+        if parts and found.encoding.columns == found.features:
+            start = 0
+            for part in parts:
+                names[part.name] = list(range(start, start + len(part.columns)))
+                start += len(part.columns)
+        else:
+            names = {column.name: [i] for i, column in enumerate(found.features)}
+    elif isinstance(data, Tensor):
+        x, y = data, None
+    elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        x, y = data
+        unit = "" if y.is_floating_point() else "nats"
+    else:
+        raise TypeError(
+            f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}"
+        )
+    if x.ndim != 2:
+        raise ValueError(
+            f"data: x has shape {list(x.shape)}; permutation_importance takes tables [n, columns], attributions.occlusion images and tokens"
+        )
+    if len(x) < 2 or (y is not None and len(y) != len(x)):
+        raise ValueError(f"data: {len(x)} rows of x and {len(x) if y is None else len(y)} of y; two rows are needed")
+    if len(bad := bad_rows(x)):
+        raise ValueError(f"data: x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
+    if len(names) != len(set(names)) or sum(map(len, names.values())) != x.shape[1]:
+        names = {}
+    return x, y, names or {f"x{i + 1}": [i] for i in range(x.shape[1])}, unit
+
+
+def _groups(
+    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, found: dict[str, list[int]], count: int
+) -> dict[str, list[int]]:
+    if columns is None:
+        return found
+    if not isinstance(columns, Mapping):
+        if isinstance(columns, str) or len(columns) != count or len(set(columns)) != count:
+            raise ValueError(f"columns: expected {count} different names, one for each column of x; found {columns!r}")
+        return {name: [i] for i, name in enumerate(columns)}
+    groups = {name: list(group) for name, group in columns.items()}
+    for name, group in groups.items():
+        whole = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < count for i in group)
+        if not group or not whole or len(set(group)) != len(group):
+            raise ValueError(
+                f"columns[{name!r}]: expected different column numbers from 0 to {count - 1}; found {group!r}"
+            )
+    if not groups:
+        raise ValueError("columns: there is no group")
+    return groups
+
+
+def _quantities(answers: Answers, form: str) -> dict[str, Tensor]:
+    """Prediction and risks, each [n, numbers], float64."""
+    predicted = answers.y if form == "values" else log_probabilities(answers.y, form).exp()
+    risks = {name: row_risk(answers.y, answers.risk, name, form) for name in answers.risk.names()}
+    found = {"prediction": predicted, **risks}
+    return {name: value.cpu().double().reshape(len(value), -1) for name, value in found.items()}
+
+
+def _mean_error(answers: Answers, form: str) -> Tensor:
+    """The mean of |prediction - target|, or of -log p(true class) over what has a class."""
+    if form == "values":
+        check_values(answers, "permutation_importance")
+        return (answers.y - answers.target).abs().double().mean().cpu()
+    check_labels(answers, "permutation_importance")
+    logs = log_probabilities(answers.y, form).double()
+    chosen = logs.gather(-1, answers.target.clamp_min(0)[..., None])[..., 0]
+    return -chosen[answers.known].mean().cpu()
+
+
+def _share(before: Tensor, after: Tensor) -> Tensor:
+    """1 - the concordance correlation between them, both [n, numbers]."""
+    spread, moved = (value.var(0, correction=0).sum() for value in (before, after))
+    if spread.sqrt() <= CONSTANT * before.abs().max():
+        return spread.new_tensor(torch.nan)
+    apart = (before.mean(0) - after.mean(0)).square().sum()
+    return (before - after).square().sum(1).mean() / (spread + moved + apart)
+
+
+__all__ = ["PermutationImportance", "permutation_importance"]

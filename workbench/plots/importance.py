@@ -1,0 +1,162 @@
+"""Figures of what carries a prediction, a risk or an error: bars for the columns of a table, a map for the places of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.plots._common import (
+    COLOURS,
+    SERIES,
+    Values,
+    array,
+    colour,
+    finite,
+    legend,
+    new_axes,
+    same_shape,
+    vector,
+    with_unit,
+)
+from workbench.plots.maps import picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOWER = "#F0E442"  # where covering raises it: yellow, like no risk (Okabe and Ito)
+OTHERS = {"prediction": SERIES[0], "error": SERIES[1]}
+
+
+def importance(
+    values: Mapping[str, Values],
+    columns: Sequence[str],
+    ax: Axes | None = None,
+    *,
+    standard_error: Mapping[str, Values] | None = None,
+    most: int = 12,
+    label: str = "importance (share of the variance over rows)",
+) -> Axes:
+    """Draw how important each column is for the prediction, the risks or the error: a group of bars for each column, the highest on top.
+
+    Args:
+        values: by name ("prediction", "error", aleatoric, epistemic, vacuitic, total) one number for each column [n]; what is NaN throughout is
+            left out, and the legend says so. `importance.mean` of `workbench.attributions.permutation_importance` fits; shares and errors have
+            different units, so that they do not belong on one axis.
+        columns: n names.
+        ax: Axes to draw on; a new figure, the higher the more bars, if None.
+        standard_error: by the same names, drawn as lines at the ends of the bars.
+        most: how many columns are drawn, those with the highest bar.
+        label: of the axis.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for an unknown name, shapes that do not match, infinite numbers, or nothing to draw.
+
+    Example:
+        >>> ax = importance({"aleatoric": [0.1, 0.9], "epistemic": [0.8, 0.3]}, ["age", "dose"])
+        >>> [text.get_text() for text in ax.get_yticklabels()]
+        ['dose', 'age']
+    """
+    if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHERS)):
+        found = ", ".join(sorted(unknown)) if isinstance(values, Mapping) and values else repr(values)[:80]
+        raise ValueError(f"values: expected a dict with {', '.join((*OTHERS, *COLOURS))}; found {found}")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
+    bars = {name: vector(value, name) for name, value in values.items()}
+    errors = {name: vector(value, f"standard_error: {name}") for name, value in (standard_error or {}).items()}
+    if extra := errors.keys() - bars.keys():
+        raise ValueError(f"standard_error: {', '.join(sorted(extra))} is not among values ({', '.join(bars)})")
+    same_shape(**bars)
+    for name, value in errors.items():
+        same_shape(**{name: bars[name], f"standard_error of {name}": value})
+    if len(columns) != len(next(iter(bars.values()))):
+        raise ValueError(
+            f"columns: expected {len(next(iter(bars.values())))} names, one for each number, found {len(columns)}"
+        )
+    same = [name for name, value in bars.items() if np.isnan(value).all()]
+    bars = {name: value for name, value in bars.items() if name not in same}
+    if not bars:
+        raise ValueError(f"values: {', '.join(same)} is NaN for every column; nothing there varies over the rows")
+    finite(**bars)
+    ranked = np.argsort(-np.max(list(bars.values()), 0), kind="stable")
+    order = ranked[:most]
+    thick = 0.8 / len(bars)
+    ax = new_axes(ax, (6.4, float(np.clip(1.1 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
+    for k, (name, value) in enumerate(bars.items()):
+        at = np.arange(len(order)) + (k + 0.5) * thick - 0.4
+        shade = OTHERS[name] if name in OTHERS else colour(ax, name)
+        spread = errors[name][order] if name in errors else None
+        look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
+        ax.barh(at, value[order], 0.9 * thick, color=shade, label=name, xerr=spread, **look)
+    ax.set_yticks(np.arange(len(order)), [str(columns[i]) for i in order])
+    ax.grid(False, axis="y")
+    ax.axvline(0, color=ax.xaxis.label.get_color(), linewidth=0.8)
+    ax.set(xlabel=label, ylim=(len(order) - 0.5, -0.5))
+    notes = [f"{name}: the same for all rows" for name in same]
+    if len(order) < len(columns):
+        notes.append(f"{len(order)} of {len(columns)} columns")
+    legend(ax, notes, loc="lower right")  # where the shortest bars are
+    return ax
+
+
+def occlusion_map(
+    image: Values,
+    change: Values,
+    ax: Axes | None = None,
+    *,
+    kind: str = "total",
+    unit: str = "",
+    strength: float = 0.85,
+) -> Axes:
+    """Draw which places of an image carry a risk, over the image in grey: in the colour of the risk where covering a place lowers it, in yellow
+    where covering it raises it, and nothing where it changes nothing.
+
+    Args:
+        image: [channels, height, width] of 1 or 3 channels, or [height, width].
+        change: how much less there is when a place is covered, [height, width], as `workbench.attributions.occlusion` says.
+        ax: Axes to draw on; a new figure if None.
+        kind: "prediction" or which risk: aleatoric, epistemic, vacuitic or total; for colour and label.
+        unit: of the change, for the label.
+        strength: opacity of the largest change, 0 to 1.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: for shapes that do not match, changes that are NaN or infinite, or an unknown kind.
+
+    Example:
+        >>> occlusion_map(np.ones((8, 8)), np.eye(8), kind="epistemic", unit="nats").get_title()
+        'epistemic'
+    """
+    if kind not in COLOURS and kind != "prediction":
+        raise ValueError(f"kind: expected prediction or one of {', '.join(COLOURS)}, found {kind!r}")
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength: expected a number from 0 to 1, found {strength}")
+    values, grey = array(change, "change"), picture(image).mean(-1)
+    same_shape(change=values, image=grey)
+    finite(change=values)
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ax = new_axes(ax, (4.8, 4.2))
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
+    top = float(np.abs(values).max()) or 1.0
+    shades = LinearSegmentedColormap.from_list(
+        kind, [LOWER, LOWER, "#BBBBBB", *[OTHERS.get(kind) or COLOURS[kind]] * 2]
+    )
+    opacity = np.abs(values) / top * strength
+    drawn = ax.imshow(values, cmap=shades, vmin=-top, vmax=top, alpha=opacity, interpolation="nearest")
+    bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
+    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # else that of one pixel
+    bar.set_label(with_unit("less when covered", unit))
+    ax.set_title(kind, fontsize=12)
+    return ax
+
+
+__all__ = ["importance", "occlusion_map"]
