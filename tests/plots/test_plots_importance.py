@@ -52,7 +52,9 @@ def test_places_that_lower_and_raise_have_two_colours_and_none_has_none(ax):
     [
         (lambda: plots.importance({"bias": [1.0]}, ["a"]), "found bias"),
         (lambda: plots.importance({}, ["a"]), "found {}"),
-        (lambda: plots.importance({"total": [1.0]}, ["a", "b"]), "expected 1 names.*found 2"),
+        (lambda: plots.importance({"total": [1.0]}, ["a", "b"]), r"expected 1 names.*found \['a', 'b'\]"),
+        (lambda: plots.importance({"total": [1.0]}, 5), "expected 1 names.*found 5"),
+        (lambda: plots.importance({3: [1.0], "bias": [1.0]}, ["a"]), "found 3, bias"),
         (lambda: plots.importance({"total": [1.0, np.nan]}, ["a", "b"]), "1 of 2 values are NaN"),
         (lambda: plots.importance({"total": [np.nan]}, ["a"]), "NaN for every column"),
         (lambda: plots.importance({"total": [1.0], "error": [1.0, 2.0]}, ["a"]), "shapes do not match"),

@@ -62,7 +62,7 @@ def occlusion(
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
         x: images [n, height, width] or [n, channels, height, width], or tokens, whole numbers [n, tokens].
-        window: side of what covers, or (height, width); None: a seventh of the shorter side, and one token.
+        window: side of what covers, or (height, width); None: a seventh of the shorter side, at least two pixels; one token.
         stride: how far it moves; None: half a side, at least 1. The last window always ends at the edge, so that every place is covered.
         baseline: what covers: a number, or a tensor that broadcasts to a row. None: the mean of each channel over `x`. Of tokens the number of a
             token that means nothing, such as that of padding, unknown or mask; it must be given.
@@ -137,7 +137,7 @@ def _checked(x: Any, window: Any, stride: Any) -> tuple[tuple[int, ...], int]:
         raise ValueError(f"x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
     lengths = x.shape[1:] if tokens else x.shape[-2:]
     if window is None:
-        window = 1 if tokens else max(1, min(lengths) // 7)
+        window = 1 if tokens else min(max(2, min(lengths) // 7), *lengths)
     sides = tuple(window) if isinstance(window, tuple | list) else (window,) * len(lengths)
     if len(sides) != len(lengths) or not all(_whole(a) and 1 <= a <= b for a, b in zip(sides, lengths, strict=False)):
         raise ValueError(f"window: expected sides from 1 to {list(lengths)}; found {window!r}")

@@ -62,7 +62,7 @@ def importance(
         ['dose', 'age']
     """
     if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHERS)):
-        found = ", ".join(sorted(unknown)) if isinstance(values, Mapping) and values else repr(values)[:80]
+        found = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
         raise ValueError(f"values: expected a dict with {', '.join((*OTHERS, *COLOURS))}; found {found}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
@@ -73,10 +73,9 @@ def importance(
     same_shape(**bars)
     for name, value in errors.items():
         same_shape(**{name: bars[name], f"standard_error of {name}": value})
-    if len(columns) != len(next(iter(bars.values()))):
-        raise ValueError(
-            f"columns: expected {len(next(iter(bars.values())))} names, one for each number, found {len(columns)}"
-        )
+    count = len(next(iter(bars.values())))
+    if not isinstance(columns, Sequence) or len(columns) != count:
+        raise ValueError(f"columns: expected {count} names, one for each number, found {columns!r:.80}")
     same = [name for name, value in bars.items() if np.isnan(value).all()]
     bars = {name: value for name, value in bars.items() if name not in same}
     if not bars:

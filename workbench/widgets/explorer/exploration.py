@@ -17,13 +17,14 @@ from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, number
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
+from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
 from workbench.widgets.explorer.selections import RowSelection
 
 
-class Exploration(RowSelection):
+class Exploration(RowSelection, Carriers):
     """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
 
     def __init__(

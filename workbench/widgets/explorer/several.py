@@ -167,6 +167,17 @@ class SeveralExploration(Exploration):
         """Refused."""
         self._refuse("are not beside their neighbours")
 
+    @property
+    def importance(self) -> NoReturn:
+        """Refused."""
+        self._refuse(
+            "their columns are not shuffled here: workbench.attributions.permutation_importance takes a table of inputs"
+        )
+
+    def occlusion(self, **options: Any) -> NoReturn:
+        """Refused."""
+        self._refuse("their places are not covered here: workbench.attributions.occlusion takes images and tokens")
+
     def answers(self) -> NoReturn:
         """Refused."""
         self._refuse(

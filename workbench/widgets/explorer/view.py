@@ -12,6 +12,7 @@ from workbench.errors import require
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import number, shown
 from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.carriers_page import carriers_page, carriers_title
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
 from workbench.widgets.explorer.scene import (
@@ -120,6 +121,9 @@ class ExplorerView:
         self.panel = SelectionPanel(e, self._act, lambda rows: shown(e.cases(rows), "", e.output))
         pages["Select"] = self.panel.widget
         self._select_tab = len(pages) - 1
+        self.carriers = w.HTML().add_class("wb-carriers")
+        pages[carriers_title(e)] = self.carriers
+        self._carriers_tab = len(pages) - 1
         self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))
         self._on(self.space, "value", lambda value: setattr(e, "space", value))
         self._on(self.tabs, "selected_index", lambda _: self.update("tab"))
@@ -188,6 +192,8 @@ class ExplorerView:
         if (tab := self.tabs.selected_index) == self._select_tab:
             if listing or what == "tab":
                 self.panel.update_rows()
+        elif tab == self._carriers_tab:
+            self._carriers_picture()
         elif tab == EDIT and what not in ("coverage", "selection", "filter", "selections"):
             self._edit_picture()
         elif tab == ALL:
@@ -254,6 +260,13 @@ class ExplorerView:
             picture.value = pictures.svg(figure, alt, spots)
             self._drawn["all"] = e.by, ax
         over.value = mark_all(self._drawn["all"][1], e)
+
+    def _carriers_picture(self) -> None:
+        e = self.explorer
+        key = None if e.data.test.x.ndim == 2 else (e.row, tuple(e.edits.items()))
+        if self._drawn.get("carriers", ("", None))[0] != key:
+            self.carriers.value = carriers_page(e)
+            self._drawn["carriers"] = key, None
 
     def _coverage_picture(self) -> None:
         e, (_, picture, over) = self.explorer, self.frames["coverage"]

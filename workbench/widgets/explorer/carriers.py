@@ -1,0 +1,59 @@
+"""What carries the risk of the explored model: columns of its table, or places of the chosen picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.attributions import Occlusion, PermutationImportance, occlusion, permutation_importance
+from workbench.data import Data
+
+MOST_SHUFFLED, REPEATS = 500, 5  # rows and permutations: standard errors say what that leaves open
+
+
+class Carriers:
+    """Which columns or places carry prediction and risks; mixed into `Exploration`."""
+
+    wrapped: nn.Module
+    data: Data
+    _importance: PermutationImportance | None = None
+
+    @property
+    def importance(self) -> PermutationImportance:
+        """Which columns of the table carry prediction, risks and error, over test rows; computed when it is first asked for.
+
+        Raises:
+            ValueError: rows are pictures, of which `occlusion` says more.
+        """
+        if self._importance is None:
+            if self.data.test.x.ndim != 2:
+                raise ValueError(
+                    f"importance: rows of {self.data.name} are no table; occlusion() says it of the chosen row"
+                )
+            self._importance = permutation_importance(
+                self.wrapped, self.data, n_repeats=REPEATS, max_rows=MOST_SHUFFLED, progress=False
+            )
+        return self._importance
+
+    def occlusion(self, **options: Any) -> Occlusion:
+        """Which places of the chosen picture, with all edits, carry prediction and risks: covered by the mean of the training rows.
+
+        Args:
+            options: those of `workbench.attributions.occlusion`.
+
+        Raises:
+            ValueError: rows are a table, of which `importance` says more.
+        """
+        train = self.data.train.x
+        if train.ndim == 2:
+            raise ValueError(f"occlusion: rows of {self.data.name} are no pictures; `importance` says it of all rows")
+        options.setdefault("baseline", train.double().mean((0, -2, -1), keepdim=True)[0])
+        return occlusion(self.wrapped, self.x[None], progress=False, **options)
+
+    @property
+    def x(self) -> Tensor:
+        raise NotImplementedError
+
+
+__all__ = ["REPEATS", "Carriers"]

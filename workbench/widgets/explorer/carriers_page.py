@@ -1,0 +1,77 @@
+"""The page of `Explorer` that says which columns or places carry the risk."""
+
+from __future__ import annotations
+
+import html
+
+from workbench import plots
+from workbench.widgets.common import pictures
+from workbench.widgets.common.cases import number
+from workbench.widgets.common.predictions import CAUSES, risk_unit
+from workbench.widgets.explorer.carriers import REPEATS
+from workbench.widgets.explorer.exploration import Exploration
+
+MOST_RISING = 3  # columns without which the error rises most
+
+
+def carriers_title(e: Exploration) -> str:
+    """What the page is called."""
+    return "Features" if e.data.test.x.ndim == 2 else "Places"
+
+
+def carriers_page(e: Exploration) -> str:
+    """Bars for the columns of a table, or maps over the chosen picture, as HTML."""
+    return _bars(e) if e.data.test.x.ndim == 2 else _maps(e)
+
+
+def _drawn(names: tuple[str, ...]) -> list[str]:
+    """The prediction and the risks by cause; the total where there are none."""
+    causes = [name for name in CAUSES if name in names]
+    return ["prediction", *(causes or [name for name in names if name == "total"])]
+
+
+def _bars(e: Exploration) -> str:
+    found = e.importance
+    names = [name for name in _drawn(found.names) if not bool(found.mean[name].isnan().all())]
+    count = min(len(found.columns), 12)
+    said = (
+        f"Each column shuffled over {found.rows:,} test rows, the mean of {REPEATS} permutations and its standard error: 0, the risk "
+        "does not depend on it; 1, without it the risk says nothing."
+    )
+    picture = '<div class="wb-caption">the prediction and all risks are the same for all rows</div>'
+    if names:
+        figure = pictures.new_figure(6.4, min(1.1 + 0.13 * count * (len(names) + 1), 9.0) + 0.4)
+        ax = pictures.paint(figure.subplots())
+        mean, spread = ({name: by[name] for name in names} for by in (found.mean, found.standard_error))
+        plots.importance(mean, found.columns, ax, standard_error=spread)
+        alt = "importance of columns: " + "; ".join(f"{name}: {', '.join(found.ranked(name)[:3])}" for name in names)
+        picture = pictures.svg(figure, alt)
+    rise, error = found.mean["error"], found.standard_error["error"]
+    place = {column: i for i, column in enumerate(found.columns)}
+    rising = [place[column] for column in found.ranked("error")[:MOST_RISING]]
+    unit = risk_unit(e.data, e.output, "error")
+    words = [f"{found.columns[i]} {number(rise[i].item(), '', 2)} ± {number(error[i].item(), unit, 2)}" for i in rising]
+    most = f"The mean error rises most without {'; '.join(words)}."
+    return f'<div class="wb-caption">{said}</div>{picture}<div class="wb-caption">{html.escape(most)}</div>'
+
+
+def _maps(e: Exploration) -> str:
+    found = e.occlusion()
+    names = _drawn(found.names)
+    figure = pictures.new_figure(2.5 * len(names), 2.5)
+    image = e.x if e.x.ndim == 2 or len(e.x) in (1, 3) else e.x[:1]
+    for ax, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        unit = "" if name == "prediction" and e.data.classes is not None else risk_unit(e.data, e.output, name)
+        plots.occlusion_map(image, found.change[name][0], pictures.paint(ax), kind=name, unit=unit)
+    case = "The edited case" if e.edits else f"Row {e.row}"
+    said = (
+        f"{case}, place after place covered by the mean of the training pixels ({' x '.join(map(str, found.window))} at a time). "
+        "In a risk's colour: covering it lowers the risk, so that the place carries it; yellow: covering it raises the risk."
+    )
+    if e.data.classes is not None:
+        said += " Prediction: the probability of the class that is predicted now."
+    alt = f"{case}: how much less {', '.join(names)} there is where a place is covered"
+    return f'<div class="wb-caption">{html.escape(said)}</div>{pictures.svg(figure, alt)}'
+
+
+__all__ = ["carriers_page", "carriers_title"]
