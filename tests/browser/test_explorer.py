@@ -212,11 +212,24 @@ def test_click_and_brush_in_the_linked_plot(notebook, lab):
     cell = WITHIN.format(width=width, height=height, left=left, top=top, right=right, bottom=bottom)
     assert nb.insert(cell).inner_text() == f"(True, {count}, '')"
     nb.photograph("explorer-brushed", ".wb-explorer")
+    # a cell of the confusion matrix, by the pointer and by keys
+    cells = page.locator(".wb-confusion tbody td button[aria-disabled=false]")
+    cells.first.click()
+    name = re.search(r"true (\d), predicted (\d): (\d+) row", cells.first.get_attribute("aria-label"))
+    nb.until(".wb-listed", f"class {name[1]}, predicted {name[2]}")
+    assert cells.first.get_attribute("aria-pressed") == "true"
+    cells.first.press("ArrowLeft")  # to the head of its row, of the class 0
+    page.keyboard.press("Enter")
+    nb.until(".wb-listed", "rows: class 0; ")
+    assert page.locator(".jp-Cell").count() == 2  # none was added by keys of JupyterLab
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !document.querySelector('.wb-listed').innerText.includes('class')")
+
     page.locator("label", has_text="wrong only").locator("input").check()
     nb.until(".wb-linked-status", "hidden by the filter")
     page.locator(".wb-select input[type=text]").fill("odd")
     page.locator("button.wb-save").click()
-    page.wait_for_function("() => [...document.querySelectorAll('.wb-select option')].some(o => o.text == 'odd')")
+    page.locator(".wb-select select option", has_text="odd").wait_for(state="attached")  # the kernel has it by now
     assert nb.insert("len(explorer.selections['odd'])").inner_text() == str(count)
     plot.focus()
     plot.press("Escape")

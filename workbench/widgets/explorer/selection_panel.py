@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.errors import require
+from workbench.widgets.explorer.confusion import chosen_cell, confusion_matrix
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.linked import MISSING, linked_plot, state_of
 
@@ -30,11 +31,14 @@ class SelectionPanel:
         w = require("ipywidgets")
         self._explorer, self._told = e, told
         self.plot = linked_plot(e, act)
+        self.matrix = None if self.plot is None else confusion_matrix(e, act)  # both need anywidget
         check = {"indent": False, "layout": {"width": "auto", "margin": "2px 8px"}}
-        self.of_class = w.Dropdown(
-            options=[ALL, *e.class_names], description="class", style={"description_width": "36px"}
+        classes = {"options": [ALL, *e.class_names], "layout": {"width": "auto", "max_width": "190px"}}
+        classes["style"] = {"description_width": "initial"}
+        self.of_class = w.Dropdown(description="class", tooltip="only rows of this true class", **classes)
+        self.predicted = w.Dropdown(
+            description="predicted", tooltip="only rows that are taken for this class", **classes
         )
-        self.of_class.layout.width, self.of_class.tooltip = "170px", "only rows of this true class"
         self.wrong = w.Checkbox(
             description="wrong only", tooltip="only rows whose predicted class is not true", **check
         )
@@ -58,24 +62,33 @@ class SelectionPanel:
             description="All rows", icon="undo", tooltip="drop the filter, and select no row", layout={"width": "100px"}
         ).add_class("wb-clear")
         self.words, self.rows = w.HTML().add_class("wb-listed"), w.HTML().add_class("wb-selected")
-        filters = [*([self.of_class, self.wrong] if e.class_names else []), *([self.unseen] if e.tells_unseen else [])]
+        filters = [
+            *([self.of_class, self.predicted, self.wrong] if e.class_names else []),
+            *([self.unseen] if e.tells_unseen else []),
+        ]
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
         plot = self.plot or w.HTML(f'<div class="wb-caption">{html.escape(MISSING)}</div>')
+        if self.matrix is not None:  # beside the plot, below it where there is no room
+            plot.layout.flex, plot.layout.min_width, plot.layout.width = "1 1 460px", "min(260px, 100%)", "auto"
+            self.matrix.layout.max_width = "100%"
+            plot = w.HBox([plot, self.matrix], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
         bars = [
             w.HBox([*filters, self.clear], layout=wrap),
             plot,
             w.HBox([self.name, self.save, self.saved], layout=wrap),
         ]
         self.widget = w.VBox([*bars, self.words, self.rows]).add_class("wb-select")
-        for control in (self.of_class, self.wrong, self.unseen):
+        for control in (self.of_class, self.predicted, self.wrong, self.unseen):
             control.observe(lambda _: act(lambda _: self._filter(), None), "value")
         self.saved.observe(lambda change: act(self._recall, change["new"]), "value")
         self.save.on_click(lambda _: act(lambda _: self._save(), None))
         self.clear.on_click(lambda _: act(lambda _: self._clear(), None))
 
     def _filter(self) -> None:
-        of_class = None if self.of_class.value == ALL else self.of_class.value
-        self._explorer.filter(of_class=of_class, wrong=self.wrong.value, confident_unseen=self.unseen.value)
+        truth, predicted = (None if c.value == ALL else c.value for c in (self.of_class, self.predicted))
+        self._explorer.filter(
+            of_class=truth, predicted=predicted, wrong=self.wrong.value, confident_unseen=self.unseen.value
+        )
 
     def _save(self) -> None:
         self._explorer.selections[self.name.value.strip()] = self._explorer.selection
@@ -93,7 +106,9 @@ class SelectionPanel:
     def update_controls(self) -> None:
         """Let the controls say what is; the caller sees to it that nobody takes that for a click."""
         e, chosen = self._explorer, self._explorer.filters
-        self.of_class.value = chosen.get("of_class", ALL)
+        self.of_class.value, self.predicted.value = (chosen.get(name, ALL) for name in ("of_class", "predicted"))
+        if self.matrix is not None:
+            self.matrix.chosen = chosen_cell(e)
         self.wrong.value, self.unseen.value = "wrong" in chosen, "confident_unseen" in chosen
         names = ["", *e.selections]
         if list(self.saved.options) != names:

@@ -111,11 +111,19 @@ class RowSelection:
         return self._selections
 
     # ---- filter
-    def filter(self, *, of_class: str | int | None = None, wrong: bool = False, confident_unseen: bool = False) -> Self:
+    def filter(
+        self,
+        *,
+        of_class: str | int | None = None,
+        predicted: str | int | None = None,
+        wrong: bool = False,
+        confident_unseen: bool = False,
+    ) -> Self:
         """List only rows that meet all of these; without any, all rows. The ranking, coverage and abstention stay those of all rows.
 
         Args:
             of_class: name or number of the true class.
+            predicted: name or number of the predicted class; both together are one cell of `confusion`.
             wrong: only rows whose predicted class is not the true one.
             confident_unseen: only rows about which the model is sure and which are unlike the training data: total risk of at most its median
                 over `rows` (where no total is measured, 1 - confidence), vacuitic risk above 2 standard deviations.
@@ -128,9 +136,13 @@ class RowSelection:
         """
         passing, chosen = torch.ones(len(self.rows), dtype=torch.bool), dict[str, Any]()
         if of_class is not None:
-            number = self._class_number(of_class)
+            number = self._class_number(of_class, "of_class")
             chosen["of_class"] = self.class_names[number]
             passing &= self._targets == number
+        if predicted is not None:
+            number = self._class_number(predicted, "predicted")
+            chosen["predicted"] = self.class_names[number]
+            passing &= self._answers.y == number
         if wrong:
             if not self.class_names:
                 raise ValueError(
@@ -156,14 +168,26 @@ class RowSelection:
         """Names of the classes that rows can be filtered by; none of values and of rows with several targets."""
         return tuple(self.data.classes or ()) if self.data.train.y.ndim == 1 else ()
 
-    def _class_number(self, of_class: str | int) -> int:
+    @property
+    def confusion(self) -> Tensor:
+        """How many of `rows` of each true class (down) are taken for each class (across), int64 [classes, classes].
+
+        Raises:
+            ValueError: rows have no single class.
+        """
+        count = len(self.class_names)
+        if not count:
+            raise ValueError(f"confusion: rows of {self.data.name} have no single class here")
+        return torch.bincount(self._targets * count + self._answers.y, minlength=count**2).view(count, count)
+
+    def _class_number(self, chosen: str | int, argument: str) -> int:
         names = self.class_names
-        if of_class in names:
-            return names.index(str(of_class))
-        if isinstance(of_class, int) and not isinstance(of_class, bool) and 0 <= of_class < len(names):
-            return of_class
+        if chosen in names:
+            return names.index(str(chosen))
+        if isinstance(chosen, int) and not isinstance(chosen, bool) and 0 <= chosen < len(names):
+            return chosen
         known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"
-        raise ValueError(f"of_class={of_class!r}: the classes of {self.data.name} are {known}")
+        raise ValueError(f"{argument}={chosen!r}: the classes of {self.data.name} are {known}")
 
     def _sureness(self) -> str:
         """The risk that is low where the model is sure."""
@@ -197,7 +221,12 @@ class RowSelection:
         """Why not all rows are listed; "" if they are."""
         said = []
         if self._filter:
-            named = {"of_class": "class {}", "wrong": "wrong", "confident_unseen": "confident and never seen"}
+            named = {
+                "of_class": "class {}",
+                "predicted": "predicted {}",
+                "wrong": "wrong",
+                "confident_unseen": "confident and never seen",
+            }
             said.append(", ".join(named[name].format(value) for name, value in self._filter.items()))
         if len(self._selection):
             said.append(
