@@ -71,7 +71,7 @@ def test_pick_edit_hover_and_refuse(notebook):
 PICTURES = """
 import torch
 from torch import nn
-from workbench import compose, fit, neo, vote
+from workbench import compose, fit, neo, sample, vote
 from workbench.data import load
 from workbench.widgets import Comparison, Explorer
 
@@ -81,7 +81,7 @@ def model():
 ---
 wrapped = compose(vote.Wrapper(3, output="logits"), neo.Wrapper())(model())
 fit(wrapped, load("digits"), epochs=3, progress=False)
-explorer = Explorer(wrapped, "digits")
+explorer = Explorer({"voters": wrapped, "noise": sample.Wrapper(3, output="logits")(model())}, "digits")
 explorer
 ---
 comparison = Comparison(model, "digits", ["vote+neo"], epochs=3)
@@ -98,6 +98,15 @@ def test_pictures(notebook, lab):
     page.locator(".wb-edit .noUi-handle").first.press("PageUp")
     nb.until(".wb-chosen", "edited: noise")
     assert page.locator(".wb-chosen .wb-case img").count() == 2
+    nb.until(".wb-models caption", ", edited, by each model")
+    nb.until(".wb-models .wb-current", "voters")
+    row = page.locator(".wb-rank input").input_value()
+    nb.choose(".wb-rank select >> nth=0", "noise")
+    nb.until(".wb-models .wb-current", "noise")
+    nb.until(".wb-chosen", "edited: noise")
+    assert page.locator(".wb-rank input").input_value() == row
+    page.locator(TABS, has_text="Places").click()
+    nb.until(".wb-carriers", "The edited case, place after place")
     nb.photograph("explorer-pictures", ".wb-explorer")
     page.locator("button.wb-train").click()
     nb.until(".wb-status", "Done: 2 of 2 trained", 60)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration import Selective
-from workbench.calibration.base import check_model, output_of
+from workbench.calibration.base import output_of
 from workbench.core.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
@@ -20,16 +20,17 @@ from workbench.widgets.common.predictions import Predictions, per_row, predict_c
 from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
+from workbench.widgets.explorer.models import ModelChoice, named_models
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
 from workbench.widgets.explorer.selections import RowSelection
 
 
-class Exploration(RowSelection, Carriers):
+class Exploration(RowSelection, Carriers, ModelChoice):
     """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
 
     def __init__(
         self,
-        wrapped: nn.Module,
+        wrapped: nn.Module | Mapping[str, nn.Module],
         data: Any,
         *,
         by: str | None = None,
@@ -38,9 +39,7 @@ class Exploration(RowSelection, Carriers):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
-        check_model(wrapped)
-        self.wrapped, self.data, self.k = wrapped, data_of(data), k
-        self.output = output_of(wrapped)
+        self.data, self.k = data_of(data), k
         test = self.data.test
         if not 2 <= test.x.ndim <= 4:
             raise ValueError(f"data: rows have shape {list(self.data.input_shape)}; cases are tables or pictures")
@@ -58,10 +57,14 @@ class Exploration(RowSelection, Carriers):
         if len(test) > max_rows:
             drawn = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:max_rows]
             self.rows = drawn.sort().values
-        self._answers = predict_cases(wrapped, self.data, test.x[self.rows])
+        self._models = named_models(wrapped, self.data)
+        self._model, self.wrapped = next(iter(self._models.items()))
+        self.output = output_of(self.wrapped)
+        self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
+        self._answers_of = {self._model: self._answers}
         self._start(by, coverage)
         self._searches: dict[str, NeighbourSearch] = {}
-        linear = any(isinstance(module, nn.Linear) for module in wrapped.modules())
+        linear = any(isinstance(module, nn.Linear) for module in self.wrapped.modules())
         self._space = space or ("features" if test.x.ndim > 2 and linear else "inputs")
         self._search(self._space)
         self._editor = Editor(self.data, self._edited)
@@ -69,13 +72,27 @@ class Exploration(RowSelection, Carriers):
 
     # ---- ranking
     def _start(self, by: str | None, coverage: float) -> None:
-        known = self.rankings
-        self._by = by or ("epistemic" if "epistemic" in known else known[0])
+        self._by = by or self._usual()
         self._check_by(self._by)
         self._coverage = _share(coverage)
         self._selective: Selective | None = None
         self._ranked = self._order()
         self._start_selecting()
+
+    def _usual(self) -> str:
+        """What ranks the cases if nobody says it."""
+        return "epistemic" if "epistemic" in (known := self.rankings) else known[0]
+
+    def _changed_model(self) -> None:
+        self._by = self._by if self._by in self.rankings else self._usual()
+        self._selective, self._importance, self._searches = None, None, {}
+        self._ranked, self._passing = self._order(), self._checked_filter(**self._filter)[1]
+        try:
+            self._search(self._space)
+        except ValueError:  # this model has no features that rows could be near in
+            self._space = "inputs"
+            self._search(self._space)
+        self._refresh("model")
 
     @property
     def by(self) -> str:
@@ -365,12 +382,13 @@ class Exploration(RowSelection, Carriers):
         )
 
     def _refresh(self, what: str) -> None:
-        """Called after each change, with what changed: "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter" or
+        """Called after each change, with what changed: "model", "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter" or
         "selections"."""
 
     def __repr__(self) -> str:
         edited = f", edited: {', '.join(self._editor.changes)}" if self._editor.changes else ""
-        return f"{type(self).__name__}({self.data.name}, row {self._row}{edited})"
+        model = f", {self._model}" if len(self._models) > 1 else ""
+        return f"{type(self).__name__}({self.data.name}{model}, row {self._row}{edited})"
 
 
 def _share(coverage: float) -> float:

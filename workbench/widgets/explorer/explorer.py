@@ -33,7 +33,9 @@ class Explorer(Exploration):
     to eight columns or labels, in its own unit.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model.
+        wrapped: what a wrapper made of a model, trained; or a calibrated model. Or several of them, a dict by name, such as the `models` of a
+            `Comparison`: a list chooses which one is looked at (`explorer.model`), and what all say about the chosen row stands side by side.
+            Row, edits, selection and filter stay when the model changes. Rows of several targets are explored by one model at a time.
         data: a workbench Data, the name of one, or a pair (x, y), a fifth of whose rows become the test rows. Cases are test rows: of
             images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor.
         by: what ranks the cases: a risk that the model measures, "confidence" (for classes) or "error"; None: epistemic risk if there
@@ -88,7 +90,7 @@ class Explorer(Exploration):
 
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
-            return self.by, self.filters, self.selection.tolist()
+            return self.model, self.by, self.filters, self.selection.tolist()
 
         self._saved = SavedOutput(SavedPage(self), now, f"{self!r} as it was saved")
         return ExplorerView(self, self._saved.style)

@@ -26,6 +26,7 @@ from workbench.widgets.explorer.landscape import (
     risk_label,
 )
 from workbench.widgets.explorer.linked import still, undrawn
+from workbench.widgets.explorer.models_page import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +53,9 @@ STYLE = f"""{pictures.STYLE}{CASES}
 .wb-frame .wb-over .widget-html-content{{position:absolute;left:0;top:0;right:0;bottom:0}}
 .wb-here{{position:absolute;box-sizing:border-box;width:14px;height:14px;margin:-7px 0 0 -7px;border-radius:50%;
 border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp-layout-color0,#fff)}}
+.wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}}
+.wb-models .wb-length div{{height:100%}}
+.wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
 .wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,#222);opacity:.75}}
 .wb-static .wb-frame{{display:inline-block;vertical-align:top;margin:0 12px 8px 0}}
 .wb-static section{{margin-bottom:10px}}
@@ -165,13 +169,15 @@ class SavedPage:
 
     def __call__(self) -> str:
         e = self._explorer
-        if self._drawn[0] != e.by:
+        drawn_for = f"{e.model}, {e.by}"
+        if self._drawn[0] != drawn_for:
             plot, figure, alt = all_cases(e, marked=False)
             fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')
-            self._drawn = e.by, plot, fallback
+            self._drawn = drawn_for, plot, fallback
         _, plot, fallback = self._drawn
         listed = e.shown_in_words() or f"the {MOST_REFUSED} of highest {e.by}"
-        first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}: {listed}", e.output)
+        model = f", {e.model}" if len(e.models) > 1 else ""
+        first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
         return f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{first}{fallback}</div>'
 
 
@@ -203,7 +209,7 @@ def snapshot(e: Exploration) -> None:
     )
     page = "".join(
         [
-            f'<div class="wb-explorer"><section>{pair(e, still=True)}</section>',
+            f'<div class="wb-explorer"><section>{pair(e, still=True)}{side_by_side(e)}</section>',
             f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
             f"<section>{shown(e.cases(e.shown[:MOST_REFUSED]), caption, e.output)}</section>",
             f"<section>{''.join(pages)}</section>{refusing}</div>",

@@ -102,6 +102,21 @@ class SelectionPanel:
         self._explorer.filter()
         self._explorer.selection = None
 
+    def take_axes(self, other: SelectionPanel) -> None:
+        """Show what another panel's plot shows, as far as this model measures it."""
+        if self.plot is not None and other.plot is not None:
+            known = self._explorer.rankings
+            for name in ("x", "y"):
+                if getattr(other.plot, name) in known:
+                    setattr(self.plot, name, getattr(other.plot, name))
+            self.plot.colour = other.plot.colour
+
+    def close(self) -> None:
+        """Take it away in the page as well."""
+        for widget in (self.plot, self.matrix, self.widget):
+            if widget is not None:
+                widget.close()
+
     # ---- what is shown
     def update_controls(self) -> None:
         """Let the controls say what is; the caller sees to it that nobody takes that for a click."""

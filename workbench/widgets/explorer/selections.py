@@ -134,6 +134,18 @@ class RowSelection:
         Raises:
             ValueError: the model or the data do not know it.
         """
+        self._filter, self._passing = self._checked_filter(of_class, predicted, wrong, confident_unseen)
+        self._refresh("filter")
+        return self
+
+    def _checked_filter(
+        self,
+        of_class: str | int | None = None,
+        predicted: str | int | None = None,
+        wrong: bool = False,
+        confident_unseen: bool = False,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """What the filter was told, and which of `rows` pass it [n]."""
         passing, chosen = torch.ones(len(self.rows), dtype=torch.bool), dict[str, Any]()
         if of_class is not None:
             number = self._class_number(of_class, "of_class")
@@ -154,9 +166,7 @@ class RowSelection:
             chosen["confident_unseen"] = True
             sure = self._value(self._sureness())
             passing &= (sure <= sure.double().median()) & (self._value("vacuitic") > UNSEEN)
-        self._filter, self._passing = chosen, passing
-        self._refresh("filter")
-        return self
+        return chosen, passing
 
     @property
     def filters(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from workbench.risk import Risk
 from workbench.widgets.common.cases import number
 from workbench.widgets.common.positions import comparable_data
 from workbench.widgets.explorer.exploration import Exploration
+from workbench.widgets.explorer.models import ONLY
 from workbench.widgets.explorer.ranking import OF, asked, row_numbers, scales_of
 
 BATCH = 256  # rows asked at once, at most
@@ -33,7 +35,7 @@ class SeveralExploration(Exploration):
 
     def __init__(
         self,
-        wrapped: nn.Module,
+        wrapped: nn.Module | Mapping[str, nn.Module],
         data: Any,
         *,
         by: str | None = None,
@@ -42,7 +44,13 @@ class SeveralExploration(Exploration):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
+        if isinstance(wrapped, Mapping):
+            raise ValueError(
+                "data: rows have several targets, of which one model at a time is explored; give one of "
+                f"{', '.join(map(str, wrapped)) or 'no'} models"
+            )
         check_model(wrapped)
+        self._models, self._model = {ONLY: wrapped}, ONLY
         self.wrapped, self.data = wrapped, comparable_data(data)
         if k is not None or space is not None:
             self._refuse("are not beside their neighbours: leave k and space out")
@@ -177,6 +185,10 @@ class SeveralExploration(Exploration):
     def occlusion(self, **options: Any) -> NoReturn:
         """Refused."""
         self._refuse("their places are not covered here: workbench.attributions.occlusion takes images and tokens")
+
+    def each_model(self) -> NoReturn:
+        """Refused."""
+        self._refuse("one model at a time is explored; `prediction` and `risk` are what it says")
 
     def answers(self) -> NoReturn:
         """Refused."""

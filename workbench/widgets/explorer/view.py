@@ -15,6 +15,7 @@ from workbench.widgets.explorer import neighbours
 from workbench.widgets.explorer.carriers_page import carriers_page, carriers_title
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
+from workbench.widgets.explorer.models_page import side_by_side
 from workbench.widgets.explorer.scene import (
     STYLE,
     along_key,
@@ -68,8 +69,16 @@ class ExplorerView:
         )
         self.number.layout.width, self.number.tooltip = "112px", "number of the test row"
         self.note, self.error = w.HTML(), w.HTML().add_class("wb-message")
+        several = {"options": list(e.models), "value": e.model, "tooltip": "which of the models is looked at"}
+        self.model = w.Dropdown(description="model", style=narrow, layout={"width": "auto"}, **several)
         self.rank = w.VBox(
-            [self.by, self.list, w.HBox([self.previous, self.next, self.number]), self.note],
+            [
+                *([self.model] if len(e.models) > 1 else []),
+                self.by,
+                self.list,
+                w.HBox([self.previous, self.next, self.number]),
+                self.note,
+            ],
             layout={"width": "236px", "flex": "0 0 auto"},
         ).add_class("wb-rank")
         self.coverage = w.FloatSlider(
@@ -92,6 +101,7 @@ class ExplorerView:
     def _arranged(self, e: Exploration) -> Any:
         """The whole widget, of one answer a case."""
         w = require("ipywidgets")
+        self.side = w.HTML()
         self.pair, self.near = w.HTML().add_class("wb-chosen"), w.HTML().add_class("wb-neighbours")
         self.space = w.Dropdown(
             options=["inputs", "features"],
@@ -118,8 +128,8 @@ class ExplorerView:
         }
         if not e._editor.pictured:
             pages["Neighbours"] = self.table
-        self.panel = SelectionPanel(e, self._act, lambda rows: shown(e.cases(rows), "", e.output))
-        pages["Select"] = self.panel.widget
+        self.panel = self._new_panel()
+        pages["Select"] = self.select_page = w.VBox([self.panel.widget])
         self._select_tab = len(pages) - 1
         self.carriers = w.HTML().add_class("wb-carriers")
         pages[carriers_title(e)] = self.carriers
@@ -133,15 +143,35 @@ class ExplorerView:
                 w.HTML(self._style, layout={"display": "none"}),
                 self.error,
                 _row([self.rank, chosen]),
+                *([self.side] if len(e.models) > 1 else []),
                 self.tabs,
             ]
         ).add_class("wb-explorer")
+
+    def _new_panel(self) -> SelectionPanel:
+        e = self.explorer
+        return SelectionPanel(e, self._act, lambda rows: shown(e.cases(rows), "", e.output))
+
+    def _renew(self) -> None:
+        """Forget what was drawn of another model."""
+        e, before = self.explorer, self.panel
+        self._drawn.clear()
+        quiet, self._quiet = self._quiet, True
+        try:
+            self.by.options = e.rankings
+        finally:
+            self._quiet = quiet
+        self.panel = self._new_panel()
+        self.panel.take_axes(before)
+        self.select_page.children = [self.panel.widget]
+        before.close()
 
     def _on(self, widget: Any, name: str, act: Callable[[Any], Any]) -> None:
         widget.observe(lambda change: self._act(act, change["new"]), name)
 
     def _observe(self) -> None:
         e = self.explorer
+        self._on(self.model, "value", lambda value: setattr(e, "model", value))
         self._on(self.by, "value", lambda value: setattr(e, "by", value))
         self._on(self.list, "value", lambda value: None if value is None else e.select(value))
         self._on(self.number, "value", lambda value: e.select(value))
@@ -181,12 +211,15 @@ class ExplorerView:
     def update(self, what: str) -> None:
         """Show what has changed; see `Exploration._refresh`, and "tab"."""
         e = self.explorer
+        if what == "model":
+            self._renew()
+            what = "ranking"
         listing = what in ("ranking", "selection", "filter")
         self._controls(listed=listing)
         if listing or what == "case":
             self.panel.update_plot()
         if what in ("ranking", "case", "edit"):
-            self.pair.value = pair(e)
+            self.pair.value, self.side.value = pair(e), side_by_side(e)
         if what in ("ranking", "case", "edit", "neighbours"):
             self.near.value = neighbours.page(e.neighbours, e.data, e.space)
         if (tab := self.tabs.selected_index) == self._select_tab:
@@ -210,6 +243,7 @@ class ExplorerView:
             if listed:
                 self._list()
             self.list.value = e.row if e.row in {row for _, row in self.list.options} else None
+            self.model.value = e.model
             self.by.value, self.number.value, self.coverage.value = e.by, e.row, e.coverage
             self._more_controls()
         finally:

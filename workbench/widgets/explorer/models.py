@@ -1,0 +1,116 @@
+"""Several models of the same data in one `Explorer`: which one is looked at, and what each says about the chosen row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.calibration.base import check_model, output_of
+from workbench.data import Data
+from workbench.errors import NotFittedError
+from workbench.widgets.common.predictions import Predictions, predict_cases, rankings
+
+ONLY = "model"  # the name of a model that was given without one
+
+
+def named_models(wrapped: Any, data: Data) -> dict[str, nn.Module]:
+    """The models by name, each of which can answer rows of the data.
+
+    Raises:
+        TypeError, ValueError, NotFittedError: one is not wrapped or not fitted, or gives something else than the data need; the message says
+            which.
+    """
+    if not isinstance(wrapped, Mapping):
+        check_model(wrapped)
+        output_of(wrapped)
+        return {ONLY: wrapped}
+    if not wrapped:
+        raise ValueError("wrapped: there is no model; give one, or a dict of names and models")
+    for name, model in wrapped.items():
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"wrapped: models have names; found {name!r}")
+        try:
+            check_model(model)
+            predict_cases(model, data, data.test.x[:2])
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for inputs of another shape
+            kind = next((kind for kind in (NotFittedError, TypeError) if isinstance(error, kind)), ValueError)
+            raise kind(f"wrapped: the model {name!r} can't be explored with {data.name}: {error}") from error
+    return dict(wrapped)
+
+
+class ModelChoice:
+    """Which of several models an exploration is about; mixed into `Exploration`."""
+
+    wrapped: nn.Module
+    data: Data
+    output: str
+    rows: Tensor
+    _models: dict[str, nn.Module]
+    _model: str
+    _row: int
+    _answers: Predictions
+    _answers_of: dict[str, Predictions]
+    _original: Predictions
+    _current: Predictions
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by name; one that was given without a name is called "model"."""
+        return dict(self._models)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is looked at; it can be set. Row, edits, selections and filter stay, as does the ranking where the other
+        model measures that risk as well."""
+        return self._model
+
+    @model.setter
+    def model(self, name: str) -> None:
+        if name not in self._models:
+            raise ValueError(f"model={name!r}: there are {', '.join(map(repr, self._models))}")
+        if name == self._model:
+            return
+        wrapped = self._models[name]
+        if name not in self._answers_of:
+            self._answers_of[name] = predict_cases(wrapped, self.data, self.data.test.x[self.rows])
+        answers = self._answers_of[name]
+        if missing := self._unknown_to(answers):
+            raise ValueError(f"model={name!r}: {missing}, and the filter asks for it; drop it first, explorer.filter()")
+        original = predict_cases(wrapped, self.data, self.data.test.x[self._row : self._row + 1])
+        current = predict_cases(wrapped, self.data, self.x[None]) if self.edits else original
+        self._model, self.wrapped, self.output = name, wrapped, output_of(wrapped)
+        self._answers, self._original, self._current = answers, original, current
+        self._changed_model()
+
+    def _unknown_to(self, answers: Predictions) -> str:
+        """What the filter needs and these answers lack, in words."""
+        lacking = "confident_unseen" in self.filters and "vacuitic" not in rankings(answers)
+        return "it measures no vacuitic risk" if lacking else ""
+
+    def each_model(self) -> dict[str, Predictions]:
+        """What each model says about the chosen row, with all edits, by name."""
+        return {
+            name: self._current if name == self._model else predict_cases(model, self.data, self.x[None])
+            for name, model in self._models.items()
+        }
+
+    # ---- known to Exploration
+    @property
+    def x(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def edits(self) -> dict[str, float]:
+        raise NotImplementedError
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _changed_model(self) -> None:
+        raise NotImplementedError
+
+
+__all__ = ["ONLY", "ModelChoice", "named_models"]
