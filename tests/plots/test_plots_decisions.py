@@ -227,3 +227,34 @@ def test_risk_split_shares_are_of_the_variance(ax):
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "none", "c"]
     assert ax.yaxis_inverted()
     assert legend_texts(ax) == ["aleatoric", "epistemic", "1 of 4 risk values not finite, dropped"]
+
+
+def test_all_risks_on_one_axis_and_the_lowest_named(ax):
+    """Of a Risk each kind has its curve; the one in the order of the errors is the best there is."""
+    error = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(40, generator=torch.Generator().manual_seed(1))
+    risk = Risk(aleatoric=noise, epistemic=3 * error, vacuitic=torch.zeros(40, 2), total=error + 5)
+    plots.risk_coverage(risk, error[:, None], ax, unit="K")
+    labels = ax.get_legend_handles_labels()[1]
+    best = metrics.aurc(error, error).item()
+    assert labels == [
+        "random order",
+        "best order",
+        f"aleatoric: AURC {metrics.aurc(noise, error).item():.3g}",
+        f"epistemic: AURC {best:.3g}, lowest",  # both rank rows alike
+        f"total: AURC {best:.3g}, lowest",
+    ]
+    curves = {line.get_label().partition(":")[0]: line.get_ydata() for line in ax.lines}
+    np.testing.assert_array_equal(curves["epistemic"], curves["best order"])
+    with pytest.raises(ValueError, match="risk is that of one"):
+        plots.risk_coverage(risk, {"a": error}, ax)
+
+
+def test_areas_of_several_risks_are_of_the_same_rows(ax):
+    error = np.array([1.0, 2.0, 3.0, 4.0])
+    risk = Risk(aleatoric=torch.tensor([1.0, 2.0, 3.0, np.nan]), epistemic=torch.tensor([4.0, 3.0, 2.0, 1.0]))
+    plots.risk_coverage(risk, error, ax)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    wanted = metrics.aurc(torch.tensor([4.0, 3.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])).item()
+    assert f"epistemic: AURC {wanted:.3g}" in labels
+    assert "1 of 4 rows with a NaN risk, dropped" in labels

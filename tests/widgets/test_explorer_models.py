@@ -218,3 +218,18 @@ def test_a_refused_model_is_said_and_the_list_goes_back() -> None:
     v.model.value = "both"
     assert "it measures no vacuitic risk" in explorer.message
     assert v.model.value == explorer.model == "strange"
+
+
+def test_nothing_of_another_model_stays_where_a_model_has_nothing_to_show() -> None:
+    """The plain baseline has no risk to refuse by: no curve, least of all that of the model before."""
+    explorer = Explorer({"both": ensemble(), "plain": compose()(nn.Linear(2, 1))}, beams())
+    v = view(explorer)
+    v.tabs.selected_index = v.tabs.titles.index("Coverage")
+    picture = v.frames["coverage"][1]
+    assert "svg" in picture.value
+    explorer.model = "plain"
+    assert "nothing tells which cases to refuse" in explorer.message
+    assert picture.value == v.left.value == v.refused.value == ""
+    explorer.model = "both"
+    assert explorer.message == ""
+    assert "svg" in picture.value

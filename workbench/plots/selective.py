@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,11 +32,12 @@ from workbench.risk import Risk
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+SAME = 1e-9  # relative difference of areas below which two risks rank rows alike
 DRAWN = 1000  # points of a line, which has as many rows or pixels
 
 
 def risk_coverage(
-    risk: Values | Mapping[str, Values],
+    risk: Values | Risk | Mapping[str, Values],
     error: Values | Mapping[str, Values],
     ax: Axes | None = None,
     *,
@@ -52,7 +53,8 @@ def risk_coverage(
 
     Args:
         risk: any kind of risk, one for each row [n] or [n, 1]; rows where it is NaN are dropped. Of several models a dict by name: a curve for
-            each, in colours of models, without the orders, which differ where their errors do.
+            each, in colours of models, without the orders, which differ where their errors do. Of a `Risk` a curve for each kind that is one
+            number a row, of which the legend names the lowest.
         error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong. Of several models a dict by name too.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare risks of the same rows.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour.
@@ -70,24 +72,67 @@ def risk_coverage(
         >>> ax = risk_coverage(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 3.0]), unit="MPa")
         >>> ax.get_legend_handles_labels()[1], ax.get_ylabel()
         (['random order', 'best order', 'total: AURC 0.333'], 'mean error of rows answered (MPa)')
+        >>> ax = risk_coverage(Risk(epistemic=torch.tensor([0.1, 0.2, 0.9]), total=torch.tensor([0.9, 0.2, 0.1])), torch.tensor([0.0, 0.0, 3.0]))
+        >>> ax.get_legend_handles_labels()[1][2:]
+        ['epistemic: AURC 0.333, lowest', 'total: AURC 1.83']
     """
     risk_label(kind)  # refuses an unknown kind before a figure is made
+    if isinstance(risk, Risk):
+        kinds = {name: risk[name] for name in COLOURS if name in risk.names()}
+        rows = 0 if isinstance(error, Mapping) else array(error, "error").size
+        per_row = {name: value for name, value in kinds.items() if torch.as_tensor(value).numel() == rows}
+        return of_kinds(per_row or kinds, error, ax, unit)
     if isinstance(risk, Mapping):
         return _of_models(risk, error, ax, unit)
     if isinstance(error, Mapping):
         raise ValueError("error: a dict of models, and risk is none; give risks by the same names")
     risks, errors, notes = _checked(risk, error)
-    curve, best = risk_coverage_curve(risks, errors), risk_coverage_curve(errors, errors)
+    curve = risk_coverage_curve(risks, errors)
     ax = new_axes(ax)
-    if "random order" not in ax.get_legend_handles_labels()[1]:
-        mean = errors.mean()
-        ax.plot(
-            [0, 1], [mean, mean], color=ink(ax), linestyle=(0, (4, 2)), linewidth=1, alpha=0.7, label="random order"
-        )
-        ax.plot(best.coverage, best.error, color=ink(ax), linestyle=":", linewidth=1.4, label="best order")
+    _orders(ax, errors)
     name = f"{label or kind}: AURC {aurc(risks, errors).item():.3g}"
     ax.plot(curve.coverage, curve.error, color=colour(ax, kind), linewidth=2, label=name)
     return _finished(ax, unit, notes)
+
+
+def _orders(ax: Axes, errors: np.ndarray) -> None:
+    """The order that says nothing and the best there is, once."""
+    if "random order" in ax.get_legend_handles_labels()[1]:
+        return
+    mean, best = errors.mean(), risk_coverage_curve(errors, errors)
+    ax.plot([0, 1], [mean, mean], color=ink(ax), linestyle=(0, (4, 2)), linewidth=1, alpha=0.7, label="random order")
+    ax.plot(best.coverage, best.error, color=ink(ax), linestyle=":", linewidth=1.4, label="best order")
+
+
+def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], ax: Axes | None, unit: str) -> Axes:
+    """A curve for each risk of the same rows, the lowest named; what is no kind of risk, such as confidence, is dashed."""
+    if isinstance(error, Mapping):
+        raise ValueError("error: a dict of models, and risk is that of one; give risks by the same names")
+    if not risks:
+        raise ValueError("risk: there is none to draw")
+    named = dict(zip((*risks, "error"), vectors(**risks, error=error), strict=True))
+    # areas over different rows could not be compared
+    known = np.logical_and.reduce([~np.isnan(named[name]) for name in risks])
+    if not known.any():
+        raise ValueError(f"risk: none of {known.size} rows has a number for each of {', '.join(risks)}")
+    errors = named.pop("error")
+    finite(error=errors)
+    not_negative(error=errors)
+    errors, kept = errors[known], {name: value[known] for name, value in named.items()}
+    areas = {name: aurc(value, errors).item() for name, value in kept.items()}
+    least = min(areas.values())
+    ax = new_axes(ax)
+    _orders(ax, errors)
+    for name, value in kept.items():
+        curve, lowest = risk_coverage_curve(value, errors), areas[name] <= least * (1 + SAME) and len(areas) > 1
+        label = f"{name}: AURC {areas[name]:.3g}{', lowest' if lowest else ''}"
+        look: dict[str, Any] = {
+            "color": colour(ax, name if name in COLOURS else "total"),
+            "linewidth": 2.6 if lowest else 1.6,
+        }
+        ax.plot(curve.coverage, curve.error, linestyle="-" if name in COLOURS else (0, (3, 1.5)), label=label, **look)
+    dropped = int(known.size - known.sum())
+    return _finished(ax, unit, [f"{dropped:,} of {known.size:,} rows with a NaN risk, dropped"] if dropped else [])
 
 
 def _checked(risk: Values, error: Values) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
@@ -10,13 +9,13 @@ from typing import Any, Self, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration import Selective
 from workbench.calibration.base import output_of
 from workbench.core.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, number
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
+from workbench.widgets.explorer.abstaining import Abstention, checked_share
 from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
@@ -25,7 +24,7 @@ from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
 from workbench.widgets.explorer.selections import RowSelection
 
 
-class Exploration(RowSelection, Carriers, ModelChoice):
+class Exploration(RowSelection, ModelChoice, Abstention, Carriers):
     """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
 
     def __init__(
@@ -74,8 +73,8 @@ class Exploration(RowSelection, Carriers, ModelChoice):
     def _start(self, by: str | None, coverage: float) -> None:
         self._by = by or self._usual()
         self._check_by(self._by)
-        self._coverage = _share(coverage)
-        self._selective: Selective | None = None
+        self._coverage = checked_share(coverage)
+        self._selective, self._areas_said = None, {}
         self._ranked = self._order()
         self._start_selecting()
 
@@ -279,53 +278,6 @@ class Exploration(RowSelection, Carriers, ModelChoice):
             self._searches[space] = NeighbourSearch(self.wrapped, train.x, train.y, space)
         return self._searches[space]
 
-    # ---- abstaining
-    @property
-    def selective(self) -> Selective:
-        """Risk and error of all cases, as `workbench.selective` gives them, by the risk of the ranking ("error" counts as total)."""
-        if self._selective is None:
-            known = rankings(self._answers)
-            by = self._by if self._by != "error" else "total" if "total" in known else known[0]
-            if by == "error":
-                raise ValueError(
-                    "the plain baseline measures no risk, so nothing tells which cases to refuse; wrap the model with vote, sculpt or neo"
-                )
-            y = self._targets
-            risk = per_row(self._answers, by, y)
-            wrong = (self._answers.y != y).to(risk) if self._answers.probs is not None else None
-            self._selective = Selective(
-                self.wrapped, by, risk, per_row(self._answers, "error", y) if wrong is None else wrong
-            )
-        return self._selective
-
-    @property
-    def coverage(self) -> float:
-        """Share of cases that are answered; it can be set."""
-        return self._coverage
-
-    @coverage.setter
-    def coverage(self, coverage: float) -> None:
-        self._coverage = _share(coverage)
-        self._refresh("coverage")
-
-    @property
-    def threshold(self) -> float:
-        """The highest risk that is still answered."""
-        return self.selective.threshold(coverage=self._coverage)
-
-    @property
-    def abstained(self) -> Tensor:
-        """Numbers of the test rows that the model would refuse, int64, highest risk first."""
-        risk = self._value(self.selective.by)
-        order = risk.sort(descending=True, stable=True).indices
-        return self.rows[order[risk[order] > self.threshold]]
-
-    @property
-    def error(self) -> tuple[float, float]:
-        """The mean error of the cases that are answered, and of all; for classes the share of wrong ones."""
-        chosen = self.selective
-        return chosen.error[chosen.risk <= self.threshold].mean().item(), chosen.error.mean().item()
-
     # ---- showing
     def cases(self, rows: Tensor) -> list[Case]:
         """Test rows as they are shown; they must be among `rows`."""
@@ -389,9 +341,3 @@ class Exploration(RowSelection, Carriers, ModelChoice):
         edited = f", edited: {', '.join(self._editor.changes)}" if self._editor.changes else ""
         model = f", {self._model}" if len(self._models) > 1 else ""
         return f"{type(self).__name__}({self.data.name}{model}, row {self._row}{edited})"
-
-
-def _share(coverage: float) -> float:
-    if not (isinstance(coverage, int | float) and math.isfinite(coverage) and 0 < coverage <= 1):
-        raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r}")
-    return float(coverage)

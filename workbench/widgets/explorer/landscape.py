@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +13,13 @@ from workbench import plots
 from workbench.data import Data
 from workbench.plots._common import choose_scale, colour, ink, legend, new_axes, point_look, with_unit
 from workbench.plots.regression import strip
+from workbench.plots.selective import of_kinds
 from workbench.widgets.common.pictures import Spot
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.editing import Knob
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from workbench.calibration import Selective
 
 MOST_SPOTS = 150  # cases among all that say more under the pointer
 POINTS = 61  # along a feature
@@ -148,11 +147,10 @@ def draw_plane(ax: Axes, data: Data, output: str, by: str, xx: Tensor, yy: Tenso
     ax.set(xlabel=str(data.features[0]), ylabel=str(data.features[1]))
 
 
-def draw_coverage(ax: Axes, data: Data, chosen: Selective) -> None:
-    """The risk-coverage curve."""
-    kind = chosen.by if chosen.by in plots.COLOURS else "total"
+def draw_coverage(ax: Axes, data: Data, risks: Mapping[str, Tensor], error: Tensor) -> None:
+    """The risk-coverage curves of all risks."""
     unit = data.target.unit if data.classes is None else ""
-    plots.risk_coverage(chosen.risk, chosen.error, ax=ax, kind=kind, unit=unit, label=chosen.by)
+    of_kinds(risks, error, ax, unit)
     ax.set(
         xlabel="coverage (share answered)",
         ylabel=with_unit("mean error", unit) if data.classes is None else "share wrong",

@@ -198,11 +198,13 @@ def snapshot(e: Exploration) -> None:
     if chances:
         figure = pictures.new_figure(4.4, 3.4)
         ax = pictures.paint(figure.subplots())
-        draw_coverage(ax, e.data, e.selective)
+        draw_coverage(ax, e.data, e.refusals, e.refusal_error)
         pages.append(f'<div class="wb-frame">{pictures.svg(figure, "risk-coverage curve")}{line(ax, e.coverage)}</div>')
-        draw_coverage(axes[2], e.data, e.selective)
+        draw_coverage(axes[2], e.data, e.refusals, e.refusal_error)
         axes[2].axvline(e.coverage, color=pictures.INK, linewidth=1)
-        refusing = f"<section><div>{html.escape(e.summary())}</div>{refused(e)}</section>"
+        lines = e.summary(), e.areas_in_words()
+        said = "".join(f"<div>{html.escape(words)}</div>" for words in lines)
+        refusing = f"<section>{said}{refused(e)}</section>"
     listed = e.shown_in_words()
     caption = (
         f"{e.data.name}: the cases of highest {risk_label(e.data, e.output, e.by)}{f'; {listed}' if listed else ''}"

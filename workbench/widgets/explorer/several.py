@@ -240,6 +240,18 @@ class SeveralExploration(Exploration):
         return self._selective
 
     @property
+    def refusals(self) -> dict[str, Tensor]:
+        """What could decide which rows are refused: each risk, and confidence, of the column of the ranking, by name."""
+        column = (self.refusing_by or "").partition(OF)[2]
+        same = (name for name in self._numbers if name.partition(OF)[2] == column)
+        return {name: self._numbers[name] for name in same if not name.startswith("error")}
+
+    @property
+    def refusal_error(self) -> Tensor:
+        """The error of rows that refusing them saves [n], of the column of the ranking; see `error_label`."""
+        return self._wrong[(self.refusing_by or "").partition(OF)[2]]
+
+    @property
     def error_label(self) -> str:
         """What the error of a row is, that abstention counts."""
         column = self.selective.by.partition(OF)[2]

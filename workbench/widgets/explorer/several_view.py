@@ -14,6 +14,7 @@ from workbench.errors import require
 from workbench.plots._answers import Answer, Subject
 from workbench.plots._row_panels import steps
 from workbench.plots.maps import MAX_CLASSES
+from workbench.plots.selective import of_kinds
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import number
 from workbench.widgets.common.positions import is_map
@@ -73,10 +74,11 @@ class SeveralView(ExplorerView):
             return
         if self._drawn.get("coverage", (None,))[0] != e.selective.by:
             figure, ax = coverage_figure(e)
-            picture.value = pictures.svg(figure, f"mean error over coverage, by {e.selective.by}")
+            picture.value = pictures.svg(figure, f"mean error over coverage, by {', '.join(e.refusals)}")
             self._drawn["coverage"] = e.selective.by, ax
         over.value = line(self._drawn["coverage"][1], e.coverage)
-        self.left.value = f"<div>{html.escape(e.summary())}</div>"
+        lines = e.summary(), e.areas_in_words()
+        self.left.value = "".join(f"<div>{html.escape(said)}</div>" for said in lines)
         self.refused.value = refused_rows(e)
 
 
@@ -231,13 +233,10 @@ def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
 
 
 def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
-    """The risk-coverage curve, and its Axes."""
-    chosen = e.selective
-    name = chosen.by.partition(OF)[0]
-    figure = pictures.new_figure(4.4, 3)
+    """The risk-coverage curves of all risks, and their Axes."""
+    figure = pictures.new_figure(4.4, 3.8)
     ax = pictures.paint(figure.subplots())
-    kind = name if name in plots.COLOURS else "total"
-    plots.risk_coverage(chosen.risk, chosen.error, ax=ax, kind=kind, label=chosen.by)
+    of_kinds({name.partition(OF)[0]: risk for name, risk in e.refusals.items()}, e.refusal_error, ax, "")
     ax.set(xlabel="coverage (share answered)", ylabel=e.error_label)
     return figure, ax
 

@@ -156,6 +156,9 @@ class ExplorerView:
         """Forget what was drawn of another model."""
         e, before = self.explorer, self.panel
         self._drawn.clear()
+        stale = [*(widget for frame in self.frames.values() for widget in frame[1:]), self.left, self.refused]
+        for widget in stale:
+            widget.value = ""
         quiet, self._quiet = self._quiet, True
         try:
             self.by.options = e.rankings
@@ -304,15 +307,15 @@ class ExplorerView:
 
     def _coverage_picture(self) -> None:
         e, (_, picture, over) = self.explorer, self.frames["coverage"]
-        chosen = e.selective
-        if self._drawn.get("coverage", (None,))[0] != chosen.by:
-            figure = pictures.new_figure(4.4, 3)
+        lines = e.summary(), e.areas_in_words()  # which refuse a model without risks
+        if "coverage" not in self._drawn:
+            figure = pictures.new_figure(4.4, 3.8)
             ax = pictures.paint(figure.subplots())
-            draw_coverage(ax, e.data, chosen)
-            picture.value = pictures.svg(figure, f"mean error over coverage, by {chosen.by}")
-            self._drawn["coverage"] = chosen.by, ax
+            draw_coverage(ax, e.data, e.refusals, e.refusal_error)
+            picture.value = pictures.svg(figure, f"mean error over coverage, by {', '.join(e.refusals)}")
+            self._drawn["coverage"] = None, ax
         over.value = line(self._drawn["coverage"][1], e.coverage)
-        self.left.value = f"<div>{html.escape(e.summary())}</div>"
+        self.left.value = "".join(f"<div>{html.escape(said)}</div>" for said in lines)
         self.refused.value = refused(e)
 
 

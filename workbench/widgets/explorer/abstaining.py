@@ -1,0 +1,142 @@
+"""Which cases the explored model would refuse, and which of its risks tells that best."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import torch
+from torch import Tensor, nn
+
+from workbench.calibration import Selective
+from workbench.metrics import aurc
+from workbench.plots.selective import SAME
+from workbench.widgets.common.predictions import Predictions, rankings
+
+RESAMPLES = 100  # of the rows, to see whether one risk is better than another by more than chance
+
+
+class Abstention:
+    """Refusing the cases of highest risk; mixed into `Exploration`."""
+
+    wrapped: nn.Module
+    rows: Tensor
+    _answers: Predictions
+    _areas_said: dict[tuple[str, ...], str]
+    _by: str
+    _coverage: float
+    _selective: Selective | None
+
+    @property
+    def selective(self) -> Selective:
+        """Risk and error of all cases, as `workbench.selective` gives them, by the risk of the ranking ("error" counts as total)."""
+        if self._selective is None:
+            known = rankings(self._answers)
+            by = self._by if self._by != "error" else "total" if "total" in known else known[0]
+            if by == "error":
+                raise ValueError(
+                    "the plain baseline measures no risk, so nothing tells which cases to refuse; wrap the model with vote, sculpt or neo"
+                )
+            self._selective = Selective(self.wrapped, by, self._value(by), self.refusal_error)
+        return self._selective
+
+    @property
+    def coverage(self) -> float:
+        """Share of cases that are answered; it can be set."""
+        return self._coverage
+
+    @coverage.setter
+    def coverage(self, coverage: float) -> None:
+        self._coverage = checked_share(coverage)
+        self._refresh("coverage")
+
+    @property
+    def threshold(self) -> float:
+        """The highest risk that is still answered."""
+        return self.selective.threshold(coverage=self._coverage)
+
+    @property
+    def abstained(self) -> Tensor:
+        """Numbers of the test rows that the model would refuse, int64, highest risk first."""
+        risk = self._value(self.selective.by)
+        order = risk.sort(descending=True, stable=True).indices
+        return self.rows[order[risk[order] > self.threshold]]
+
+    @property
+    def error(self) -> tuple[float, float]:
+        """The mean error of the cases that are answered, and of all; for classes the share of wrong ones."""
+        chosen = self.selective
+        return chosen.error[chosen.risk <= self.threshold].mean().item(), chosen.error.mean().item()
+
+    @property
+    def refusals(self) -> dict[str, Tensor]:
+        """What could decide which cases are refused: each risk, and confidence, of `rows` [n] by name."""
+        return {name: self._value(name) for name in self.rankings if name != "error"}
+
+    @property
+    def refusal_error(self) -> Tensor:
+        """The error of `rows` that refusing them saves [n]: |prediction - target|; of classes 1 where wrong, else 0."""
+        if self._answers.probs is None:
+            return self._value("error")
+        return (self._answers.y != self._targets).float()
+
+    @property
+    def areas(self) -> dict[str, float]:
+        """The area under the risk-coverage curve (AURC) of each risk over `rows`, lowest first: how well it tells which cases to refuse."""
+        found = {name: aurc(risk, self.refusal_error).item() for name, risk in self.refusals.items()}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def areas_in_words(self) -> str:
+        """Which risk tells best which cases to refuse, and beside which others that may be chance; "" of a single one."""
+        key = (self.model, *self.refusals)
+        if key not in self._areas_said:
+            self._areas_said[key] = self._compared()
+        return self._areas_said[key]
+
+    def _compared(self) -> str:
+        areas, risks, error = self.areas, self.refusals, self.refusal_error
+        least = min(areas.values(), default=0.0)
+        best = [name for name, area in areas.items() if area <= least * (1 + SAME)]
+        others = [name for name in areas if name not in best]
+        if not others:
+            return ""
+        drawn = torch.Generator().manual_seed(0)
+        apart: dict[str, list[float]] = {name: [] for name in others}
+        for _ in range(RESAMPLES):  # the same rows for both: what they share cancels
+            rows = torch.randint(len(error), (len(error),), generator=drawn)
+            of_best = aurc(risks[best[0]][rows], error[rows]).item()
+            for name, gaps in apart.items():
+                gaps.append(aurc(risks[name][rows], error[rows]).item() - of_best)
+        chance = {name for name, gaps in apart.items() if areas[name] - least < 2 * statistics.stdev(gaps)}
+        said = ", ".join(f"{name} {areas[name]:.3g}{' (may be chance)' * (name in chance)}" for name in others)
+        verb = "refuses" if len(best) == 1 else "refuse"
+        return f"{' and '.join(best)} {verb} best on these rows: area under the curve {least:.3g}; {said}"
+
+    # ---- known to Exploration
+    @property
+    def model(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def rankings(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def _targets(self) -> Tensor:
+        raise NotImplementedError
+
+    def _value(self, by: str) -> Tensor:
+        raise NotImplementedError
+
+    def _refresh(self, what: str) -> None:
+        raise NotImplementedError
+
+
+def checked_share(coverage: float) -> float:
+    """The coverage, if it is one."""
+    if not (isinstance(coverage, int | float) and math.isfinite(coverage) and 0 < coverage <= 1):
+        raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r}")
+    return float(coverage)
+
+
+__all__ = ["Abstention", "checked_share"]
