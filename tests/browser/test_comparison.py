@@ -151,3 +151,59 @@ def test_what_fails_is_said_and_the_rest_works(notebook, lab):
     page.locator(TRAIN).click()
     nb.until(STATUS, "Done: 2 of 2 trained")
     assert page.locator(".wb-error").count() == 0
+
+
+CHOOSING = """
+import pandas as pd
+import torch
+from torch import nn
+from workbench.widgets import Comparison
+
+x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1)})
+
+
+def small():
+    return nn.Linear(2, 1)
+---
+comparison = Comparison(wrappers=["vote"], epochs=2)
+comparison
+"""
+
+
+def test_choose_data_and_model(notebook, lab):
+    lab.write("choosing.ipynb", CHOOSING)
+    nb = notebook("choosing.ipynb")
+    page = nb.page
+    nb.command("notebook:run-all-cells")
+    data, model, compare = (
+        page.locator(place) for place in (".wb-choose-data select", ".wb-choose-model select", ".wb-compare")
+    )
+    nb.until(".wb-code", "Data.from_dataframe(frame, 'y')")
+    offered = [menu.locator("option").first.inner_text().replace("\xa0", " ") for menu in (data, model)]
+    assert offered == ["frame: your DataFrame 80 × 3", "small(): your function"]
+    nb.photograph("comparison-choice", ".wb-choice")
+    data.select_option("diabetes")
+    nb.until(".wb-code", "Comparison(small, 'diabetes'")
+    compare.click()
+    nb.until(".wb-choice .wb-error", "Linear fails on rows ['n', 10] of diabetes")
+    nb.photograph("comparison-refused", ".wb-choice")
+    data.select_option(index=0)
+    nb.until(".wb-code", "Data.from_dataframe(frame, 'y')")
+    compare.click()
+    nb.until(STATUS, "Train starts 2 models: plain, vote.")
+    nb.until(".wb-code", "Comparison(small, Data.from_dataframe(frame, 'y'), ['vote'], epochs=2)")
+    nb.photograph("comparison-chosen", ".wb-choice")
+    page.locator(TRAIN).click()
+    nb.until(STATUS, "Done: 2 of 2 trained", 60)
+    assert (
+        nb.insert("(list(comparison.models), comparison.data.features)").inner_text().startswith("(['plain', 'vote']")
+    )
+    page.locator("button.wb-others").click()
+    nb.until(".wb-choice .wb-error", "make another Comparison")
+    saved = page.locator(".wb-static .wb-metrics", has_text="vote")
+    saved.wait_for(state="attached")
+    nb.save()
+    nb.lab.end_kernels()
+    nb.reload()  # what was chosen after the cell had run is in the saved notebook as well
+    saved.wait_for()

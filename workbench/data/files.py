@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,18 @@ def locate(file: str) -> Path | None:
 def is_local(name: str) -> bool:
     """Whether a data set can be loaded without a network."""
     return all(locate(file) for file in entries()[name].get("files", ()))
+
+
+def to_download(name: str) -> int | None:
+    """Bytes on the disk of the files of a data set that are not here; None if one of them is nowhere to be downloaded."""
+    entry, total = entries()[name], 0
+    for file, size in zip(entry.get("files", ()), entry.get("bytes") or repeat(0), strict=False):
+        if locate(file):
+            continue
+        if not entry["addresses"] or entry.get("remote", {}).get(file, "") is None:
+            return None
+        total += size
+    return total
 
 
 def fetch(name: str) -> list[Path]:

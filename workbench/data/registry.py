@@ -11,8 +11,8 @@ Adding a data set is adding an entry, from its name to:
 - `splits`: how many fixed splits there are; without it a split is a seed.
 - `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.core.digest` counts it, of the
   unpacked bytes of a .gz but an archive), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a
-  slash; none where nobody offers these files. `remote`: name of a file below an address, or its
-  own whole address; null where nobody offers it.
+  slash; none where nobody offers these files. `bytes`: what the files take on the disk, in their order, where they can be downloaded.
+  `remote`: name of a file below an address, or its own whole address; null where nobody offers it.
 - `columns`: of the file, where it does not name them, or those that are x and y. `until`: the value of x from which rows are test rows.
 - `loader`: the function of `sklearn.datasets`, and `arguments` for it.
 

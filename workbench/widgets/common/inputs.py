@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
 from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import has_class_positions, has_labels, output_for
+from workbench.experiments.specs import check_model, model_of
+
+STOCK = ("mlp", "cnn", "linear")  # ready models of which the data say no more than the shape
 
 
 @dataclass
@@ -23,16 +27,28 @@ class Model:
     """The model to wrap: an object, which is never changed, or what makes one.
 
     Args:
-        given: an nn.Module, or a function or class that returns one when it is called without arguments.
+        given: an nn.Module, or a function or class that returns one when it is called without arguments, or a ready model as text, such as
+            "mlp(width=100)".
+        data: what a ready model is made for.
 
     Raises:
-        TypeError: it is neither, or it is wrapped already.
+        TypeError: it is something else, or it is wrapped already.
+        ValueError: there is no such ready model.
     """
 
     given: Any
+    data: Data | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.given, nn.Module):
+        if isinstance(self.given, str):
+            name = self.given.partition("(")[0].strip()
+            if name not in STOCK:
+                raise ValueError(
+                    f"model: there is no ready model {self.given!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; any other is "
+                    "given as an nn.Module, or as a function that returns one"
+                )
+            check_model(self.given)
+        elif isinstance(self.given, nn.Module):
             if any(is_wrapped(module) for module in self.given.modules()):
                 raise TypeError("model: it is wrapped already; give the plain model, such as workbench.unwrap(wrapped)")
         elif not callable(self.given):
@@ -42,6 +58,9 @@ class Model:
     @property
     def makes(self) -> Callable[[], Any] | None:
         """The function or class, if that was given."""
+        if isinstance(self.given, str):
+            assert self.data is not None  # a text that stands alone is only checked
+            return partial(model_of, self.given, self.data)
         return None if isinstance(self.given, nn.Module) else self.given
 
     def new(self, seed: int) -> nn.Module:
@@ -56,6 +75,8 @@ class Model:
         return model
 
     def __str__(self) -> str:
+        if isinstance(self.given, str):
+            return self.given
         return type(self.given).__name__ if self.makes is None else f"{_name(self.makes)}()"
 
 

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import html
+import inspect
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from workbench.core.wrapper import Wrapper
 from workbench.data import Data
 
-from ..common import cases, pictures
-from ..common.inputs import Model, check_fits
+from ..common.inputs import Model
+from ..common.jobs import Jobs
 from ..common.positions import comparable_data
 from . import export as _export
 from .board import Board
 from .buttons import Buttons
-from .controls import CSS, MOST_REPEATS, Controls
-from .figure import overview
+from .choice import Choice, Chosen
+from .chooser import Chooser
+from .controls import Controls
 from .findings import Entered, Findings
-from .matrix import matrix_figure, matrix_page
+from .matrix import matrix_page
+from .offers import variables_from
+from .outcome import Outcome
+from .preparation import Request, prepared
 from .repeats import Splits
-from .saved import saved_output
-from .session import Session
-from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
+from .saved import display_snapshot, saved_output
+from .session import Session, contents
 from .trainer import Trainer
 from .trials import Trained, Training, check_training, digest_of, threads_for
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-# what is ticked at first if the user names nothing
-USUAL = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
-USUAL |= {"labels": USUAL["classification"]}
-
-
-class Comparison:
+class Comparison(Outcome):
     """Compare what wrappers make of a model: train them one after another, and see risks, scores and costs side by side.
 
     In a notebook it shows itself: models to tick, settings made from the wrappers' own signatures, Train and Stop, and for each model a picture
@@ -51,11 +50,12 @@ class Comparison:
 
     Args:
         model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
-            each seed. It gives one value, or one score for each class, for each row (pixel, token, column of targets).
+            each seed; or a ready model as text, "mlp", "cnn" or "linear", with arguments such as "mlp(width=100)". It gives one value, or one
+            score for each class, for each row (pixel, token, column of targets).
         data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n], [n, k] or maps
             [n, height, width], class numbers [n] or of pixels or tokens, or truth values [n, labels]; a fifth of the rows of a pair become test
             rows. Targets of several numbers a row are scored as by `workbench compare`: pixels, tokens and labels alike, columns each in
-            its unit.
+            its unit. Without model or data the form in the notebook asks for what is missing; see `choose`.
         wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of texts such as "vote" and "vote(n_voters=5) +
             sculpt"; None: a choice that suits the task. All registered wrappers can be added by hand.
         epochs: passes over the training rows.
@@ -73,9 +73,6 @@ class Comparison:
             kernel, or on another machine, shows the table, pictures and losses of all runs. Weights are not in it: `models` has what was
             trained in this kernel, and `start(again=True)` makes the others. None writes no file.
 
-    Attributes:
-        jobs: the queue that trains.
-
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, there is no such wrapper or data set, the model does not fit the data, or
             the session file is of other data.
@@ -89,10 +86,13 @@ class Comparison:
         ['plain', 'sculpt', 'vote']
     """
 
+    _splits: Splits
+    _trainer: Trainer
+
     def __init__(
         self,
-        model: nn.Module | Callable[[], nn.Module],
-        data: Data | str | tuple[Any, Any],
+        model: nn.Module | Callable[[], nn.Module] | str | None = None,
+        data: Data | str | tuple[Any, Any] | None = None,
         wrappers: dict[str, Wrapper] | Sequence[Wrapper | str] | None = None,
         *,
         epochs: int = 100,
@@ -107,71 +107,137 @@ class Comparison:
         device: str | None = None,
         session: str | os.PathLike[str] | None = None,
     ) -> None:
+        said = dict(locals())
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
-        check_training(training)
-        for name, count in (("seeds", seeds), ("splits", splits)):
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REPEATS:
-                raise ValueError(f"{name} must be a whole number from 1 to {MOST_REPEATS}; found {count!r}")
-        self._model = Model(model)
-        self._data = comparable_data(data, split)
-        self._data_given, self._split = data, split
-        task = self.data.task
-        if output is not None and output not in ("values", "logits", "probs", "binary"):
-            raise ValueError(f'output must be "values", "logits", "probs" or "binary", not {output!r}')
-        chosen = candidates(USUAL[task] if wrappers is None else wrappers)
-        chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
-        for candidate in chosen:
-            if candidate.name == PLAIN:
-                raise ValueError(f"wrappers: {PLAIN!r} is the baseline; give {candidate.build()!r} another name")
-            candidate.build()
-        plain = self._model.new(seed)
-        meaning = check_fits(plain, self.data)
-        if task == "labels":
-            fits = output == "binary"
-        else:
-            fits = (output == "values") == (meaning == "values") if isinstance(meaning, str) else output == "logits"
-        if output is not None and (not fits or (output == "binary") != (task == "labels")):
-            raise ValueError(f"output={output!r} does not fit {task} data")
-        self._output = (output or meaning) if isinstance(meaning, str) or task == "labels" else meaning
-        self._repeats = seeds, splits
+        path = None if session is None else Path(session)
+        self._request = Request(wrappers, training, split, seeds, splits, output, path)
         self._board: Board | None = None
+        self._chooser: Chooser | None = None
+        self._saved = saved_output(lambda: vars(self).get("_findings"))
+        self._building = threading.RLock()
+        self._choice: Choice | None = None
+        if model is not None and data is not None:
+            self._build(model, data)
+            return
+        defaults = inspect.signature(Comparison).parameters
+        options = {name: said[name] for name in list(defaults)[2:] if said[name] is not defaults[name].default}
+        variables, saved = variables_from(sys._getframe(1)), None if path is None else contents(path)
+        if model is not None:
+            Model(model)
+        if data is not None:
+            comparable_data(data, split)
+        self._choice = Choice(model, data, variables, options, saved)
 
-        self._first = training
-        self._rows = [(Candidate(PLAIN), True, False), *((c, True, len(c.parts) > 1) for c in chosen)]
-        for name, cls in wrapper_classes().items() if wrappers is None else ():
-            if name not in {candidate.name for candidate, _, _ in self._rows}:
-                self._rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
-        self._splits = Splits(data, self.data)
-        names = [candidate.name for candidate, _, _ in self._rows]
-        self._findings = Findings(self._splits, names, self._entered, lambda seed: digest_of(self._model.new(seed)))
-        opened = Session(None if session is None else Path(session), self.data)
-        threads = threads_for(plain, self.data)
-        self._trainer = Trainer(self._model, self._findings, opened, self._output, threads, lambda: self._board)
-        self.jobs = self._trainer.jobs
-        self._saved = saved_output(self._findings)
-        self._splits.prepare(splits)
+    def _build(self, model: Any, data: Any) -> None:
+        """Make all that there is of a model and data; what does not fit is refused before anything is changed."""
+        request, made = self._request, prepared(model, data, self._request)
+        splits = Splits(data, made.data)
+        splits.prepare(request.splits)
+        names = [candidate.name for candidate, _, _ in made.rows]
+        findings = Findings(splits, names, self._entered, lambda seed: digest_of(made.model.new(seed)))
+        session = Session(request.session, made.data, str(made.model))
+        threads = threads_for(made.plain, made.data)
+        trainer = Trainer(made.model, findings, session, made.output, threads, lambda: self._board)
+        self._board = None
+        self._prepared, self._splits, self._findings, self._trainer = made, splits, findings, trainer
+
+    def __getattr__(self, name: str) -> Any:
+        choice = vars(self).get("_choice")
+        if name in ("_prepared", "_splits", "_findings", "_trainer") and choice is not None:
+            raise RuntimeError(choice.missing())
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def choose(self, model: Any = None, data: Any = None) -> Comparison:
+        """Choose what a comparison is made of that was begun without a model, or without data; what its form does.
+
+        With both known it is what `Comparison(model, data, ...)` in code is, with the further arguments that it was begun with. Until
+        something is trained another choice can be made.
+
+        Args:
+            model, data: as for `Comparison`; None leaves what is chosen already.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            TypeError, ValueError: as `Comparison`; all is as it was before.
+            RuntimeError: it was made with a model and data, or something is trained already.
+
+        Example:
+            >>> comparison = Comparison(epochs=2)  # in a notebook it shows a form
+            >>> comparison.choose("mlp", "diabetes").data.name
+            'diabetes'
+        """
+        with self._building:
+            choice = self._choice
+            if choice is None:
+                raise RuntimeError("choose: this comparison was made with its model and data; make another Comparison")
+            self._take(*choice.given_in_code(model, data))
+        return self
+
+    def _check_changeable(self) -> None:
+        """Raise if something is trained, which nothing else can stand beside."""
+        findings = vars(self).get("_findings")
+        if findings is not None and (findings.runs or findings.deleted or findings.jobs):
+            raise RuntimeError(
+                f"choose: there are runs of {self._prepared.model} on {self.data.name}, which others can't stand beside; make another Comparison"
+            )
+
+    def _take(self, model: Chosen | None, data: Chosen | None) -> None:
+        """Build a comparison of what is chosen if that is all that it needs."""
+        choice = self._choice
+        assert choice is not None
+        with self._building:
+            self._check_changeable()
+            if model is not None and data is not None:
+                self._build(model.value, data.value)
+            elif model is not None:
+                Model(model.value)
+            elif data is not None:
+                comparable_data(data.value, self._request.split)
+            choice.model, choice.data = model, data
+            if self._chooser is not None:
+                self._show_chosen(self._chooser)
+
+    def _show_chosen(self, chooser: Chooser) -> None:
+        """Show the comparison in the place of the form, or what is still to be chosen."""
+        if "_findings" not in vars(self):
+            chooser.look()
+            return
+        controls = self.controls
+        assert self._board is not None
+        self._board.displayed = True
+        chooser.show(controls.root)
+        self._show_all()
+
+    @property
+    def jobs(self) -> Jobs:
+        """The queue that trains."""
+        return self._trainer.jobs
 
     @property
     def data(self) -> Data:
         """The data set; another one makes another comparison."""
-        return self._data
+        return self._prepared.data
 
     @property
     def controls(self) -> Controls:
         """The widgets, made when they are first asked for: what runs without a browser needs none."""
         if self._board is None:
             about = (
-                f"{html.escape(str(self._model))} on {html.escape(self.data.name)}: {len(self.data.train):,} training and "
+                f"{html.escape(str(self._prepared.model))} on {html.escape(self.data.name)}: {len(self.data.train):,} training and "
                 f"{len(self.data.test):,} test rows of shape {'×'.join(map(str, self.data.input_shape))}, {self.data.task} of "
                 f"{html.escape(str(self.data.target))}."
             )
-            controls = Controls(self.data.task, self._first, about, self._repeats, self._splits.several)
+            request = self._request
+            repeats = request.seeds, request.splits
+            controls = Controls(self.data.task, request.training, about, repeats, self._splits.several)
             controls.style.value += f"<style>{self._saved.style}</style>"
             buttons = Buttons(controls, self, self._findings, self._drop, self._refresh)
-            for candidate, ticked, added in self._rows:
+            for candidate, ticked, added in self._prepared.rows:
                 buttons.put(candidate, ticked, added)
             self._board = Board(
-                controls, self._findings, self._saved.update, lambda: matrix_page(self._findings, self._output)
+                controls, self._findings, self._saved.update, lambda: matrix_page(self._findings, self._prepared.output)
             )
             buttons.connect()
             self._board.refresh()
@@ -220,54 +286,7 @@ class Comparison:
     @property
     def running(self) -> bool:
         """Whether something is trained, or waits for it."""
-        return self._findings.running
-
-    @property
-    def models(self) -> dict[str, Any]:
-        """The trained models by name, wrapped, in evaluation mode; those of `outdated` are among them."""
-        return {kept.name: kept.wrapped for kept in self._findings.kept if kept.wrapped is not None}
-
-    @property
-    def histories(self) -> dict[str, Any]:
-        """The course of each training, by name; see `workbench.History`."""
-        return {kept.name: kept.history for kept in self._findings.kept}
-
-    @property
-    def errors(self) -> dict[str, BaseException]:
-        """What failed, by name."""
-        judged = {kept.name: kept.error for kept in self._findings.kept if kept.error is not None}
-        return {**{name: error for name, (error, _) in self._findings.failed.items()}, **judged}
-
-    @property
-    def results(self) -> pd.DataFrame:
-        """One row for each model that is trained with the present settings: metrics on the test rows, and costs.
-
-        With several seeds or splits means over all of them; a model that was not trained on each is in `outdated`.
-        NaN where there is nothing to measure. Models that are not ticked any more, that were stopped, or that were trained with other settings,
-        from other weights or on other data can't be compared with these: they are in `outdated`.
-        """
-        return self._findings.frame()
-
-    @property
-    def standard_errors(self) -> pd.DataFrame:
-        """The standard errors of `results`, over the splits or else over the seeds; NaN with one run for each model."""
-        return self._findings.spread_frame()
-
-    @property
-    def outdated(self) -> pd.DataFrame:
-        """One row for each trained model that is not of the present settings: what differs, and the columns of `results`."""
-        differences = self._findings.differences
-        frame = self._findings.frame(outdated=True)
-        frame.insert(0, "differs", [differences.get(name, "") for name in frame.index])
-        return frame
-
-    @property
-    def runs(self) -> pd.DataFrame:
-        """One row for each training, by its number: settings, seed, split, when and by what versions, what differs now, scores.
-
-        A training overwrites no other: with the settings of an earlier run entered again, that run is in `results` again.
-        """
-        return self._findings.run_frame()
+        return "_findings" in vars(self) and self._findings.running
 
     def delete(self, *runs: int) -> None:
         """Delete runs, from the session file too; `undo()` brings them back.
@@ -321,32 +340,8 @@ class Comparison:
 
     def snapshot(self) -> None:
         """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
-        findings = self._findings
-        trained = [kept for kept in findings.present if kept.answers is not None]
-        if not trained:
-            before = f" with the present settings, only {', '.join(self.models)} with others" if self.models else " yet"
-            raise ValueError(f"snapshot: nothing is trained{before}; start(block=True) first")
-        panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
-        metrics = f'<div class="wb-metrics">{findings.table()}</div>'
-        page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
-        figure = overview(findings.view, trained, self.results, self.data.target.unit, findings.marked())
-        alt = f"comparison of {', '.join(kept.name for kept in trained)} on {self.data.name}"
-        pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))
+        display_snapshot(self._findings)
         self._saved.clear()
-
-    def matrix(self, **options: Any) -> Any:
-        """All models of the present settings in one picture: a row each, prediction and risks in columns, the truth where it is known.
-
-        Args:
-            **options: of `workbench.plots.matrix`, such as rows, features and target.
-
-        Returns:
-            A matplotlib Figure; a cell that ends with it shows it.
-
-        Raises:
-            ValueError: nothing is trained with the present settings, or the data have no such picture.
-        """
-        return matrix_figure(self._findings, self._output, options)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
@@ -368,16 +363,28 @@ class Comparison:
         return _export.command(path, self._exported())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        root = self.controls.root
-        assert self._board is not None
-        self._board.displayed = True
-        for name in list(self.controls.rows):
-            self._board.show_panel(name)
+        with self._building:
+            if self._choice is not None:
+                self._chooser = self._chooser or Chooser(
+                    self._choice, self._take, self._check_changeable, self._saved.style
+                )
+                self._show_chosen(self._chooser)
+            root = self.controls.root if self._chooser is None else self._chooser.root
+            if self._board is not None:
+                self._board.displayed = True
+                for name in list(self.controls.rows):
+                    self._board.show_panel(name)
         self._saved.display()
         bundle = root._repr_mimebundle_(**kwargs)
         if isinstance(bundle, dict):  # what is left where no widgets are shown
-            bundle["text/plain"] = f"Comparison of {', '.join(self._findings.names)} on {self.data.name}"
+            bundle["text/plain"] = self._in_words()
         return bundle
+
+    def _in_words(self) -> str:
+        if "_findings" not in vars(self):
+            assert self._choice is not None
+            return f"Comparison: {self._choice.missing()}"
+        return f"Comparison of {', '.join(self._findings.names)} on {self.data.name}"
 
     def _refresh(self) -> None:
         if self._board is not None:
@@ -388,21 +395,23 @@ class Comparison:
             self._board.controls.set_status(text)
 
     def _exported(self) -> _export.Exported:
-        entered = self._entered()
+        entered, made = self._entered(), self._prepared
         wrapped = [candidate for candidate in entered.ticked if candidate.parts]
-        training, repeats = entered.training, (entered.seeds, entered.splits)
+        repeats = (entered.seeds, entered.splits)
         return _export.Exported(
-            self._model, self._data_given, self.data, self._split, wrapped, training, self._output, repeats
+            made.model, made.given, made.data, self._request.split, wrapped, entered.training, made.output, repeats
         )
 
     # ---- training
     def _entered(self) -> Entered:
         """What is set now."""
+        request = self._request
         if self._board is None:
-            return Entered([candidate for candidate, ticked, _ in self._rows if ticked], self._first, *self._repeats)
+            ticked = [candidate for candidate, ticked, _ in self._prepared.rows if ticked]
+            return Entered(ticked, request.training, request.seeds, request.splits)
         c = self._board.controls
         ticked = [row.candidate() for row in c.rows.values() if row.tick.value]
-        return Entered(ticked, c.training(self._first), c.seeds.value, c.splits.value)
+        return Entered(ticked, c.training(request.training), c.seeds.value, c.splits.value)
 
 
 __all__ = ["Comparison"]

@@ -51,6 +51,9 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-panel.wb-outdated{filter:grayscale(1)}
 .wb-panel.wb-outdated::before{content:"Not of the present settings: the table says why.";font-size:12px;font-style:italic}
 .wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
+.wb-choice>.widget-dropdown{max-width:100%}
+.wb-comparison .wb-code pre{margin:0;font-size:12px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere;color:inherit;background:none}
+.wb-code,.wb-choice-note{min-width:0;max-width:100%}
 .wb-error{color:var(--jp-error-color1,#b3261e)}
 .wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
 """

@@ -162,6 +162,8 @@ def _data(what: Exported, imports: set[str]) -> str:
 # ---- model
 def _model(model: Model, imports: set[str]) -> str:
     """Source code after which `model` is the model."""
+    if isinstance(model.given, str):
+        return f"model = {model.given!r}"
     try:
         if model.makes is None:
             raise Unwritable(f"the model was an object of class {type(model.given).__name__}, with weights of its own")

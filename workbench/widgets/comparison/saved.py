@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..common import cases, pictures
 from ..common.saved import SavedOutput
 from .controls import CSS
@@ -12,13 +14,18 @@ MOST_BYTES = 450_000
 RESOLUTIONS = (80, 56, 40)  # pixels per inch of the picture, the first that leaves it small enough
 
 
-def saved_output(findings: Findings) -> SavedOutput:
-    """The output of the cell of a comparison."""
-    return SavedOutput(
-        lambda: saved_page(findings),
-        lambda: (findings.table(), [kept.id for kept in findings.present]),
-        "the comparison as it was saved",
-    )
+def saved_output(findings: Callable[[], Findings | None]) -> SavedOutput:
+    """The output of the cell of a comparison; it is empty as long as there are no findings."""
+
+    def page() -> str:
+        found = findings()
+        return "" if found is None else saved_page(found)
+
+    def now() -> tuple[str, list[str]]:
+        found = findings()
+        return ("", []) if found is None else (found.table(), [kept.id for kept in found.present])
+
+    return SavedOutput(page, now, "the comparison as it was saved")
 
 
 def saved_page(findings: Findings) -> str:
@@ -44,3 +51,22 @@ def saved_page(findings: Findings) -> str:
         if len(page.encode()) <= MOST_BYTES:
             return page
     return f"{opened}<p>The pictures are too large to be saved.</p></div></div>"
+
+
+def display_snapshot(findings: Findings) -> None:
+    """Leave a static picture in the cell that runs.
+
+    Raises:
+        ValueError: nothing is trained with the present settings.
+    """
+    trained = [kept for kept in findings.present if kept.answers is not None]
+    if not trained:
+        others = ", ".join(kept.name for kept in findings.kept if kept.wrapped is not None)
+        before = f" with the present settings, only {others} with others" if others else " yet"
+        raise ValueError(f"snapshot: nothing is trained{before}; start(block=True) first")
+    panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
+    metrics = f'<div class="wb-metrics">{findings.table()}</div>'
+    page = f'<div class="wb-comparison">{metrics}<div class="wb-panels" style="display:none">{panels}</div></div>'
+    figure = overview(findings.view, trained, findings.frame(), findings.data.target.unit, findings.marked())
+    alt = f"comparison of {', '.join(kept.name for kept in trained)} on {findings.data.name}"
+    pictures.display_static(page, figure, alt, CSS + (cases.STYLE if findings.view.kind == "images" else ""))

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,66 @@ from .trials import Trained, Training
 FORMAT = "workbench comparison session 1"
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a session file holds, before it is known of what data and model it is used.
+
+    Args:
+        path: of the file.
+        data: name of the data set.
+        digest: of its rows.
+        model: in words; empty in files of earlier versions.
+        splits: that its runs are of.
+        records: a dict for each run.
+        deleted: ids and numbers of the runs that were deleted.
+    """
+
+    path: Path
+    data: str
+    digest: str
+    model: str
+    splits: list[int]
+    records: list[dict[str, Any]]
+    deleted: dict[str, int]
+
+    def __str__(self) -> str:
+        count = len([record for record in self.records if record["id"] not in self.deleted])
+        of = f" of {self.model}" if self.model else ""
+        splits = (
+            f", split{'s' if len(self.splits) > 1 else ''} {', '.join(map(str, self.splits))}" if self.splits else ""
+        )
+        return f"{self.path.name} holds {count} run{'' if count == 1 else 's'}{of} on {self.data}{splits}"
+
+
+def contents(path: Path) -> Contents | None:
+    """What a session file holds; None if there is no file.
+
+    Raises:
+        ValueError: the file is no session.
+    """
+    if not path.exists():
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}")
+        splits = sorted({record["split"] for record in content["runs"]})
+        return Contents(
+            path,
+            content["data"],
+            content["digest"],
+            content.get("model", ""),
+            splits,
+            content["runs"],
+            dict(content.get("deleted", {})),
+        )
+    except Exception as error:
+        raise ValueError(
+            f"session: {path} is no session file of a Comparison ({type(error).__name__}: {error!s:.200}); give the path of one, "
+            "or of a file that is not there yet"
+        ) from error
+
+
 class Session:
     """A file that keeps the runs of a comparison, for several kernels at once; without a path nothing is written.
 
@@ -33,10 +93,11 @@ class Session:
     Args:
         path: the file, which need not be there.
         data: what the runs are of; a file of other data is refused.
+        model: what is trained, in words, for who opens the file.
     """
 
-    def __init__(self, path: Path | None, data: Data) -> None:
-        self.path, self.data = path, data
+    def __init__(self, path: Path | None, data: Data, model: str = "") -> None:
+        self.path, self.data, self._model = path, data, model
         self._digest = ""
         self._seen: dict[str, Trained] = {}  # with the models of this kernel, should another one undo a deletion
         self._deleted: dict[str, int] = {}  # id -> number
@@ -86,7 +147,7 @@ class Session:
             if self.path is not None:
                 self._digest = self._digest or self.data.checksum
                 records = [_record(run, run.versions == versions) for run in merged]
-                content = {"format": FORMAT, "data": self.data.name, "digest": self._digest}
+                content = {"format": FORMAT, "data": self.data.name, "digest": self._digest, "model": self._model}
                 buffer = io.BytesIO()
                 torch.save({**content, "runs": records, "deleted": self._deleted}, buffer)
                 atomic.write(self.path, buffer.getvalue())
@@ -104,26 +165,17 @@ class Session:
 
     def _records(self) -> list[dict[str, Any]]:
         """What the file holds of each run; which ones are deleted is noted."""
-        if self.path is None or not self.path.exists():
+        found = None if self.path is None else contents(self.path)
+        if found is None:
             return []
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']!r}")
-        except Exception as error:
-            raise ValueError(
-                f"session: {self.path} is no session file of a Comparison ({type(error).__name__}: {error!s:.200}); give the path of one, "
-                "or of a file that is not there yet"
-            ) from error
         self._digest = self._digest or self.data.checksum
-        if content["digest"] != self._digest:
+        if found.digest != self._digest:
             raise ValueError(
-                f"session: {self.path} holds runs of {content['data']} (digest {content['digest'][:12]}), but the data here are "
+                f"session: {self.path} holds runs of {found.data} (digest {found.digest[:12]}), but the data here are "
                 f"{self.data.name} (digest {self._digest[:12]}); give the data that it was made with, or another path"
             )
-        self._deleted = dict(content.get("deleted", {}))
-        records: list[dict[str, Any]] = content["runs"]
-        return records
+        self._deleted = found.deleted
+        return found.records
 
 
 def _numbered(runs: list[Trained], deleted: Iterable[int]) -> list[Trained]:

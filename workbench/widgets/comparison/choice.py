@@ -1,0 +1,163 @@
+"""The choice of what a comparison is made of, before there is one: what was given, what is chosen, and the code for the same."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.data import Data
+
+from ..common.inputs import Model
+from .offers import Offer, Variables, data_kind, data_offers, model_kind, model_offers
+from .session import Contents
+from .settings import Unwritable, candidates
+
+TASKS = {"as the column says": None, "values": "regression", "classes": "classification", "counts": "counts"}
+NOTHING: Any = object()
+
+
+@dataclass
+class Chosen:
+    """A model or data, and the expression that gives it."""
+
+    value: Any
+    code: str
+
+
+class Choice:
+    """What is given and chosen of a model and data; nothing is made of them here.
+
+    Args:
+        model, data: what was given in code; None if it is to be chosen.
+        variables: what is read anew whenever something is offered or taken.
+        options: the further arguments of the comparison that were given, by name.
+        saved: what its session file holds; None without one.
+    """
+
+    def __init__(
+        self, model: Any, data: Any, variables: Variables, options: Mapping[str, Any], saved: Contents | None = None
+    ) -> None:
+        self._variables, self._options, self.saved = variables, options, saved
+        self.model = None if model is None else Chosen(model, self._code_of(model, "model"))
+        self.data = None if data is None else Chosen(data, self._code_of(data, "data"))
+        self.given = {"model": model is not None, "data": data is not None}
+
+    def given_in_code(self, model: Any, data: Any) -> tuple[Chosen | None, Chosen | None]:
+        """Model and data with those that code hands over now."""
+        return (
+            self.model if model is None else Chosen(model, self._code_of(model, "model")),
+            self.data if data is None else Chosen(data, self._code_of(data, "data")),
+        )
+
+    def missing(self) -> str:
+        """What is still to be chosen, and how, for errors."""
+        words = [name for name, chosen in (("data", self.data), ("model", self.model)) if chosen is None]
+        return (
+            f"no {' and no '.join(words)} chosen yet for this comparison: choose in its form, or by "
+            f"choose({', '.join(f'{name}=...' for name in reversed(words))})"
+        )
+
+    # ---- what there is
+    def data_offers(self) -> list[Offer]:
+        """What data can be chosen now; those of the session file first."""
+        variables = self._variables()
+        return sorted(data_offers(variables), key=lambda offer: not self._has_data_of_session(offer, variables))
+
+    def model_offers(self) -> list[Offer]:
+        """What models can be chosen now; those of the session file first."""
+        variables = self._variables()
+        return sorted(model_offers(variables), key=lambda offer: not self._has_model_of_session(offer, variables))
+
+    def columns(self, offer: Offer) -> list[Any]:
+        """The columns of a DataFrame."""
+        return list(self._variable(offer, "data").columns)
+
+    def _has_data_of_session(self, offer: Offer, variables: Mapping[str, Any]) -> bool:
+        if self.saved is None:
+            return False
+        if offer.kind == "name":
+            return offer.code == repr(self.saved.data)
+        value = variables.get(offer.code)
+        return isinstance(value, Data) and value.name == self.saved.data
+
+    def _has_model_of_session(self, offer: Offer, variables: Mapping[str, Any]) -> bool:
+        if self.saved is None:
+            return False
+        ready = offer.kind == "ready"
+        return self.saved.model == (ast.literal_eval(offer.code) if ready else str(Model(variables[offer.code])))
+
+    # ---- what is taken
+    def take_data(self, offer: Offer, target: Any = None, task: str | None = None) -> Chosen:
+        """The data of an offer as they are now; of a name the name.
+
+        Raises:
+            TypeError, ValueError: the variable is gone or is something else by now, or the DataFrame has no such targets.
+        """
+        if offer.kind == "name":
+            return Chosen(ast.literal_eval(offer.code), offer.code)
+        value = self._variable(offer, "data")
+        if offer.kind != "DataFrame":
+            return Chosen(value, offer.code)
+        split = self._options.get("split", 0)
+        return Chosen(Data.from_dataframe(value, target, task=task, split=split), self.frame_code(offer, target, task))
+
+    def frame_code(self, offer: Offer, target: Any, task: str | None) -> str:
+        """The expression that makes data of a DataFrame."""
+        options = {"task": task, "split": self._options.get("split")}
+        said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        return f"Data.from_dataframe({', '.join([offer.code, repr(target), *said])})"
+
+    def take_model(self, offer: Offer) -> Chosen:
+        """The model of an offer, or what makes one, as it is now; it is not called.
+
+        Raises:
+            ValueError: the variable is gone or is something else by now.
+        """
+        if offer.kind == "ready":
+            return Chosen(ast.literal_eval(offer.code), offer.code)
+        return Chosen(self._variable(offer, "model"), offer.code)
+
+    def _variable(self, offer: Offer, what: str) -> Any:
+        variables = self._variables()
+        value = variables.get(offer.code, NOTHING)
+        home = str(variables.get("__name__", "__main__"))
+        kind = data_kind(value) if what == "data" else model_kind(value, home)
+        if kind != offer.kind:
+            now = "is gone" if value is NOTHING else f"is a {type(value).__name__} by now"
+            raise ValueError(f"{what}: the variable {offer.code}, which was a {offer.kind}, {now}; choose another one")
+        return value
+
+    def _code_of(self, value: Any, otherwise: str) -> str:
+        """A text as it is written, and the name of a variable."""
+        if isinstance(value, str):
+            return repr(value)
+        named = (name for name, known in self._variables().items() if known is value and not name.startswith("_"))
+        return next(named, otherwise)
+
+    # ---- code
+    def line(self, model: str, data: str) -> str:
+        """The code that makes the same comparison, with the imports that it needs beside that of `Comparison`."""
+        imports = {"from workbench.data import Data"} if data.startswith("Data.") else set()
+        words = [model, data]
+        for name, value in self._options.items():
+            if name == "wrappers":
+                words.append(self._wrappers(value, imports))
+            else:
+                words.append(f"{name}={os.fspath(value)!r}" if isinstance(value, os.PathLike) else f"{name}={value!r}")
+        return "\n".join([*sorted(imports), f"Comparison({', '.join(words)})"])
+
+    def _wrappers(self, wrappers: Any, imports: set[str]) -> str:
+        if isinstance(wrappers, str) or (
+            isinstance(wrappers, list | tuple) and all(isinstance(wrapper, str) for wrapper in wrappers)
+        ):
+            return repr(wrappers)
+        needed: set[str] = set()
+        try:
+            written = {candidate.name: candidate.source(needed) for candidate in candidates(wrappers)}
+        except Unwritable:
+            return self._code_of(wrappers, "wrappers")
+        imports |= needed
+        return f"{{{', '.join(f'{name!r}: {source}' for name, source in written.items())}}}"

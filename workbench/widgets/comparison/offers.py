@@ -1,0 +1,186 @@
+"""What a comparison can be made of: variables of the notebook, data sets by name, ready models. Read only; nothing of the user's is called."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import FrameType, FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from workbench.core.wrapped import is_wrapped
+from workbench.data import Data, card, names
+from workbench.data.files import is_local, to_download
+from workbench.data.registry import entries
+
+from ..common.inputs import STOCK
+
+Variables = Callable[[], dict[str, Any]]
+IMAGES = ("images", "cifar10", "cifar10n", "cifar10h")  # kinds of data sets
+READY = {
+    "mlp": "two hidden layers of 50 units; inputs of any shape",
+    "cnn": "two convolutions and a hidden layer; images",
+    "linear": "one linear layer; inputs of any shape",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Data or a model that can be chosen.
+
+    Args:
+        label: what a menu says.
+        code: the expression that gives it; of a DataFrame its name only.
+        kind: "name" of a data set, "ready" model, or what kind of variable it is.
+        note: a line on it.
+        images: whether a row is an image, as far as that is known.
+        bytes: on the disk, of what has to be downloaded first; None: nothing has to be, 0: nobody knows how much.
+    """
+
+    label: str
+    code: str
+    kind: str
+    note: str = ""
+    images: bool = False
+    bytes: int | None = None
+
+
+def variables_from(frame: FrameType) -> Variables:
+    """What reads the variables that code sees now where a frame is: the notebook's, or the module's, and those of a function as they were."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    shared: dict[str, Any] = frame.f_globals if shell is None else shell.user_ns
+    inner = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+    home = str(shared.get("__name__", ""))
+    inner = {name: value for name, value in inner.items() if data_kind(value) or model_kind(value, home)}
+    return lambda: {**shared.copy(), **inner}
+
+
+def data_kind(value: Any) -> str | None:
+    """What kind of data a variable holds; None if a comparison takes no such thing."""
+    kind = type(value)  # of which nothing of the user's is asked
+    if issubclass(kind, Data):
+        return "Data"
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and issubclass(kind, getattr(pandas, "DataFrame", ())):
+        return "DataFrame"
+    if issubclass(kind, DataLoader):
+        return "DataLoader"
+    if issubclass(kind, Dataset) and not issubclass(kind, IterableDataset):
+        return "Dataset"
+    if kind in (tuple, list) and len(value) == 2 and all(type(part) in (Tensor, np.ndarray) for part in value):
+        return "pair (x, y)" if all(part.ndim for part in value) and len(value[0]) == len(value[1]) else None
+    return None
+
+
+def model_kind(value: Any, home: str = "__main__") -> str | None:
+    """What kind of model, or maker of one, a variable holds; None if it is neither.
+
+    Args:
+        value: of the variable.
+        home: name of the user's module, whose functions without arguments may make models.
+    """
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        try:
+            wrapped = any(is_wrapped(module) for module in nn.Module.modules(value))
+            return "model" if not wrapped and next(nn.Module.parameters(value), None) is not None else None
+        except (AttributeError, TypeError):  # a module whose __init__ was not finished, or that stands for another one
+            return None
+    if issubclass(kind, type):
+        ours = not value.__module__.startswith(("torch.", "workbench."))
+        return "class" if ours and issubclass(value, nn.Module) and _needs_nothing(value) else None
+    if kind is FunctionType and _needs_nothing(value):
+        if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
+            return None
+        returned = value.__annotations__.get("return", value)
+        if returned is value:
+            return "function" if value.__module__ == home else None
+        gives = issubclass(returned, nn.Module) if type(returned) is type else str(returned).endswith("Module")
+        return "function" if gives else None
+    return None
+
+
+def _needs_nothing(callable_: Any) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        parameters = inspect.signature(callable_).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
+    """The data among the variables, the data sets that are at hand, and those that can be downloaded."""
+    own = [
+        _own_data(name, value, kind)
+        for name, value in _named(variables)
+        if (kind := data_kind(value)) is not None  # no other variable is looked at
+    ]
+    here, elsewhere = [], []
+    for name in names():
+        offer = Offer(name, repr(name), "name", card(name).description, _has_images(name))
+        if is_local(name):
+            here.append(offer)
+        elif (size := to_download(name)) is not None:
+            label = f"{name} (to download: {said_size(size)})"
+            elsewhere.append(replace(offer, label=label, bytes=size))
+    return [*own, *here, *elsewhere]
+
+
+def _own_data(name: str, value: Any, kind: str) -> Offer:
+    images, shape = False, ""
+    if kind == "Data":
+        x = getattr(value.train, "x", None)
+        images = type(x) is Tensor and x.ndim == 4
+        shape = f" {value.name}"
+    elif kind == "DataFrame":
+        shape = " " + " × ".join(f"{n:,}" for n in value.shape)
+    elif kind.startswith("pair"):
+        images = value[0].ndim == 4
+        shape = f" of {len(value[0]):,} rows"
+    return Offer(f"{name}: your {kind}{shape}", name, kind, "A variable of this notebook.", images)
+
+
+def model_offers(variables: Mapping[str, Any]) -> list[Offer]:
+    """The models among the variables and what makes one, and the ready models."""
+    home = str(variables.get("__name__", "__main__"))
+    notes = {
+        "model": "A variable of this notebook; it is never changed.",
+        "class": "A class of this notebook; it is called without arguments, anew for each seed.",
+        "function": "A function of this notebook; it is called without arguments, anew for each seed, and is to return a model.",
+    }
+    own = []
+    for name, value in _named(variables):
+        kind = model_kind(value, home)
+        if kind is not None:
+            label = f"{name}: your {type(value).__name__}" if kind == "model" else f"{name}(): your {kind}"
+            own.append(Offer(label, name, kind, notes[kind]))
+    return [*own, *(Offer(f"{name}: a ready model", repr(name), "ready", READY[name]) for name in STOCK)]
+
+
+def _named(variables: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    return [(name, value) for name, value in variables.items() if not name.startswith("_")]
+
+
+def _has_images(name: str) -> bool:
+    return entries()[name]["kind"] in IMAGES or name == "digits"
+
+
+def said_size(size: int) -> str:
+    """Bytes in words.
+
+    Example:
+        >>> said_size(170498071), said_size(12398), said_size(0)
+        ('170 MB', '12 kB', 'size unknown')
+    """
+    if not size:
+        return "size unknown"
+    return (
+        f"{size / 1e6:.0f} MB" if size >= 9.95e6 else f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    )

@@ -1,0 +1,103 @@
+"""What a comparison is made of, checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from workbench.core.wrapper import Wrapper
+from workbench.data import Data
+
+from ..common.inputs import Model, check_fits
+from ..common.positions import comparable_data
+from .controls import MOST_REPEATS
+from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
+from .trials import Training, check_training
+
+# what is ticked at first if the user names nothing
+USUAL = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
+USUAL |= {"labels": USUAL["classification"]}
+OUTPUTS = ("values", "logits", "probs", "binary")
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that is asked of a comparison but its model and data; see the arguments of `Comparison`.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range, or there is no such wrapper.
+    """
+
+    wrappers: dict[str, Wrapper] | Sequence[Wrapper | str] | None
+    training: Training
+    split: int
+    seeds: int
+    splits: int
+    output: str | None
+    session: Path | None
+
+    def __post_init__(self) -> None:
+        check_training(self.training)
+        for name, count in (("seeds", self.seeds), ("splits", self.splits)):
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REPEATS:
+                raise ValueError(f"{name} must be a whole number from 1 to {MOST_REPEATS}; found {count!r}")
+        if self.output is not None and self.output not in OUTPUTS:
+            raise ValueError(f'output must be "values", "logits", "probs" or "binary", not {self.output!r}')
+        if self.wrappers is not None:
+            candidates(self.wrappers)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model and data that fit each other and what is asked.
+
+    Args:
+        model: what to wrap.
+        plain: such a model.
+        data: in the form in which it is compared.
+        given: the data as they were given.
+        output: what the model gives.
+        rows: the candidates, whether each is ticked, and whether it can be removed.
+    """
+
+    model: Model
+    plain: nn.Module
+    data: Data
+    given: Any
+    output: Any
+    rows: list[tuple[Candidate, bool, bool]]
+
+
+def prepared(model: Any, given: Any, request: Request) -> Prepared:
+    """Check that a model and data fit each other and what is asked.
+
+    Raises:
+        TypeError, ValueError: as `Comparison`.
+    """
+    Model(model)
+    data = comparable_data(given, request.split)
+    to_wrap, task, output = Model(model, data), data.task, request.output
+    chosen = candidates(USUAL[task] if request.wrappers is None else request.wrappers)
+    chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
+    for candidate in chosen:
+        if candidate.name == PLAIN:
+            raise ValueError(f"wrappers: {PLAIN!r} is the baseline; give {candidate.build()!r} another name")
+        candidate.build()
+    plain = to_wrap.new(request.training.seed)
+    meaning = check_fits(plain, data)
+    if task == "labels":
+        fits = output == "binary"
+    else:
+        fits = (output == "values") == (meaning == "values") if isinstance(meaning, str) else output == "logits"
+    if output is not None and (not fits or (output == "binary") != (task == "labels")):
+        raise ValueError(f"output={output!r} does not fit {task} data")
+    output = (output or meaning) if isinstance(meaning, str) or task == "labels" else meaning
+    rows = [(Candidate(PLAIN), True, False), *((c, True, len(c.parts) > 1) for c in chosen)]
+    for name, cls in wrapper_classes().items() if request.wrappers is None else ():
+        if name not in {candidate.name for candidate, _, _ in rows}:
+            rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
+    return Prepared(to_wrap, plain, data, given, output, rows)
