@@ -51,6 +51,10 @@ class PurityError(RuntimeError):
     """Forward changes the model, and the wrapper was told that it must not."""
 
 
+class FrozenModelError(RuntimeError):
+    """A wrapped object is changed inside of `with wrapped.frozen():`, where it serves as it was."""
+
+
 def require(module: str, extra: str = "lab") -> Any:
     """Import a module that not every installation has, and name the extra that brings it where it is missing.
 

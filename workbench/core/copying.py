@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import attributes, places
+from .frozen import Freezable, refuse_change
 from .ownership import MARK, Record, table_of
 from .runtime import plain_clone, portable, restore
 from .savepoint import Savepoint
 from .state_dict import SETTINGS, Loading, described
 
 
-class Persistent(nn.Module):
+class Persistent(Freezable):
     """What `Wrapped` answers to torch, copy and pickle; its engine and its views are made anew in every copy."""
 
     _workbench: Record
@@ -25,6 +26,7 @@ class Persistent(nn.Module):
     _blank: staticmethod[..., Any]  # an object of a class that wraps, which a pickle fills
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        refuse_change(self, "moving or casting")
         precise = _statistics(self)
 
         def each(tensor: Tensor) -> Tensor:
@@ -61,6 +63,7 @@ class Persistent(nn.Module):
         """
         if "_workbench" not in self.__dict__:
             return super().load_state_dict(state_dict, *args, **kwargs)
+        refuse_change(self, "load_state_dict()")
         savepoint = Savepoint(self)
         try:
             return load_state(self, state_dict, *args, **kwargs)
@@ -70,6 +73,7 @@ class Persistent(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:
+            refuse_change(self, "load_state_dict()")
             runtime = self.__dict__["_engine"]
             # torch's own `strict` is always True here
             runtime.loading = Loading(

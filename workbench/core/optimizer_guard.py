@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from ..errors import OptimizerMismatchError, WorkbenchWarning
 from .crossfit import members_axis
 from .dealing import tell
+from .frozen import refuse_step
 from .parameters import split_for_decay, stacked_names
 from .row_weights import rows_equal
 
@@ -63,6 +64,7 @@ def watch(wrapped: nn.Module) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    refuse_step(optimizer)
     history = _histories.get(id(optimizer))
     if history is None:
         history = _histories[id(optimizer)] = _History(optimizer)

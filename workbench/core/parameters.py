@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..deprecation import warn_deprecated
 from ..engine.plan import RankOne, Rule, Split, Stacked
+from .frozen import refuse_change
 from .ownership import EXTRAS, MARK
 
 
@@ -147,6 +148,7 @@ class WrappedParameters:
         Raises:
             ValueError: if a name or a shape does not fit; nothing is changed then.
         """
+        refuse_change(self, "set_risk_parameters()")
         if isinstance(values, ParameterIterator):
             warn_deprecated("values of risk_parameters()", "dict(other.named_risk_parameters())")
             values = dict(values.named)

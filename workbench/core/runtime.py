@@ -14,6 +14,7 @@ from ..engine.clone import places, structural_copy
 from ..engine.plan import Split, Stacked
 from ..engine.run import Engine
 from .feedback import Marks
+from .frozen import Frozen
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
 from .state_dict import Loading
@@ -35,6 +36,7 @@ class Runtime:
 
     strict: bool | None = None
     loading: Loading | None = None
+    frozen: Frozen | None = None  # inside of a block in which nobody may change the object
 
     def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
         # by thread: whether its last call asked for the risk, where something surrounds the calls

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,11 @@ from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings, guarded
+from . import frozen as freezing
 from . import predict as calling
 from .adapters import refusals_of
 from .copying import Persistent
+from .frozen import refuse_change
 from .inputs import opened, positional_names
 from .lone_calls import watched_methods
 from .members import predictive
@@ -86,7 +89,7 @@ class Wrapped(WrappedParameters, Persistent):
             >>> bool((lower < upper).all())
             True
         """
-        return guarded(calling.quantiles, self, *entered(self, args, kwargs))
+        return _guarded(calling.quantiles, self, *entered(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
         """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
@@ -108,7 +111,38 @@ class Wrapped(WrappedParameters, Persistent):
             >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
-        return guarded(predictive, self, *entered(self, args, kwargs))
+        return _guarded(predictive, self, *entered(self, args, kwargs))
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Self]:
+        """A block for serving: nobody may change the model in it, calls take no gradients, and give the numbers that they give outside.
+
+        Inside, what would change the model raises: `train()`, `fit`, `load_state_dict`, `to`, hooks, steps of an optimizer, new attributes.
+        What no method tells, such as a write into a parameter or into a layer, raises at the next call, or at the end of the block. Writes
+        through `.data` or a numpy view, which torch does not count, count at once, as outside. Copies made inside are not frozen.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            RuntimeError: if the object is in training mode.
+            FrozenModelError: if the object was changed inside.
+
+        Example:
+            >>> import torch
+            >>> from workbench import vote
+            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1)).eval()
+            >>> with model.frozen() as served:
+            ...     y, risk = served(torch.zeros(4, 2), return_risk=True)
+            >>> y.requires_grad
+            False
+        """
+        frozen = freezing.enter(self)
+        try:
+            yield self
+            frozen.check()
+        finally:
+            freezing.leave(self)
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
@@ -123,7 +157,7 @@ class Wrapped(WrappedParameters, Persistent):
         Returns:
             A scalar. With a scaling set it is computed in standardised units.
         """
-        return guarded(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
+        return _guarded(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
@@ -138,6 +172,7 @@ class Wrapped(WrappedParameters, Persistent):
         Raises:
             ValueError: if no method learns anything in closed form; `workbench.fit` trains.
         """
+        refuse_change(self, "fit()")
         savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
         try:
             calling.fit(self, inputs)
@@ -168,6 +203,7 @@ class Wrapped(WrappedParameters, Persistent):
         Args:
             values: x_mean, x_scale (of the first input, or tuples or dicts of those of several), y_mean, y_scale and x_dtype; see `Scaling`.
         """
+        refuse_change(self, "scale()")
         if args:
             warn_deprecated("scale(None)", "wrapped.unscale()")
             Wrapped.unscale(self)
@@ -183,6 +219,7 @@ class Wrapped(WrappedParameters, Persistent):
 
     def unscale(self) -> None:
         """Remove the standardisation: inputs and outputs are in the model's own units again."""
+        refuse_change(self, "unscale()")
         remove_extra(self, "scaling")
 
     @property
@@ -229,6 +266,8 @@ class Wrapped(WrappedParameters, Persistent):
     # ---- what others put around a call
     def __setattr__(self, name: str, value: Any) -> None:
         record = self.__dict__.get("_workbench")
+        if record is not None:
+            refuse_change(self, f"setting {name}")
         if record is not None and name == record.method and callable(value):
             value = surrounded(self, name, value)
             if value is None:
@@ -339,14 +378,35 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         wrapped.__dict__["_engine"].asked[current_thread()] = risk
+    frozen = wrapped.__dict__["_engine"].frozen
     if torch.compiler.is_compiling():
-        return calling.predict(wrapped, args, kwargs, risk, tile)
+        if frozen is None:
+            return calling.predict(wrapped, args, kwargs, risk, tile)
+        with torch.no_grad():
+            return calling.predict(wrapped, args, kwargs, risk, tile)
     surroundings = Surroundings()
     try:  # `guarded` would be one more frame between warnings and the line that they name
-        return calling.predict(wrapped, args, kwargs, risk, tile)
+        if frozen is None:
+            return calling.predict(wrapped, args, kwargs, risk, tile)
+        frozen.check()
+        with torch.no_grad():
+            answer = calling.predict(wrapped, args, kwargs, risk, tile)
+        frozen.go_on()
+        return answer
     except BaseException as error:
         surroundings.restore(error)
         raise
+
+
+def _guarded(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
+    """`guarded`, and as it is asked for inside of a `frozen` block."""
+    if (frozen := wrapped.__dict__["_engine"].frozen) is None:
+        return guarded(function, wrapped, *args)
+    frozen.check()
+    with torch.no_grad():
+        answer = guarded(function, wrapped, *args)
+    frozen.go_on()
+    return answer
 
 
 def copied(model: nn.Module) -> nn.Module:
