@@ -53,6 +53,8 @@ def explained(wrapped: Any) -> Explanation:
     if engine.clones.impure:
         names = sorted(f"{path}.{name}" if path else name for path, name in engine.clones.impure)
         head.append(f"forward changes {', '.join(names[:6])}: {_PURITY[record.purity]}")
+    if replays := wrapped.__dict__["_engine"].recorded.replays:
+        head.append(f"{replays:,} {'call was' if replays == 1 else 'calls were'} answered by a graph of all branches")
     moving = sum(p.numel() for p in added)
     share = moving / max(moving + sum(p.numel() for p in base), 1)
     decisions = engine.ladder.decisions.items()

@@ -19,6 +19,7 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Plan
 from ..engine.tree import flatten, is_float, names, tensors
 from ..introspect.objects import tensors_and_generators
+from .call import Call
 from .function import Function
 from .ownership import marks_of
 
@@ -80,6 +81,15 @@ class Marks:
             return None
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return None if known is None else known[1]
+
+
+def marks_for(wrapped: Any, return_risk: bool, output: Any) -> Marks | None:
+    """The marks that `mark_means` adds to after each prediction in evaluation mode like this one, None if it adds to none."""
+    every = Call(training=False, return_risk=return_risk)
+    axes = [axis for method in wrapped._workbench.methods if (axis := method.axis(every)) is not None]
+    if wrapped._workbench.state == () or not any(axis.size > 1 and not axis.own_first for axis in axes):
+        return None
+    return None if type(output) is Tensor and not _takes_state(wrapped) else marks_of(wrapped)
 
 
 def mark_means(wrapped: Any, plan: Plan, output: Any) -> None:

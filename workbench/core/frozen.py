@@ -55,6 +55,10 @@ class Frozen:
         self._modules = ModuleContents(self._tree, self._impure)
         self._facts = structure(self._tree, self._impure) if self._impure else ()
 
+    def same_numbers(self) -> bool:
+        """Whether nobody has written into its tensors."""
+        return versions(self._tensors) == self._versions
+
     def unchanged(self) -> bool:
         """Whether it is as it was."""
         if versions(self._tensors) != self._versions or not self._objects.unchanged():

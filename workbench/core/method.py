@@ -110,6 +110,13 @@ class Method:
         """
         return 0
 
+    def repeats(self) -> bool:
+        """Whether each prediction does the same operations on tensors, and nothing else, so that a graph may stand for it.
+
+        It is asked of classes that say so themselves; a subclass of theirs says so again.
+        """
+        return False
+
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         """Remove the method's axis; its branches are taken for equally likely models, see `spread`.
 

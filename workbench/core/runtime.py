@@ -17,6 +17,7 @@ from .feedback import Marks
 from .frozen import Frozen
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
+from .recorded_calls import RecordedCalls
 from .state_dict import Loading
 
 HOOKS = (
@@ -42,6 +43,7 @@ class Runtime:
         # by thread: whether its last call asked for the risk, where something surrounds the calls
         self.asked: dict[int, bool] = {}
         self.marks = Marks(root._workbench.token)
+        self.recorded = RecordedCalls(root)
         self.table = Table(root, root._workbench, views, given)
         self.engine = Engine(
             root,

@@ -33,6 +33,7 @@ from .parameters import WrappedParameters
 from .pretrained import saving_pretrained
 from .prior import NAME as PRIOR
 from .prior import install
+from .recorded_calls import Taken
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .savepoint import Savepoint
 from .standardize import Scaling
@@ -375,11 +376,15 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     # a branch, or an object that is still being built
     if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).traced.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
+    runtime, compiling = wrapped.__dict__["_engine"], torch.compiler.is_compiling()
+    frozen = runtime.frozen
+    trial = None if compiling or kwargs else runtime.recorded.begin(args, risk, tile, frozen)
+    if type(trial) is Taken:
+        return trial.answer
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
-        wrapped.__dict__["_engine"].asked[current_thread()] = risk
-    frozen = wrapped.__dict__["_engine"].frozen
-    if torch.compiler.is_compiling():
+        runtime.asked[current_thread()] = risk
+    if compiling:
         if frozen is None:
             return calling.predict(wrapped, args, kwargs, risk, tile)
         with torch.no_grad():
@@ -387,10 +392,15 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     surroundings = Surroundings()
     try:  # `guarded` would be one more frame between warnings and the line that they name
         if frozen is None:
-            return calling.predict(wrapped, args, kwargs, risk, tile)
+            answer = calling.predict(wrapped, args, kwargs, risk, tile)
+            if trial is not None:
+                trial.end(answer)
+            return answer
         frozen.check()
         with torch.no_grad():
             answer = calling.predict(wrapped, args, kwargs, risk, tile)
+            if trial is not None:
+                trial.end(answer)
         frozen.go_on()
         return answer
     except BaseException as error:

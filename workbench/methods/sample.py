@@ -160,6 +160,9 @@ class Sample(Method):
             self._register_amount(table, name)
         self._amounts = stored
 
+    def repeats(self) -> bool:
+        return type(self.noise).__module__.startswith("workbench.")
+
     def raw(self, table: Table, name: str) -> Tensor | None:
         """The learned amount of noise of a weight, None if it is fixed."""
         return table.get(f"{name}@sample") if self.wrapper.trainable else None

@@ -161,6 +161,11 @@ class Sculpt(Method):
         if noise is not None and any(noise[key] is not value for key, value in _learned(self.distribution).items()):
             self.distribution = replace(self.distribution, **noise)  # of a copy of the model
 
+    def repeats(self) -> bool:
+        return type(self.distribution).__module__.startswith("workbench.") and not isinstance(
+            self.distribution, FromTorch
+        )
+
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
         own, heads = apart(parts["y"], dim)
         y, variances = self.distribution.moments(own, self.risk_of(heads))

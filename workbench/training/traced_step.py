@@ -17,9 +17,9 @@ from workbench.core.ownership import engine_of
 from workbench.core.rows import Batch
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import CPU, generator_of
+from workbench.engine.traced_graph import Graph, same, share_memory
 from workbench.errors import WorkbenchWarning
-from workbench.training.traceable import Facts, UntraceableError
-from workbench.training.traced_graph import Graph, share_memory
+from workbench.training.traceable import StepFacts, UntraceableError
 
 log = logging.getLogger("workbench")
 
@@ -63,7 +63,7 @@ class _Recorded:
 class TracedStep:
     """Takes the steps of one training by a graph, where that is right and faster; `take` gives None for a step to be taken as ever.
 
-    A graph is made for models of known layers only (`Facts`), and used while nothing of them has changed. Its first runs, and then those at
+    A graph is made for models of known layers only (`StepFacts`), and used while nothing of them has changed. Its first runs, and then those at
     powers of two, are compared with steps as ever to the last bit, buffers and random draws included.
 
     Args:
@@ -76,7 +76,7 @@ class TracedStep:
         self.wrapped, self.criterion, self.loss = wrapped, criterion, loss
         self.off = ""  # why no step is taken by a graph any more
         self.replays = 0  # steps taken by a graph
-        self._facts: Facts | None = None
+        self._facts: StepFacts | None = None
         self._seen: dict[Any, int] = {}  # by form, batches since the facts were looked at
         self._recorded: dict[Any, _Recorded | None] = {}  # None: slower than a step as ever
         self._made = 0
@@ -131,7 +131,7 @@ class TracedStep:
         if self._made >= GRAPHS:
             raise UntraceableError("the model is changed again and again")
         self._made += 1
-        facts = Facts(self.wrapped, self.criterion) if self._facts is None else self._facts
+        facts = StepFacts(self.wrapped, self.criterion) if self._facts is None else self._facts
         engine = engine_of(self.wrapped)
         if engine.clones.impure:
             raise UntraceableError("forward changes attributes")
@@ -193,7 +193,7 @@ class TracedStep:
         self.replays += 1
         return eager
 
-    def _as_ever(self, batch: Batch, facts: Facts) -> Step:
+    def _as_ever(self, batch: Batch, facts: StepFacts) -> Step:
         loss = self.loss(batch)
         if loss.isfinite():
             loss.backward()
@@ -220,7 +220,7 @@ def _faster(recorded: _Recorded) -> bool:
 class _State:
     """What a step changes beside gradients: buffers, and where random draws stand."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: StepFacts) -> None:
         self._buffers = facts.buffers
         self._values = [buffer.clone() for buffer in facts.buffers]
         self._generator = generator_of(CPU)
@@ -237,16 +237,7 @@ class _State:
 
 
 def _equal(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
-    """To the last bit, but for NaN, of which one is as good as another."""
-    return all(map(_same, some, others))
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    if torch.equal(one, other):
-        return True
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return all(map(same, some, others))
 
 
 def _form(batch: Batch) -> Any:

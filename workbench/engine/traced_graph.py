@@ -99,18 +99,22 @@ class Graph:
         _separate(graph)
         self._run: Callable[..., Any] = fx.GraphModule({}, graph)
         self.scripted = False
-        if any(node.target in _UNSAID_WRITES for node in nodes):
+        if any(map(_unsaid_writes, nodes)):
             return  # TorchScript merges what its schema calls equal
         with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):  # torch's private functions
             self._run, self.scripted = _script(graph, values), True
 
     def run(self, *batch: Tensor) -> list[Tensor]:
         """The same for another batch."""
-        with torch.no_grad():
-            if not self.scripted:
-                return list(self._run(*self._tensors, *batch))
-            with torch.jit.optimized_execution(False):  # which could round otherwise
-                return self._run(*self._tensors, *batch)
+        gradients, optimized = torch.is_grad_enabled(), torch._C._get_graph_executor_optimize()
+        try:  # as `torch.no_grad` and `torch.jit.optimized_execution` do, which take as long as some operations
+            torch._C._set_grad_enabled(False)
+            torch._C._set_graph_executor_optimize(False)  # which could round otherwise
+            results = self._run(*self._tensors, *batch)
+        finally:
+            torch._C._set_grad_enabled(gradients)
+            torch._C._set_graph_executor_optimize(optimized)
+        return results if self.scripted else list(results)
 
 
 # ---- recording
@@ -219,11 +223,18 @@ def _refuse(nodes: Sequence[fx.Node], buffers: set[int], tensors: Sequence[Tenso
                 raise RefusedError(f"{node.target} writes into the batch or into a parameter")
 
 
+def _unsaid_writes(node: fx.Node) -> tuple[str, ...]:
+    """The arguments that an operation writes into and whose schema does not say so; batch norm in evaluation mode writes into none."""
+    if node.target not in _UNSAID_WRITES or node.args[5:6] == (False,):
+        return ()
+    return _UNSAID_WRITES[node.target]
+
+
 def _written(node: fx.Node) -> list[fx.Node]:
     """What an operation writes into."""
     if not isinstance(node.target, _OPERATION):
         return []
-    unsaid = _UNSAID_WRITES.get(node.target, ())
+    unsaid = _unsaid_writes(node)
     if not node.target._schema.is_mutable and not unsaid:
         return []
     found = []
@@ -396,4 +407,13 @@ def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     )
 
 
-__all__ = ["Graph", "RefusedError", "share_memory"]
+def same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are equal to the last bit, but for NaN, of which one is as good as another."""
+    if one is None or other is None:
+        return one is other
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+__all__ = ["Graph", "RefusedError", "same", "share_memory"]
