@@ -18,7 +18,7 @@ from helpers.traced_models import EAGER, TRACED, ReadsGlobal, Residual, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import compose, sample, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.core import recorded_calls
 from workbench.core.recorded_calls import RecordedCalls
 from workbench.errors import WorkbenchWarning
@@ -43,7 +43,8 @@ def _batches(n: int = CALLS) -> list[Tensor]:
 def _wrapped(build: Callable[[], nn.Module], wrapper: Any = None) -> Any:
     torch.manual_seed(0)
     traced_models.NOISE = np.random.default_rng(0)
-    return (wrapper or vote.Wrapper(3))(build()).eval()
+    wrapped = (wrapper or vote.Wrapper(3))(build()).eval()
+    return wrapped.fit(torch.randn(100, 3)) if wrapped.needs_fit else wrapped
 
 
 def _calls_of(wrapped: Any) -> RecordedCalls:
@@ -80,6 +81,9 @@ RECORDED = {
     "sample, weights": (mlp, sample.Wrapper(3, where="weights")),
     "sample, inputs": (mlp, sample.Wrapper(3, where="inputs", distribution=sample.Normal(0.1))),
     "sample x sculpt": (mlp, compose(sample.Wrapper(4), sculpt.Wrapper())),
+    "neo": (mlp, neo.Wrapper()),
+    "neo, gaussian": (mlp, neo.Wrapper(density="gaussian")),
+    "all": (mlp, compose(vote.Wrapper(3), sculpt.Wrapper(), neo.Wrapper())),
     "laplace distribution": (mlp, sculpt.Wrapper(sculpt.Laplace)),
     "quantiles": (mlp, sculpt.Wrapper(sculpt.Quantiles((0.1, 0.9)))),
     "binary": (mlp, vote.Wrapper(3, output="binary")),
@@ -282,6 +286,17 @@ def test_hooks_for_all_modules_fire() -> None:
         finally:
             handle.remove()
     assert any(isinstance(module, nn.Tanh) for module in seen)
+
+
+def test_what_neo_has_learned_counts() -> None:
+    wrapped, x = _wrapped(mlp, neo.Wrapper()), _batches()[0]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            wrapped(x, return_risk=True)
+        assert _calls_of(wrapped).replays
+        wrapped.fit(torch.randn(50, 3) + 1)
+        for _ in range(CALLS):
+            _assert_same(wrapped(x, return_risk=True), _as_ever(wrapped, x, return_risk=True))
 
 
 def test_held_noise_stays() -> None:

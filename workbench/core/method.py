@@ -44,6 +44,7 @@ class Method:
     statistics: tuple[str, ...] = ()
     detections: str = ""  # why boxes cannot be matched over its branches, "" if they can
     channels_first = False  # whether it takes inputs for images [rows, channels, height, width]
+    beside_layers: tuple[str, ...] = ()  # names of what it holds beside the layers and computes with where it `repeats`
     members = False  # whether its branches are whole models, which `voters()` gives one by one
     # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]
     member_marks: tuple[str, ...] = ()

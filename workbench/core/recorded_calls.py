@@ -209,7 +209,10 @@ class RecordedCalls:
         wrapped = self._wrapped
         if wrapped._workbench.strategy != "auto":
             raise UntraceableError("a strategy was chosen")
-        facts = self._facts if self._facts is not None and self._facts.hold() else Facts(wrapped, _repeats)
+        facts = self._facts
+        if facts is None or not facts.hold():
+            beside = {name for method in wrapped._workbench.methods for name in method.beside_layers}
+            facts = Facts(wrapped, _repeats, extras=("scaling", *beside))
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")

@@ -93,12 +93,15 @@ class Facts:
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
         self._tensors = [*self.parameters, *self.frozen, *self.buffers]
-        self._forms = list(map(_form, self._tensors))
+        self._forms = self._forms_now()
         if any(
             type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
             for t in self._tensors
         ):
             raise UntraceableError("a tensor is not on the CPU, or has another layout")
+
+    def _forms_now(self) -> list[Any]:
+        return [(t.dtype, t.shape, t.stride()) for t in self._tensors]
 
     def hold(self) -> bool:
         """Whether nothing has changed."""
@@ -108,7 +111,7 @@ class Facts:
             and all(map(operator.is_, now, self._items))
             and all(map(operator.is_, map(type, self._modules), self._classes))
             and all(map(operator.is_, _SAID(self._record), self._said))
-            and list(map(_form, self._tensors)) == self._forms
+            and self._forms_now() == self._forms
             and all(holder.get(name) is value for (holder, name), value in zip(self._globals, self._read, strict=True))
             and all(
                 vars(cls).get(name) is f and getattr(f, "__code__", None) is code
@@ -117,18 +120,14 @@ class Facts:
         )
 
 
+_CONTENTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 _SAID = operator.attrgetter("output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods")
 
 
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride(), tensor._backward_hooks
-
-
 def _holders(modules: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
-    kinds = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     for module in modules:
         yield module.__dict__
-        yield from (module.__dict__[kind] for kind in (*kinds, "_backward_pre_hooks"))
+        yield from (module.__dict__[kind] for kind in _CONTENTS)
 
 
 def _settings_of(record: Any) -> Iterator[dict[str, Any]]:

@@ -96,6 +96,7 @@ class Graph:
         _drop_unused(graph)
         if not writes:
             _simplify(graph, values)
+            self._tensors += _lift_constants(graph)
         _separate(graph)
         self._run: Callable[..., Any] = fx.GraphModule({}, graph)
         self.scripted = False
@@ -276,7 +277,7 @@ def _drop_unused(graph: fx.Graph) -> None:
 def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
     """Leave out views of what has that form already, and what is computed twice; in a graph that writes nothing."""
     for node in list(graph.nodes):
-        if node.target in _FORMS and values[node] == values[node.args[0]]:
+        if (node.target in _FORMS or _is_once(node)) and values[node] == values[node.args[0]]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     known: dict[Any, fx.Node] = {}
@@ -289,6 +290,24 @@ def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
     _drop_unused(graph)
+
+
+def _is_once(node: fx.Node) -> bool:
+    """Whether it multiplies by one."""
+    return node.target is _aten.mul.Tensor and type(node.args[1]) is int and node.args[1] == 1
+
+
+def _lift_constants(graph: fx.Graph) -> list[Tensor]:
+    """Make inputs of tensors that hold one number, which the graph only reads; TorchScript has no word for NaN among others."""
+    constants = []
+    batch = next(node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("batch_"))
+    for node in list(graph.nodes):
+        if node.target is _aten.scalar_tensor.default:
+            constants.append(_aten.scalar_tensor.default(*node.args, **node.kwargs))
+            with graph.inserting_before(batch):
+                node.replace_all_uses_with(graph.placeholder(f"constant_{len(constants)}"))
+            graph.erase_node(node)
+    return constants
 
 
 def _separate(graph: fx.Graph) -> None:

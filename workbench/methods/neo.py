@@ -38,6 +38,7 @@ Take = Callable[[str, FeatureMap], Tensor]
 MOST_SITES = 5
 MOST_ROWS = 20_000
 MOST_OUTLIERS = 4000
+_PLAIN = ("signature", "gaussian")  # densities whose risk is the same operations for all rows
 
 
 class Wrapper(_Wrapper):
@@ -111,6 +112,7 @@ class Neo(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, needs_fit, own_pass = "neo", "vacuitic", 40, True, True
+    beside_layers = ("density",)
     detections = (
         "it gives one number for each row, and boxes are no rows of the input; wrap the backbone alone, neo.Wrapper()(model, "
         'at="backbone"), which gives one for each image'
@@ -198,6 +200,9 @@ class Neo(Method):
     def rows_first(self) -> bool:
         """Whether rows are in the first dimension of the input."""
         return self._rows_at[1] == 0
+
+    def repeats(self) -> bool:
+        return self.wrapper.density in _PLAIN and self.layout is None
 
     def _by_position(self, output: Any) -> bool:
         per = self.wrapper.per

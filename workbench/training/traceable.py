@@ -52,7 +52,7 @@ class StepFacts(Facts):
         beside = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
         super().__init__(wrapped, lambda method: type(method) in (Vote, Sculpt), beside)
         self._torch = torch_now()
-        if any(t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None) for t in self.parameters):
+        if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")
         if not is_plain(self._torch, gradients=True):
             raise UntraceableError("torch is in another mode")
@@ -61,9 +61,16 @@ class StepFacts(Facts):
         """Whether nothing has changed."""
         return (
             super().hold()
-            and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in self.parameters)
+            and not any(map(_has_hooks, self.parameters))
+            and not any(module._backward_hooks or module._backward_pre_hooks for module in self._modules)
+            and all(p.requires_grad for p in self.parameters)
+            and not any(p.requires_grad for p in self.frozen)
             and torch_now() == self._torch
         )
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def _check_distributions(wrapped: Wrapped) -> None:
