@@ -76,8 +76,9 @@ def test_epistemic_risk_is_carried_by_the_column_that_voters_disagree_on() -> No
 
 
 def test_columns_of_one_group_are_shuffled_together() -> None:
-    """x1 - x2 does not change where both columns hold the same and move together."""
+    """x1 - x2 is -1 in all rows, and stays so where both columns move together."""
     x = torch.randn(100, 1, generator=rng(1), dtype=torch.float64).expand(100, 3).clone()
+    x[:, 1] += 1
     x[:, 2] = torch.randn(100, generator=rng(2))
     wrapped = linear([[1.0, -1.0, 1.0]] * 2)
     alone = attributions.permutation_importance(wrapped, x, n_repeats=2)
