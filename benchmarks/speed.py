@@ -33,6 +33,7 @@ LOW = ("sculpt 1", "vote last", "vote", "sample")  # measured under autocast, to
 # millions of operations of one row, and milliseconds of a pass of one row: what a cell takes is guessed from them
 COST = {
     "tiny": (0.0001, 0.015),
+    "small": (0.006, 0.03),
     "mlp": (0.136, 0.03),
     "cnn": (5.61, 0.4),
     "resnet18": (70.1, 2.0),
@@ -100,6 +101,12 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
             for batch in (1, 64):
                 yield _cell(model, wrapper, 16, batch, "forward", on=device, how="tune")
         yield _cell(model, "vote", 5, 64, "step", on=device, how="tune")
+    for model in ("tiny", "small") if device == "cpu" else ():  # served
+        for batch in (1, 64):
+            for n in (5, 16):
+                yield _cell(model, "vote", n, batch, "forward", how="frozen")
+    for wrapper in ("sculpt", "sample", "neo") if device == "cpu" else ():
+        yield _cell("tiny", wrapper, 1, 1, "forward", how="frozen")
     yield from _compiled(device)
 
 

@@ -45,12 +45,14 @@ class CellPasses:
         floor: seconds below which no implementation can be.
         bound: what sets the floor, "operations" or "bytes".
         engine: the wrapped object that can explain how it ran.
+        served: the block in which it is frozen, if it is.
     """
 
     passes: dict[str, Pass] = field(default_factory=dict)
     floor: float = 0.0
     bound: str = ""
     engine: Any = None
+    served: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def rung(self) -> str:
         """What the last kind of call ran on."""
@@ -74,9 +76,11 @@ def case_of(
     compiled = _compiler(on) if how == "compiled" else lambda function: function
 
     case = CellPasses()
-    wrapped = wrap(plain, wrapper, n, model, large, "auto" if how == "compiled" else how)
+    wrapped = wrap(plain, wrapper, n, model, large, "auto" if how in ("compiled", "frozen") else how)
     case.engine = wrapped.head if wrapper == "sample last" else wrapped
     case.passes["wrapped"] = _wrapped_pass(wrapped, wrapper, phase, x, y, low, compiled)
+    if how == "frozen":
+        case.served.enter_context(wrapped.frozen())
     copied = copy.deepcopy(plain)
     case.passes["plain"] = _steps([copied], x, y, low, compiled) if training else _alone(copied, x, low, compiled)
     if loop and wrapper.startswith(("vote", "sample")) and wrapper != "vote dealt":

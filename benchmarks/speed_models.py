@@ -18,7 +18,7 @@ def build(name: str, large: bool = False) -> nn.Sequential:
     """A model with weights that a seed decides.
 
     Args:
-        name: one of `MODELS` or `MAPS`.
+        name: one of `MODELS`, `MAPS` or `SERVED`.
         large: ResNet-18 and the GPT-2 shape at the widths that they have in papers, for GPUs; the others know one size.
 
     Returns:
@@ -26,7 +26,7 @@ def build(name: str, large: bool = False) -> nn.Sequential:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        entry, body, head = (MODELS | MAPS)[name](large)
+        entry, body, head = (MODELS | MAPS | SERVED)[name](large)
     return nn.Sequential(OrderedDict(entry=entry, body=body, head=head))
 
 
@@ -42,7 +42,7 @@ def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]
         outputs = _words(large) if name == "gpt2" else OUTPUTS
     else:
         x = torch.randn(rows, *INPUTS[name], generator=draw)
-        outputs = 1 if name in ("tiny", "mlp") else OUTPUTS
+        outputs = 1 if name in ("tiny", "mlp", *SERVED) else OUTPUTS
     shape = (MAP_CLASSES, *INPUTS[name][1:]) if name in MAPS else (outputs,)
     return x, torch.randn(rows, *shape, generator=draw)
 
@@ -50,6 +50,7 @@ def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]
 INPUTS = {
     "tiny": (1,),
     "mlp": (8,),
+    "small": (8,),
     "cnn": (3, 32, 32),
     "resnet18": (3, 32, 32),
     "transformer": (32, 16),
@@ -60,6 +61,11 @@ Parts = tuple[nn.Module, nn.Module, nn.Module]
 
 def _tiny(large: bool) -> Parts:
     return nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1)
+
+
+def _small(large: bool) -> Parts:
+    """MLP 8-50-50-1."""
+    return nn.Linear(8, 50), nn.Sequential(nn.ReLU(), nn.Linear(50, 50), nn.ReLU()), nn.Linear(50, 1)
 
 
 def _mlp(large: bool) -> Parts:
@@ -229,3 +235,4 @@ def _unet(large: bool) -> Parts:
 
 
 MAPS: dict[str, Callable[[bool], Parts]] = {"unet": _unet}  # of class scores, measured for the target on maps alone
+SERVED: dict[str, Callable[[bool], Parts]] = {"small": _small}  # measured inside of `frozen` alone

@@ -44,8 +44,8 @@ median, too. The file of results has the quartiles. On GPUs float32 is no tf32.
 
 Models: MLP 1-16-1 (tiny), MLP 8-256-256-1, CNN of three convolutions with batch norm, ResNet-18 (width 16; 64 on GPUs), transformer encoder
 (width 64, 3 layers, 32 steps), LSTM (64-128, 32 steps), GPT-2's shape (width 128, 4 blocks, 32 tokens; on GPUs the smallest GPT-2 with 128
-tokens); for one target a U-Net (width 16, three resolutions) whose maps of 19 classes have 512 x 512 pixels. The last block, which `at=`
-names for `sample`, is the last layer.
+tokens); for those inside of `frozen()` an MLP 8-50-50-1 (small); for one target a U-Net (width 16, three resolutions) whose maps of 19 classes
+have 512 x 512 pixels. The last block, which `at=` names for `sample`, is the last layer.
 
 Left out of n = 1, 5, 16, 64 and batches of 1, 64, 1024: one sample, and one voter on the last layer, at batches above 1; steps of 64
 voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and samples in the last block; steps of `sample` with several samples,
@@ -206,10 +206,10 @@ def _loops(usual: pd.DataFrame) -> str:
 
 
 def _special(wrapped: pd.DataFrame) -> str:
-    """Autocast, "tune" and torch.compile."""
+    """Autocast, "tune", torch.compile and blocks for serving."""
     rows = []
     for cell in wrapped[(wrapped["how"] != "auto") | (wrapped["dtype"] != "float32")].to_dict("records"):
-        way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile"}[cell["how"]]
+        way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile", "frozen": "`frozen()`"}[cell["how"]]
         rows.append(
             {
                 "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
@@ -221,7 +221,8 @@ def _special(wrapped: pd.DataFrame) -> str:
             }
         )
     return _table(
-        "Under autocast to bfloat16, with measured rungs, and compiled; each beside a plain pass of the same kind (no loop is compiled):",
+        "Under autocast to bfloat16, with measured rungs, compiled, and inside of `frozen()`, answered by a recorded graph; each "
+        "beside a plain pass of the same kind (no loop is compiled):",
         rows,
     )
 

@@ -187,6 +187,20 @@ def _targets() -> list[Target]:
         for phase, words in (("forward", "with risk"), ("predict", "prediction only"))
         for wrapper in ("sculpt", "sample", "neo")
     ]
+    served = {"wrapper": "vote", "phase": "forward", "on": "cpu", "how": "frozen"}
+    targets += [
+        Target(f"vote, all layers, n = {n}, frozen", "loop", limit, _is(n=n, **served))
+        for n, limit in ((5, 0.7), (16, 0.3))
+    ]
+    targets += [
+        Target(
+            f"overhead, tiny MLP, batch 1, {wrapper}, frozen: with risk",
+            "over_us",
+            60,
+            _is(model="tiny", batch=1, n=1, wrapper=wrapper, phase="forward", on="cpu", how="frozen"),
+        )
+        for wrapper in ("sculpt", "sample", "neo")
+    ]
     return targets
 
 

@@ -46,7 +46,7 @@ def test_cells_are_json_differ_and_fit_into_a_quarter_of_an_hour(speed: ModuleTy
     assert len(set(keys)) == len(keys) > 500
     here = [cell for cell in cells if cell["on"] == "cpu" and "model" in cell]
     assert sum(map(speed.seconds, here)) < 15 * 60
-    assert {cell["model"] for cell in here} == {*speed.MODELS, "unet"}
+    assert {cell["model"] for cell in here} == {*speed.MODELS, "unet", "small"}
     assert {cell["wrapper"] for cell in here} == set(speed.WRAPPERS)
     aimed = [speed._aimed(cell) for cell in here]
     assert aimed.index(False) == sum(aimed)  # those of the targets come first

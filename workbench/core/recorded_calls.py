@@ -30,7 +30,7 @@ from .traceable import Facts, UntraceableError
 
 log = logging.getLogger("workbench")
 
-LEAST_CALLS = 200  # of a kind before, for making a graph takes as long as some hundred of them
+LEAST_CALLS = 50  # of a kind before, for making a graph takes as long as some dozens of them
 LEAST_FROZEN = 3  # of them inside of a `frozen` block
 TRIALS = 4  # calls that are taken both ways, for numbers and times
 LONGEST = 0.005  # seconds of a call beyond which what Python takes does not count, and recording would hold much memory
