@@ -22,6 +22,7 @@ from workbench import compose, neo, sample, sculpt, vote
 from workbench.core import recorded_calls
 from workbench.core.recorded_calls import RecordedCalls
 from workbench.errors import WorkbenchWarning
+from workbench.outputs import Detections
 
 CALLS = 20
 
@@ -143,6 +144,38 @@ def test_several_inputs_and_outputs() -> None:
             )
         for x in _batches():  # once the same tensor twice, which is another kind of call
             _assert_same(wrapped(x, x, return_risk=True), _as_ever(wrapped, x, x, return_risk=True))
+
+
+def test_dealt_rows_are_drawn_anew() -> None:
+    wrapped, x = _wrapped(mlp, vote.Wrapper(2)), torch.ones(8, 3)
+    with torch.no_grad():
+        dealt = torch.stack([wrapped(x, tile_and_reduce=False) for _ in range(CALLS)])
+    assert len(dealt.flatten(1).unique(dim=0)) > CALLS // 2
+    assert _calls_of(wrapped).replays == 0
+
+
+class Boxes(nn.Module):
+    """As many boxes for each input, whatever it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.score = nn.Linear(3, 4), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        corners = self.net(x)
+        return {
+            "boxes": torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:].exp()], 1),
+            "scores": self.score(x).sigmoid()[:, 0],
+            "labels": torch.ones(x.shape[0], dtype=torch.int64),
+        }
+
+
+def test_boxes_are_matched_anew() -> None:
+    wrapped = _wrapped(Boxes, vote.Wrapper(3, output=Detections("boxes", "scores", "labels")))
+    with torch.no_grad():
+        for x in _batches():
+            _assert_same(wrapped(x), _as_ever(wrapped, x))
+    assert _calls_of(wrapped).replays == 0
 
 
 def test_units_count() -> None:

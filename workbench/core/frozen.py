@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from ..engine.effects.attributes import ModuleContents, modules, structure
 from ..engine.effects.contents import Contents
+from ..engine.surroundings import guarded
 from ..engine.tree import versions
 from ..errors import FrozenModelError
 from .ownership import engine_of
@@ -155,8 +158,50 @@ def refuse_step(optimizer: Any) -> None:
             refuse_change(frozen._wrapped, f"{type(optimizer).__name__}.step()")
 
 
+def asked(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
+    """`guarded`, and as it is asked for inside of a `frozen` block."""
+    if (frozen := wrapped.__dict__["_engine"].frozen) is None:
+        return guarded(function, wrapped, *args)
+    frozen.check()
+    with torch.no_grad():
+        answer = guarded(function, wrapped, *args)
+    frozen.go_on()
+    return answer
+
+
 class Freezable(nn.Module):
-    """Refuses, inside of a block, what changes a module of torch by its own methods."""
+    """Has blocks in which it is frozen, and refuses there what changes a module of torch by its own methods."""
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Self]:
+        """A block for serving: nobody may change the model in it, calls take no gradients, and give the numbers that they give outside.
+
+        Inside, what would change the model raises: `train()`, `fit`, `load_state_dict`, `to`, hooks, steps of an optimizer, new attributes.
+        What no method tells, such as a write into a parameter or into a layer, raises at the next call, or at the end of the block. Writes
+        through `.data` or a numpy view, which torch does not count, count at once, as outside. Copies made inside are not frozen.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            RuntimeError: if the object is in training mode.
+            FrozenModelError: if the object was changed inside.
+
+        Example:
+            >>> import torch
+            >>> from workbench import vote
+            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1)).eval()
+            >>> with model.frozen() as served:
+            ...     y, risk = served(torch.zeros(4, 2), return_risk=True)
+            >>> y.requires_grad
+            False
+        """
+        frozen = enter(self)
+        try:
+            yield self
+            frozen.check()
+        finally:
+            leave(self)
 
     def train(self, mode: bool = True) -> Any:
         if all(module.training is mode for module in self.modules()):
@@ -189,4 +234,4 @@ class Freezable(nn.Module):
         return super().register_forward_pre_hook(*args, **kwargs)
 
 
-__all__ = ["Freezable", "Frozen", "enter", "leave", "refuse_change", "refuse_step"]
+__all__ = ["Freezable", "Frozen", "asked", "enter", "leave", "refuse_change", "refuse_step"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import threading
 import time
 import warnings
@@ -14,16 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 
 from ..engine.effects.private_random import CPU, generator_of
 from ..engine.traced_graph import Graph, RefusedError, same, share_memory
-from ..engine.tree import is_float, tree_map
+from ..engine.tree import is_float
 from ..errors import WorkbenchWarning
-from ..risk import Risk
+from .call_forms import around, form_of, in_mode, leaves_of, rebuilding
 from .feedback import marks_for
 from .frozen import Frozen
+from .outputs import has_detections
 from .ownership import engine_of, marks_of
 from .predict import predict
 from .traceable import Facts, UntraceableError
@@ -37,7 +35,6 @@ LONGEST = 0.005  # seconds of a call beyond which what Python takes does not cou
 KINDS = 64  # of calls that are counted
 MISSES = 100  # calls in a row in which the model was not as it was recorded, before it is looked at anew
 GRAPHS = 16  # made at most
-_FUNCTORCH: Any = torch._C._functorch
 
 
 @dataclass
@@ -114,9 +111,11 @@ class RecordedCalls:
             risk, tile: what it asks for.
             frozen: the block that it is in, if it is in one.
         """
-        if self.off or self._wrapped.training or (frozen is None and torch.is_grad_enabled()) or _in_mode():
+        if self.off or self._wrapped.training or (frozen is None and torch.is_grad_enabled()) or in_mode():
             return None
-        key = _form(args)
+        if tile is False:  # rows are dealt out anew in each call
+            return None
+        key = form_of(args)
         if key is None:
             return None
         key = (key, risk, tile, torch.is_inference_mode_enabled())
@@ -132,7 +131,7 @@ class RecordedCalls:
             kind.calls += 1
             least = LEAST_CALLS if frozen is None else LEAST_FROZEN
             return _First(self, kind, args, risk, tile) if kind.calls > least and self._made < GRAPHS else None
-        if facts is None or not facts.hold() or self._around != _around():
+        if facts is None or not facts.hold() or self._around != around():
             self._misses += 1
             if self._misses >= MISSES:
                 self.forget()
@@ -209,6 +208,8 @@ class RecordedCalls:
         wrapped = self._wrapped
         if wrapped._workbench.strategy != "auto":
             raise UntraceableError("a strategy was chosen")
+        if has_detections(wrapped._workbench.output):
+            raise UntraceableError("boxes are matched by what Python reads of them")
         facts = self._facts
         if facts is None or not facts.hold():
             beside = {name for method in wrapped._workbench.methods for name in method.beside_layers}
@@ -219,14 +220,14 @@ class RecordedCalls:
         if facts is not self._facts:
             self._kinds = {key: each for key, each in self._kinds.items() if each.recorded is None}
         held = [*facts.parameters, *facts.frozen, *facts.buffers]
-        leaves = _leaves(answer)
+        leaves = leaves_of(answer)
         if share_memory(leaves, [*held, *args]):
             raise RefusedError("the answer lies in the memory of an input, a parameter or another part of it")
 
         def call(*batch: Tensor) -> list[Tensor]:
             again = predict(wrapped, batch, {}, risk, tile)
-            sums = [leaf.sum() for leaf in _leaves(again[1]) if is_float(leaf)] if risk else []
-            return [*_leaves(again), *sums]
+            sums = [leaf.sum() for leaf in leaves_of(again[1]) if is_float(leaf)] if risk else []
+            return [*leaves_of(again), *sums]
 
         told, state = wrapped._workbench.told, generator_of(CPU).get_state()
         knew = "nan" in told
@@ -240,9 +241,9 @@ class RecordedCalls:
                 told.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
-        self._facts, self._around = facts, _around()
+        self._facts, self._around = facts, around()
         marks = marks_for(wrapped, risk, answer[0] if risk else answer)
-        kind.recorded = _Recorded(graph, len(leaves), _rebuilding(answer), marks)
+        kind.recorded = _Recorded(graph, len(leaves), rebuilding(answer), marks)
 
 
 class Trial:
@@ -315,7 +316,9 @@ class _Comparison(Trial):
         equal = self._random is None or self._random.equal(generator_of(CPU).get_state())
         try:
             equal = (
-                equal and all(map(_same, self._results, leaves := _leaves(answer))) and len(leaves) == recorded.n_leaves
+                equal
+                and all(map(_same, self._results, leaves := leaves_of(answer)))
+                and len(leaves) == recorded.n_leaves
             )
         except RefusedError:
             equal = False
@@ -334,73 +337,6 @@ def _is_faster(recorded: _Recorded) -> bool:
 
 def _repeats(method: Any) -> bool:
     return "repeats" in vars(type(method)) and method.repeats()
-
-
-def _in_mode() -> bool:
-    """Whether torch is in a mode of this thread in which a call is not what it is else."""
-    return bool(
-        torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or _FUNCTORCH.maybe_current_level() is not None
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or torch_module._has_any_global_hook()
-    )
-
-
-def _around() -> tuple[Any, ...]:
-    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-
-
-def _form(args: tuple) -> Any:
-    """What inputs of one graph have in common; None for those that have none."""
-    form: list[Any] = []
-    for tensor in args:
-        if (
-            type(tensor) is not Tensor
-            or not tensor.is_cpu
-            or tensor.layout is not torch.strided
-            or tensor.requires_grad
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            return None
-        form += (tensor.shape, tensor.stride(), tensor.dtype)
-    if len(args) > 1:
-        form += ([id(tensor) for tensor in args].index(id(tensor)) for tensor in args)
-    return tuple(form) or None
-
-
-def _leaves(answer: Any) -> list[Tensor]:
-    """The tensors in an answer of containers that can be made again.
-
-    Raises:
-        RefusedError: it holds anything else.
-    """
-    if answer is None:
-        return []
-    if type(answer) is Tensor:
-        return [answer]
-    if type(answer) not in (tuple, list, dict, Risk):
-        raise RefusedError(f"a {type(answer).__name__} in the answer")
-    parts = vars(answer).values() if type(answer) is Risk else answer.values() if type(answer) is dict else answer
-    return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def _rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
-    """What puts tensors into the shape of an answer."""
-    if type(answer) is Tensor:
-        return operator.itemgetter(0)
-    if type(answer) is tuple and [*map(type, answer)] == [Tensor, Tensor]:
-        return operator.itemgetter(0, 1)
-    shape = tree_map(lambda leaf: leaf is not None, answer)
-
-    def rebuild(results: Sequence[Tensor]) -> Any:
-        left = iter(results)
-        return tree_map(lambda there: next(left) if there else None, shape)
-
-    return rebuild
 
 
 def _same(result: Tensor, other: Tensor) -> bool:

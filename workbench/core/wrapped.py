@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
-from ..engine.surroundings import Surroundings, guarded
-from . import frozen as freezing
+from ..engine.surroundings import Surroundings
 from . import predict as calling
 from .adapters import refusals_of
 from .copying import Persistent
-from .frozen import refuse_change
+from .frozen import asked, refuse_change
 from .inputs import opened, positional_names
 from .lone_calls import watched_methods
 from .members import predictive
@@ -90,7 +88,7 @@ class Wrapped(WrappedParameters, Persistent):
             >>> bool((lower < upper).all())
             True
         """
-        return _guarded(calling.quantiles, self, *entered(self, args, kwargs))
+        return asked(calling.quantiles, self, *entered(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
         """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
@@ -112,38 +110,7 @@ class Wrapped(WrappedParameters, Persistent):
             >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
-        return _guarded(predictive, self, *entered(self, args, kwargs))
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[Self]:
-        """A block for serving: nobody may change the model in it, calls take no gradients, and give the numbers that they give outside.
-
-        Inside, what would change the model raises: `train()`, `fit`, `load_state_dict`, `to`, hooks, steps of an optimizer, new attributes.
-        What no method tells, such as a write into a parameter or into a layer, raises at the next call, or at the end of the block. Writes
-        through `.data` or a numpy view, which torch does not count, count at once, as outside. Copies made inside are not frozen.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            RuntimeError: if the object is in training mode.
-            FrozenModelError: if the object was changed inside.
-
-        Example:
-            >>> import torch
-            >>> from workbench import vote
-            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1)).eval()
-            >>> with model.frozen() as served:
-            ...     y, risk = served(torch.zeros(4, 2), return_risk=True)
-            >>> y.requires_grad
-            False
-        """
-        frozen = freezing.enter(self)
-        try:
-            yield self
-            frozen.check()
-        finally:
-            freezing.leave(self)
+        return asked(predictive, self, *entered(self, args, kwargs))
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
@@ -158,7 +125,7 @@ class Wrapped(WrappedParameters, Persistent):
         Returns:
             A scalar. With a scaling set it is computed in standardised units.
         """
-        return _guarded(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
+        return asked(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
@@ -283,7 +250,9 @@ class Wrapped(WrappedParameters, Persistent):
 
 
 PUBLIC = tuple(
-    name for name in (*vars(Wrapped), *vars(WrappedParameters)) if not name.startswith("_") and name != "forward"
+    name
+    for name in (*vars(Wrapped), *vars(WrappedParameters), "frozen")
+    if not name.startswith("_") and name != "forward"
 )
 
 
@@ -406,17 +375,6 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     except BaseException as error:
         surroundings.restore(error)
         raise
-
-
-def _guarded(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
-    """`guarded`, and as it is asked for inside of a `frozen` block."""
-    if (frozen := wrapped.__dict__["_engine"].frozen) is None:
-        return guarded(function, wrapped, *args)
-    frozen.check()
-    with torch.no_grad():
-        answer = guarded(function, wrapped, *args)
-    frozen.go_on()
-    return answer
 
 
 def copied(model: nn.Module) -> nn.Module:
