@@ -128,7 +128,7 @@ class Notebook:
         """Press a key."""
         self.page.keyboard.press(name)
 
-    def _wear(self, theme: str) -> None:
+    def wear(self, theme: str) -> None:
         """Change the theme; JupyterLab fails in its own splash screen where one change follows another before that is gone."""
         self.command("apputils:change-theme", theme=theme)
         self.page.wait_for_timeout(50)
@@ -144,10 +144,10 @@ class Notebook:
             height = page.locator(selector).first.evaluate("e => e.getBoundingClientRect().height")
             page.set_viewport_size({"width": width, "height": max(HEIGHT, int(height) + 160)})
             for theme, full in THEMES.items():
-                self._wear(full)
+                self.wear(full)
                 page.evaluate(look, selector)
                 page.wait_for_timeout(150)
                 page.screenshot(path=self._shots / f"{name}-{theme}-{size}.png")
-        self._wear(THEMES["light"])
+        self.wear(THEMES["light"])
         page.set_viewport_size({"width": WIDTHS["laptop"], "height": HEIGHT})
         self.command("application:toggle-left-area")

@@ -38,6 +38,8 @@ THEMED = {  # our colour -> (short name in a picture, the theme's colour)
 
 #: What every picture needs once on a page; all rules are about classes of our own.
 STYLE = """
+.wb-comparison,.wb-explorer{--jp-widgets-dropdown-arrow:url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' \
+viewBox='0 0 18 18'%3E%3Cpath d='M5.2 6.4 9 10.2l3.8-3.8 1.2 1.2-5 5-5-5z' fill='%23808080'/%3E%3C/svg%3E")}
 .wb-figure{display:block!important}
 .wb-picture{display:block;max-width:100%;height:auto;stroke-linejoin:round;stroke-linecap:butt}
 .wb-spot .wb-mark{fill:transparent;stroke:none}

@@ -97,7 +97,9 @@ class Board:
         c, runs = self.controls, list(self.findings.runs)
         options = [(f"#{run.number} {run.name}, {run.began[:16].replace('T', ' ')} UTC", run.number) for run in runs]
         if c.pick_run.options != tuple(options):
+            before, numbers = c.pick_run.value, [run.number for run in runs]
             c.pick_run.options = options
+            c.pick_run.value = before if before in numbers else numbers[-1] if numbers else None
         c.delete.disabled = busy or not runs
         c.undo.disabled = busy or not self.findings.deleted
         c.runs.layout.display = None if runs or self.findings.deleted else "none"

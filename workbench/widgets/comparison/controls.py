@@ -51,6 +51,7 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-panel.wb-outdated{filter:grayscale(1)}
 .wb-panel.wb-outdated::before{content:"Not of the present settings: the table says why.";font-size:12px;font-style:italic}
 .wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
+.wb-comparison .jupyter-widget-Collapse-header{color:var(--jp-ui-font-color1,inherit)}
 .wb-choice>.widget-dropdown{max-width:100%}
 .wb-comparison .wb-code pre{margin:0;font-size:12px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere;color:inherit;background:none}
 .wb-code,.wb-choice-note{min-width:0;max-width:100%}
@@ -206,7 +207,7 @@ class Controls:
         self.path = w.Text(
             "my_comparison.ipynb",  # not the name of a notebook that this may be shown in
             tooltip="File to write: a notebook that repeats this comparison",
-            layout={"width": "150px"},
+            layout={"width": "180px"},
         ).add_class("wb-path")
         self.export = w.Button(
             description="Export",
@@ -217,7 +218,7 @@ class Controls:
         self.pick_run = w.Dropdown(options=[], layout={"width": "260px"}, tooltip="A run, to be deleted").add_class(
             "wb-run"
         )
-        button = {"layout": {"width": "96px", "flex": "none"}}
+        button = {"layout": {"width": "auto", "flex": "none"}}
         self.delete = w.Button(
             description="Delete run",
             icon="trash",

@@ -282,6 +282,8 @@ class Editor:
         w = require("ipywidgets")
         number = w.FloatText(
             step=knob.step,
+            description=knob.label,  # heard, not seen: it stands before the slider
+            description_allow_html=False,
             tooltip=f"{knob.tip}: what the model gets",
             layout={"width": "92px", "flex": "none"},
         ).add_class("wb-number")

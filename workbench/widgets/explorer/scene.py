@@ -38,6 +38,8 @@ STYLE = f"""{pictures.STYLE}{CASES}
 .wb-explorer .widget-html{{height:auto}}
 .wb-explorer .lm-TabBar-content{{flex-wrap:wrap}}
 .wb-explorer .lm-TabBar-tab{{flex:0 1 auto!important;min-width:fit-content!important}}
+.wb-explorer .lm-TabBar-tab{{color:var(--jp-ui-font-color1,inherit)!important}}
+.wb-number .widget-label{{position:absolute;width:1px!important;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}}
 .wb-explorer .wb-message{{color:var(--jp-error-color1,#d32f2f);white-space:pre-wrap}}
 .wb-pair{{display:flex;flex-wrap:wrap;gap:8px}}
 .wb-pair .wb-case{{width:200px;font-size:13px}}

@@ -36,7 +36,7 @@ background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-sh
 .wb-linked-foot{display:flex;flex-wrap:wrap;gap:2px 14px;margin-top:3px;color:var(--wb-soft);font-size:11px}
 .wb-linked-legend span{margin-right:9px;white-space:nowrap}
 .wb-linked-said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
-@media (max-width:480px){.wb-linked-plot{height:300px}.wb-linked-bar{gap:4px 8px}.wb-linked-bar select{max-width:84px}}
+@media (max-width:480px){.wb-linked-plot{height:300px}.wb-linked-bar{gap:4px 8px}.wb-linked-bar select{max-width:150px}}
 @media (prefers-color-scheme:dark){.wb-linked-tip .wb-linked-bad{color:var(--jp-error-color1,#ff8a80)}}
 `;
 const SHAPES = ["●", "■", "▲", "◆", "✕"]; // legend; `mark` draws the same
