@@ -11,6 +11,8 @@ import pytest
 import torch
 from helpers import plotting
 from helpers.plotting import N, legend_texts, line, probabilities
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from scipy.integrate import trapezoid
 
 from workbench import Risk, calibration, metrics, plots, sculpt
@@ -258,3 +260,16 @@ def test_areas_of_several_risks_are_of_the_same_rows(ax):
     wanted = metrics.aurc(torch.tensor([4.0, 3.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])).item()
     assert f"epistemic: AURC {wanted:.3g}" in labels
     assert "1 of 4 rows with a NaN risk, dropped" in labels
+
+
+@pytest.mark.parametrize("width", [3.4, 4.2, 5.0, 6.4])
+def test_the_legend_lies_inside_narrow_axes(width: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    risk = Risk(**{name: torch.rand(60, generator=draw) for name in ("aleatoric", "epistemic", "vacuitic", "total")})
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    ax = plots.risk_coverage(risk, 50 * torch.rand(60, generator=draw), ax=figure.subplots())
+    FigureCanvasAgg(figure).draw()
+    box, room = ax.get_legend().get_window_extent(), ax.get_window_extent()
+    assert room.x0 <= box.x0
+    assert box.x1 <= room.x1
+    assert room.width > 0.6 * figure.bbox.width

@@ -226,7 +226,11 @@ def legend(
         columnspacing=1.2,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
-    room = ax.get_window_extent().width * (1.2 if ax.figure.get_layout_engine() else 1)  # layouts widen the Axes later
+    box.set_in_layout(False)  # it lies inside; one that sticks out would make the Axes narrower still
+    room, engine = ax.get_window_extent().width, ax.figure.figure.get_layout_engine()
+    if columns > 1 and engine is not None and room < box.get_window_extent().width < 1.3 * room:
+        engine.execute(ax.figure.figure)  # which may make the Axes wide enough
+        room = ax.get_window_extent().width
     if columns > 1 and box.get_window_extent().width > room:
         legend(ax, notes, extra=extra, loc=loc, headroom=headroom)
         return
