@@ -348,6 +348,18 @@ def test_what_was_given_in_code_can_be_kept_or_left():
     assert len(others) == 2
 
 
+def test_what_code_chooses_is_shown_in_the_form():
+    form = shown(comparison := Comparison(**OPTIONS))
+    comparison.choose(data="moons")
+    assert form.data.options[0][0] == "'moons': chosen in code"
+    comparison.choose("linear")
+    assert comparison.controls.root in form.root.children
+    assert written(form.code.value) == "Comparison('linear', 'moons', ['vote'], epochs=2)"
+    with pytest.raises(ValueError, match="cnn takes images"):
+        comparison.choose("cnn")
+    assert written(form.code.value) == "Comparison('linear', 'moons', ['vote'], epochs=2)"
+
+
 def test_settings_are_in_the_line(tmp_path):
     wrappers = {"five": vote.Wrapper(5)}
     comparison = Comparison(wrappers=wrappers, lr=0.1, splits=3, session=tmp_path / "a.session", seed=0)
