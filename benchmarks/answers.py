@@ -227,7 +227,8 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
             telling.append(row)
     columns = ["method", "score", *(name for name in telling[0] if any(row[name] for row in telling) and ":" in name)]
     seeds, first = frame["seed"].nunique(), sums(1)[0]
-    return f"""{f"Mean of {seeds} networks" if seeds > 1 else "One network"} a row. A GPT-2 of one layer and {WIDTH} channels, a character a token, {EPOCHS} passes
+    networks = f"Mean of {seeds} networks" if seeds > 1 else "One network"
+    return f"""{networks} a row. A GPT-2 of one layer and {WIDTH} channels, a character a token, {EPOCHS} passes
 over {len(first):,} sums of numbers from 0 to 99. *Held out*: other sums of such numbers. *Unseen block*: both numbers from {BLOCK.start} to
 {BLOCK.stop - 1}, which never meet in training. *Zero in front*: 07+35. *Three digits*: both numbers have three. `sample` has {DRAWS} noisy
 passes, `vote` {VOTERS} voters, whose embeddings start as torch draws them, fifty times as wide as GPT-2's: after the same passes they
