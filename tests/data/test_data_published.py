@@ -113,6 +113,40 @@ def test_camvid_has_the_published_parts_and_void() -> None:
     assert torch.equal(d.parts["validation"].y, torch.from_numpy(np.where(labels == 11, -100, labels)))
 
 
+def test_clinc150_numbers_words_and_intents_of_training_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {
+        "train": [["pay my bill", "pay"], ["call me", "call"]],
+        "val": [["call", "call"]],
+        "test": [["Pay me!", "pay"]],
+    }
+    others = {f"oos_{part}": [["why me now", "oos"]] * rows for part, rows in (("train", 1), ("val", 2), ("test", 3))}
+    raw = json.dumps({**known, **others}).encode()
+    path = tmp_path / "clinc150" / "clinc150.json.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(raw))
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path))
+    monkeypatch.setitem(entries()["clinc150"]["files"], "clinc150/clinc150.json.gz", hashlib.sha256(raw).hexdigest())
+    d = data.load("clinc150")
+    assert d.classes == ("call", "pay")
+    assert d.encoding.words == (
+        "bill",
+        "call",
+        "me",
+        "my",
+        "pay",
+    )  # 2 to 6; 0 is padding, 1 a word of no training sentence
+    assert (d.train.x.tolist(), d.train.y.tolist()) == ([[6, 5, 2], [3, 4, 0]], [1, 0])
+    assert (d.test.x.tolist(), d.test.y.tolist()) == ([[6, 4, 1]], [1])
+    assert {name: (part.x.tolist()[0], part.y.tolist()) for name, part in d.parts.items()} == {
+        "validation": ([3, 0, 0], [0]),
+        "out of scope": ([1, 4, 1], [-100] * 3),
+        "out of scope, validation": ([1, 4, 1], [-100] * 2),
+        "out of scope, training": ([1, 4, 1], [-100]),
+    }
+
+
 @needs("clinc150")
 def test_clinc150_keeps_sentences_without_an_intent_apart() -> None:
     d = data.load("clinc150")
