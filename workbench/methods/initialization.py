@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ..core.ownership import Table
+from ..core.ownership import MARK, Table
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -86,20 +91,64 @@ class Draws:
         return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
 
     def reset(self, path: str) -> list[nn.Module] | None:
-        """Copies of the module at a path, each drawn anew; None if it has no initialisation of its own."""
+        """Copies of the module at a path, each drawn anew as the model draws it; None if it has no initialisation of its own."""
         module = self._table.module(path)
         name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
-        if name is None:
+        initialize = self._initializer(path)
+        if name is None and initialize is None:
             return None
-        copies = [self._table.plain_module(path) for _ in range(self._n)]
+        alone = name is None and any(True for _ in module.children())  # of which the parameters of its own are wanted
+        copies = [_without_children(module) if alone else self._table.plain_module(path) for _ in range(self._n)]
         try:
             for copied in copies:
-                getattr(copied, name)()
+                if name is not None:
+                    getattr(copied, name)()
+                if initialize is not None:
+                    with contextlib.suppress(*[Exception] * alone):  # it may look for the modules inside, later on
+                        self._initialize(initialize, path, copied)
         except (
             Exception
         ):  # an initialisation that wants arguments or other state: noise around the values serves instead
             return None
         return copies
+
+    def _initializer(self, path: str) -> Callable[[nn.Module], Any] | None:
+        """`_init_weights(module)` of the model around a path, which is how models of transformers, timm and many others draw their weights."""
+        while True:
+            module = self._table.module(path)
+            method = getattr(type(module), "_init_weights", None)
+            if callable(method) and len(inspect.signature(method).parameters) == 2:
+                return module._init_weights  # type: ignore[return-value]
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+
+    @torch.no_grad()
+    def _initialize(self, initialize: Callable[[nn.Module], Any], path: str, copied: nn.Module) -> None:
+        """Draw a copy as the model does: by itself, then as a part of the module around it, which scales some projections."""
+        initialize(copied)
+        parent, _, leaf = path.rpartition(".")
+        if not leaf:
+            return
+        around = _without_children(self._table.module(parent))
+        around._modules[leaf] = copied
+        with contextlib.suppress(Exception):  # it may look for its other parts
+            initialize(around)
+
+
+def _without_children(module: nn.Module) -> nn.Module:
+    """A copy of a module with parameters and buffers of its own, and no modules inside."""
+    cls = getattr(type(module), "_plain_class", type(module))
+    new: nn.Module = cls.__new__(cls)
+    new.__dict__.update(module.__dict__)
+    new.__dict__["_modules"] = {}
+    for kind in ("_parameters", "_buffers"):
+        tensors = {name: tensor for name, tensor in module.__dict__[kind].items() if MARK not in name}
+        new.__dict__[kind] = {
+            name: tensor if tensor is None else type(tensor)(tensor.detach().clone())
+            for name, tensor in tensors.items()
+        }
+    return new
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
