@@ -25,7 +25,14 @@ APART = (
     "on a CPU than as many single ones, and recurrent layers are taken apart step by step"
 )
 RISK = "risk takes operations of its own, such as a second head, a spread or a density of features, each as dear as one of the network's"
+SERVED = (
+    "the guard that finds out whether the model is still the same, and the graph's interpreter, take as long as the products of so few "
+    "numbers; at 64 rows these products are most of what both do"
+)
 REASONS: dict[str, str] = {  # case -> one sentence: why it is missed
+    "vote, all layers, n = 5, frozen": SERVED,
+    "vote, all layers, n = 16, frozen": SERVED,
+    "overhead, tiny MLP, batch 1, neo, frozen: with risk": "the density takes operations of its own, and there are more tensors to look at",
     "sculpt, last layer: forward": ONCE,
     "sculpt, last layer: training step": ONCE,
     "sculpt, three layers (default): forward": THREE,
