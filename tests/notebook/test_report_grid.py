@@ -78,7 +78,7 @@ def trouble(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     notebook = write_notebook(folder / "t.ipynb", TROUBLE)
     command = [sys.executable, "-m", "workbench", "report", str(notebook), "-g", "n=2,3,4,5,6,7", "-j", "2"]
     done = subprocess.run(
-        [*command, "--timeout", "25", "-o", str(folder / "out")],
+        [*command, "--timeout", "12", "-o", str(folder / "out")],
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return folder / "out", done.stdout + done.stderr, done.returncode
@@ -98,7 +98,7 @@ def test_each_run_ends_in_its_own_way(trouble: tuple[Path, str, int]) -> None:
     reasons = {name: next(line for line in lines if name in line) for name in statuses(out)}
     assert reasons["t_n-3"].endswith("ValueError: unlucky")
     assert "killed by SIGKILL (as the system does when memory runs out)" in reasons["t_n-4"]
-    assert "the run took longer than 25 s; it was in cell 4 (cell-1)" in reasons["t_n-5"]
+    assert "the run took longer than 12 s; it was in cell 4 (cell-1)" in reasons["t_n-5"]
     assert "No module named 'no_such_package' (notebooks run in the Python of workbench" in reasons["t_n-7"]
     assert not list(out.glob(".*.part"))
 

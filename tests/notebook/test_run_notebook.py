@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -111,6 +112,23 @@ def test_a_kernel_that_dies(throwaway: Callable[[str], Run]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_kernel_that_dies_as_it_starts_is_started_once_more(
+    deaths: int, jupyter_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as one does whose port another process takes
+    python, count = tmp_path / "python", tmp_path / "starts"
+    python.write_text(
+        f'#!/bin/sh\necho start >> {count}\n[ $(wc -l < {count}) -le {deaths} ] && exit 1\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr("workbench.notebook.client.sys", SimpleNamespace(executable=str(python)))
+    run = run_notebook(write_notebook(tmp_path / "k.ipynb", "print('here')"), tmp_path / "out", progress=False)
+    assert count.read_text().count("start") == 2
+    assert run.status == ("ok" if deaths == 1 else "died")
+    assert (text(run) == "here\n") is (deaths == 1)
+
+
 def test_a_run_from_inside_a_kernel(throwaway: Callable[[str], Run]) -> None:
     throwaway("ok")
     run = throwaway("nested")

@@ -77,6 +77,21 @@ def _engine() -> Any:
         watch: Watch
         output_of: tuple[int, int, int] = (-1, 0, 0)  # the cell, and what it has printed and shown so far
 
+        def start_new_kernel(self, **options: Any) -> None:
+            self._start_options = options
+            super().start_new_kernel(**options)
+
+        def start_new_kernel_client(self, **options: Any) -> Any:
+            try:
+                return super().start_new_kernel_client(**options)
+            except RuntimeError as error:
+                if "died" not in str(error):
+                    raise
+            # before it had answered: ports are chosen before a kernel takes them, and another one may be faster
+            self.km = self.create_kernel_manager()
+            self.start_new_kernel(**self._start_options)
+            return super().start_new_kernel_client(**options)
+
         def papermill_execute_cells(self) -> None:
             self.watch.begin()  # the kernel is there: what its start takes does not count
             try:
