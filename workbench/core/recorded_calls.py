@@ -7,6 +7,7 @@ import math
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -246,7 +247,7 @@ class RecordedCalls:
         kind.recorded = _Recorded(graph, len(leaves), rebuilding(answer), marks)
 
 
-class Trial:
+class Trial(ABC):
     """A call that is taken as ever, whose answer is wanted.
 
     Args:
@@ -259,9 +260,9 @@ class Trial:
         self._calls, self._kind, self._args = calls, kind, args
         self._start = time.perf_counter()
 
+    @abstractmethod
     def end(self, answer: Any) -> None:
         """What it has answered."""
-        raise NotImplementedError
 
 
 class _First(Trial):

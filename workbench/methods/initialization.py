@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -118,7 +119,7 @@ class Draws:
             module = self._table.module(path)
             method = getattr(type(module), "_init_weights", None)
             if callable(method) and len(inspect.signature(method).parameters) == 2:
-                return module._init_weights  # type: ignore[return-value]
+                return functools.partial(method, module)
             if not path:
                 return None
             path = path.rpartition(".")[0]

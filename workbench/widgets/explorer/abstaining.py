@@ -6,22 +6,20 @@ import math
 import statistics
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.calibration import Selective
 from workbench.metrics import aurc
 from workbench.plots.selective import SAME
-from workbench.widgets.common.predictions import Predictions, rankings
+from workbench.widgets.common.predictions import rankings
+from workbench.widgets.explorer.explored import Explored
 
 RESAMPLES = 100  # of the rows, to see whether one risk is better than another by more than chance
 
 
-class Abstention:
+class Abstention(Explored):
     """Refusing the cases of highest risk; mixed into `Exploration`."""
 
-    wrapped: nn.Module
-    rows: Tensor
-    _answers: Predictions
     _areas_said: dict[tuple[str, ...], str]
     _by: str
     _coverage: float
@@ -111,25 +109,6 @@ class Abstention:
         said = ", ".join(f"{name} {areas[name]:.3g}{' (may be chance)' * (name in chance)}" for name in others)
         verb = "refuses" if len(best) == 1 else "refuse"
         return f"{' and '.join(best)} {verb} best on these rows: area under the curve {least:.3g}; {said}"
-
-    # ---- known to Exploration
-    @property
-    def model(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def rankings(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    @property
-    def _targets(self) -> Tensor:
-        raise NotImplementedError
-
-    def _value(self, by: str) -> Tensor:
-        raise NotImplementedError
-
-    def _refresh(self, what: str) -> None:
-        raise NotImplementedError
 
 
 def checked_share(coverage: float) -> float:

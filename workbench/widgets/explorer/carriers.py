@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
-
 from workbench.attributions import Occlusion, PermutationImportance, occlusion, permutation_importance
-from workbench.data import Data
+from workbench.widgets.explorer.explored import Explored
 
 MOST_SHUFFLED, REPEATS = 500, 5  # rows and permutations: standard errors say what that leaves open
 
 
-class Carriers:
+class Carriers(Explored):
     """Which columns or places carry prediction and risks; mixed into `Exploration`."""
 
-    wrapped: nn.Module
-    data: Data
     _importance: PermutationImportance | None = None
 
     @property
@@ -50,10 +46,6 @@ class Carriers:
             raise ValueError(f"occlusion: rows of {self.data.name} are no pictures; `importance` says it of all rows")
         options.setdefault("baseline", train.double().mean((0, -2, -1), keepdim=True)[0])
         return occlusion(self.wrapped, self.x[None], progress=False, **options)
-
-    @property
-    def x(self) -> Tensor:
-        raise NotImplementedError
 
 
 __all__ = ["REPEATS", "Carriers"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.calibration.base import check_model, output_of
 from workbench.data import Data
 from workbench.errors import NotFittedError
 from workbench.widgets.common.predictions import Predictions, predict_cases, rankings
+from workbench.widgets.explorer.explored import Explored
 
 ONLY = "model"  # the name of a model that was given without one
 
@@ -40,17 +41,13 @@ def named_models(wrapped: Any, data: Data) -> dict[str, nn.Module]:
     return dict(wrapped)
 
 
-class ModelChoice:
+class ModelChoice(Explored):
     """Which of several models an exploration is about; mixed into `Exploration`."""
 
-    wrapped: nn.Module
-    data: Data
     output: str
-    rows: Tensor
     _models: dict[str, nn.Module]
     _model: str
     _row: int
-    _answers: Predictions
     _answers_of: dict[str, Predictions]
     _original: Predictions
     _current: Predictions
@@ -95,22 +92,6 @@ class ModelChoice:
             name: self._current if name == self._model else predict_cases(model, self.data, self.x[None])
             for name, model in self._models.items()
         }
-
-    # ---- known to Exploration
-    @property
-    def x(self) -> Tensor:
-        raise NotImplementedError
-
-    @property
-    def edits(self) -> dict[str, float]:
-        raise NotImplementedError
-
-    @property
-    def filters(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _changed_model(self) -> None:
-        raise NotImplementedError
 
 
 __all__ = ["ONLY", "ModelChoice", "named_models"]

@@ -8,19 +8,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from workbench.data import Data
-from workbench.widgets.common.predictions import Predictions
+from workbench.widgets.explorer.explored import Explored
 
 UNSEEN = 2.0  # vacuitic risk, in standard deviations over the training data, above which a row is called never seen
 
 
-class RowSelection:
+class RowSelection(Explored):
     """What an exploration lists: rows that pass the filter and, if any are selected, are among those; mixed into `Exploration`."""
 
-    data: Data
-    rows: Tensor
     _ranked: Tensor
-    _answers: Predictions
 
     def _start_selecting(self) -> None:
         self._selection = torch.empty(0, dtype=torch.int64)
@@ -243,24 +239,6 @@ class RowSelection:
                 "selected" if len(self._selection) == len(self.shown) else f"of {len(self._selection):,} selected"
             )
         return f"{len(self.shown):,} of {len(self.rows):,} rows: {'; '.join(said)}" if said else ""
-
-    # ---- known to Exploration
-    @property
-    def rankings(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    @property
-    def _targets(self) -> Tensor:
-        raise NotImplementedError
-
-    def _value(self, by: str) -> Tensor:
-        raise NotImplementedError
-
-    def _check_by(self, by: str) -> None:
-        raise NotImplementedError
-
-    def _refresh(self, what: str) -> None:
-        raise NotImplementedError
 
 
 class SavedSelections(MutableMapping[str, Tensor]):
