@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,16 +16,13 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
 from . import predict as calling
-from .adapters import refusals_of
 from .copying import Persistent
 from .frozen import asked, refuse_change
 from .inputs import opened, positional_names
-from .lone_calls import watched_methods
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
 from .parameters import WrappedParameters
-from .pretrained import saving_pretrained
 from .prior import NAME as PRIOR
 from .prior import install
 from .recorded_calls import Taken
@@ -36,13 +30,12 @@ from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restor
 from .savepoint import Savepoint
 from .standardize import Scaling
 from .state_dict import extract
+from .subclasses import subclass
 from .surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 
 if TYPE_CHECKING:
     from ..distributions.mixture import Mixture
     from .explain import Explanation
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Wrapped(WrappedParameters, Persistent):
@@ -260,16 +253,6 @@ PUBLIC = tuple(
 _CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
 
 
-class _UsersOwn:
-    """Gives way to what the user's object holds under a name of ours."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else nn.Module.__getattr__(instance, self.name)
-
-
 def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset(), method: str = "forward") -> type[Wrapped]:
     """The subclass of the user's class that its wrapped objects have.
 
@@ -279,66 +262,8 @@ def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset(), me
         method: name of the method that answers with risk.
     """
     if (cls, theirs, method) not in _CLASSES:
-        _CLASSES[cls, theirs, method] = _wrapped_class(cls, theirs, method)
+        _CLASSES[cls, theirs, method] = subclass(Wrapped, PUBLIC, _answer, cls, theirs, method)
     return _CLASSES[cls, theirs, method]
-
-
-def _wrapped_class(cls: Any, theirs: frozenset[str], method: str) -> Any:
-    namespace: dict[str, Any] = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "_plain_class": cls,
-        "_theirs": theirs,
-        **{name: _UsersOwn(name) for name in theirs},
-    }
-
-    for name in (*PUBLIC, "forward"):
-        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
-            namespace[name] = inspect.getattr_static(cls, name)
-
-    namespace.update(
-        (name, function) for name, function in watched_methods(cls) if name not in vars(Wrapped) or name in namespace
-    )
-
-    @functools.wraps(getattr(cls, method, Wrapped.forward))
-    def answer(
-        self: Any, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any
-    ) -> Any:
-        return _answer(self, method, args, kwargs, return_risk, tile_and_reduce)
-
-    answer.__signature__ = _signature(answer)  # type: ignore[attr-defined]  # torch.export binds keywords to it
-    namespace[method] = answer
-    if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
-        namespace["save_pretrained"] = saving_pretrained(save)
-    namespace.update(refusals_of(cls))
-    if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
-        namespace["__call__"] = nn.Module.__call__
-    if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
-        methods = ("__len__", "__iter__", "__getitem__")
-        torchs = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
-        namespace["__len__"] = lambda self: len(_contained(self, torchs))
-        namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
-        namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
-    return types.new_class(cls.__name__, (Wrapped, cls), exec_body=lambda ns: ns.update(namespace))
-
-
-def _signature(answer: Callable[..., Any]) -> inspect.Signature:
-    """That of the model's method, with what wrapped objects take beside it."""
-    parameters = [*inspect.signature(answer).parameters.values()]
-    ours = inspect.signature(Wrapped.forward).parameters
-    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in parameters}]
-    return inspect.Signature(sorted([*parameters, *added], key=lambda parameter: parameter.kind))
-
-
-def _contained(container: Any, torchs: bool) -> Any:
-    """The container without what wrapping added; where torch's own methods look at it, no more than they see, which torch.compile can trace."""
-    view = object.__new__(type(container)._plain_class)
-    if not torchs:
-        view.__dict__.update({name: value for name, value in container.__dict__.items() if name != "_workbench"})
-    modules = {name: module for name, module in container._modules.items() if MARK not in name}
-    object.__setattr__(view, "_modules", modules)
-    return view
 
 
 def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:

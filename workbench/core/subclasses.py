@@ -1,0 +1,101 @@
+"""Subclasses of the user's classes, of which wrapped objects are, so that they are instances of both."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from .adapters import refusals_of
+from .lone_calls import watched_methods
+from .ownership import MARK
+from .pretrained import saving_pretrained
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class _UsersOwn:
+    """Gives way to what the user's object holds under a name of ours."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else nn.Module.__getattr__(instance, self.name)
+
+
+def subclass(
+    ours: Any, public: Iterable[str], call: Callable[..., Any], cls: Any, theirs: frozenset[str], method: str
+) -> Any:
+    """A class that is ours and the user's.
+
+    Args:
+        ours: the class of wrapped objects.
+        public: names that it adds, which give way to those of the user.
+        call: call(object, method, args, kwargs, return_risk, tile_and_reduce) answers.
+        cls: the user's class.
+        theirs: names of ours that the object to be wrapped holds itself.
+        method: name of the method that answers with risk.
+    """
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_plain_class": cls,
+        "_theirs": theirs,
+        **{name: _UsersOwn(name) for name in theirs},
+    }
+
+    for name in (*public, "forward"):
+        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
+            namespace[name] = inspect.getattr_static(cls, name)
+
+    namespace.update(
+        (name, function) for name, function in watched_methods(cls) if name not in vars(ours) or name in namespace
+    )
+
+    @functools.wraps(getattr(cls, method, ours.forward))
+    def answer(
+        self: Any, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any
+    ) -> Any:
+        return call(self, method, args, kwargs, return_risk, tile_and_reduce)
+
+    answer.__signature__ = _signature(answer, ours.forward)  # type: ignore[attr-defined]  # torch.export binds keywords to it
+    namespace[method] = answer
+    if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
+        namespace["save_pretrained"] = saving_pretrained(save)
+    namespace.update(refusals_of(cls))
+    if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
+        namespace["__call__"] = nn.Module.__call__
+    if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
+        methods = ("__len__", "__iter__", "__getitem__")
+        torchs = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
+        namespace["__len__"] = lambda self: len(_contained(self, torchs))
+        namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
+        namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
+    return types.new_class(cls.__name__, (ours, cls), exec_body=lambda ns: ns.update(namespace))
+
+
+def _signature(answer: Callable[..., Any], forward: Callable[..., Any]) -> inspect.Signature:
+    """That of the model's method, with what wrapped objects take beside it."""
+    parameters = [*inspect.signature(answer).parameters.values()]
+    ours = inspect.signature(forward).parameters
+    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in parameters}]
+    return inspect.Signature(sorted([*parameters, *added], key=lambda parameter: parameter.kind))
+
+
+def _contained(container: Any, torchs: bool) -> Any:
+    """The container without what wrapping added; where torch's own methods look at it, no more than they see, which torch.compile can trace."""
+    view = object.__new__(type(container)._plain_class)
+    if not torchs:
+        view.__dict__.update({name: value for name, value in container.__dict__.items() if name != "_workbench"})
+    modules = {name: module for name, module in container._modules.items() if MARK not in name}
+    object.__setattr__(view, "_modules", modules)
+    return view
+
+
+__all__ = ["subclass"]
