@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_models
+from helpers.threads import in_threads
 from helpers.traced_models import EAGER, TRACED, ReadsGlobal, Residual, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -414,23 +414,14 @@ def test_threads_get_right_answers() -> None:
     wrapped, batches = _wrapped(mlp), _batches(10)
     with torch.no_grad():
         expected = [_as_ever(wrapped, x, return_risk=True) for x in batches]
-    failures: list[BaseException] = []
 
     def serve() -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(5):
-                    for x, right in zip(batches, expected, strict=True):
-                        _assert_same(wrapped(x, return_risk=True), right)
-        except BaseException as error:
-            failures.append(error)
+        with torch.no_grad():
+            for _ in range(5):
+                for x, right in zip(batches, expected, strict=True):
+                    _assert_same(wrapped(x, return_risk=True), right)
 
-    threads = [threading.Thread(target=serve) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(serve, 3)
 
 
 def test_a_recorded_model_goes_away() -> None:

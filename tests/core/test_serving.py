@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_models
+from helpers.threads import in_threads
 from helpers.traced_models import EAGER, TRACED, Counter, ListItem, ReadsGlobal, mlp
 from torch import Tensor, nn
 
@@ -268,25 +268,16 @@ def test_functions_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_serve_and_the_last_ends_the_block() -> None:
     wrapped, batches = _wrapped(mlp), _batches()
     expected = [wrapped(x, return_risk=True) for x in batches]
-    failures: list[BaseException] = []
 
     def serve() -> None:
-        try:
-            with wrapped.frozen():
-                for _ in range(5):
-                    for x, (y, risk) in zip(batches, expected, strict=True):
-                        found = wrapped(x, return_risk=True)
-                        assert torch.equal(found[0], y)
-                        assert torch.equal(found[1], risk)
-        except BaseException as error:
-            failures.append(error)
+        with wrapped.frozen():
+            for _ in range(5):
+                for x, (y, risk) in zip(batches, expected, strict=True):
+                    found = wrapped(x, return_risk=True)
+                    assert torch.equal(found[0], y)
+                    assert torch.equal(found[1], risk)
 
-    threads = [threading.Thread(target=serve) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(serve, 3)
     wrapped.train()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -27,6 +28,13 @@ def in_thread(function: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return value
+
+
+def in_threads(function: Callable[[], Any], n: int) -> None:
+    """Call it in n threads at once, and raise what one of them raises."""
+    with ThreadPoolExecutor(n) as pool:
+        for future in [pool.submit(function) for _ in range(n)]:
+            future.result()
 
 
 def state() -> bytes:
