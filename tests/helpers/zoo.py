@@ -1,6 +1,6 @@
 """The zoo of awkward models, which lies in the package so that users have it, too."""
 
-from workbench.testing.zoo import CASES, TAGS, Case, cases, float_leaves, leaves, modules, state
+from workbench.testing.zoo import CASES, TAGS, Case, cases, float_leaves, leaves, modules, side_effects
 from workbench.testing.zoo.interfaces import ModelOutput, Moments, Prediction
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "float_leaves",
     "leaves",
     "modules",
-    "state",
+    "side_effects",
 ]

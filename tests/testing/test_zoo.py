@@ -167,7 +167,7 @@ def check_side_effects(case: Case) -> None:
     inputs = case.inputs(0, ROWS)
     given = copy.deepcopy(inputs)
     weights = [parameter.clone() for parameter in parameters(model)]
-    before, held, remembered = attributes(model), buffers(model), zoo.state.LAST_HIDDEN
+    before, held, remembered = attributes(model), buffers(model), zoo.side_effects.LAST_HIDDEN
     for module in modules(model):
         module.train()
     with seeded():
@@ -176,7 +176,7 @@ def check_side_effects(case: Case) -> None:
     assert differ(weights, parameters(model)) is False
     assert differ(held, buffers(model)) == ("buffers" in case.tags)
     assert differ(inputs, given) == ("mutates_input" in case.tags)
-    assert (zoo.state.LAST_HIDDEN is not remembered) == ("writes_global" in case.tags)
+    assert (zoo.side_effects.LAST_HIDDEN is not remembered) == ("writes_global" in case.tags)
     after = attributes(model)
     assert set(before) <= set(after)
     changed = [

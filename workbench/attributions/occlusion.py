@@ -186,10 +186,10 @@ def _numbers(answers: Answers, form: str, classes: Tensor | None) -> dict[str, T
     predicted = answers.y
     if classes is not None:
         predicted = log_probabilities(answers.y, form).exp().gather(-1, classes[..., None])
-    found = {"prediction": predicted.reshape(len(predicted), -1).double().mean(1).cpu()}
+    numbers = {"prediction": predicted.reshape(len(predicted), -1).double().mean(1).cpu()}
     for name in answers.risk.names():
-        found[name] = row_risk(answers.y, answers.risk, name, form).double().cpu()
-    return found
+        numbers[name] = row_risk(answers.y, answers.risk, name, form).double().cpu()
+    return numbers
 
 
 __all__ = ["Occlusion", "occlusion"]

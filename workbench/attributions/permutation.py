@@ -62,11 +62,11 @@ class PermutationImportance:
 
     def frame(self) -> Any:
         """A pandas DataFrame with a line for each column and the mean and standard error of each name."""
-        found = {}
+        table = {}
         for name in self.names:
-            found[name] = self.mean[name].numpy()
-            found[f"{name} ±"] = self.standard_error[name].numpy()
-        return require("pandas").DataFrame(found, index=list(self.columns))
+            table[name] = self.mean[name].numpy()
+            table[f"{name} ±"] = self.standard_error[name].numpy()
+        return require("pandas").DataFrame(table, index=list(self.columns))
 
     def __repr__(self) -> str:
         return f"PermutationImportance({len(self.columns)} columns of {self.rows:,} rows: {', '.join(self.names)})"
@@ -128,8 +128,8 @@ def permutation_importance(
             raise ValueError(f"{name} must be a whole number of at least {least}; found {count!r}")
     check_model(wrapped)
     form = output_of(wrapped)
-    x, y, found, unit = _rows(data)
-    groups = _groups(columns, found, x.shape[1])
+    x, y, named_columns, unit = _rows(data)
+    groups = _groups(columns, named_columns, x.shape[1])
     generator = torch.Generator().manual_seed(seed)
     if len(x) > max_rows:
         drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
@@ -137,8 +137,8 @@ def permutation_importance(
 
     def ask(inputs: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         # the same draws in each call: what a method draws at random is not taken for the column's doing
-        given = inputs if y is None else (inputs, y)
-        answers = collect(wrapped, given, targets=y is not None, batch_size=batch_size, seed=seed)
+        rows = inputs if y is None else (inputs, y)
+        answers = collect(wrapped, rows, targets=y is not None, batch_size=batch_size, seed=seed)
         return _quantities(answers, form), None if y is None else _mean_error(answers, form)
 
     before, error = ask(x)
@@ -168,17 +168,17 @@ def _rows(data: Any) -> tuple[Tensor, Tensor | None, dict[str, list[int]], str]:
     names: dict[str, list[int]] = {}
     unit = ""
     if isinstance(data, Data | str):
-        found = data_of(data)
-        x, y = found.test.x, found.test.y
-        unit = found.target.unit if found.classes is None else "nats"
-        parts = found.encoding.parts if isinstance(found.encoding, FrameEncoding) else ()
-        if parts and found.encoding.columns == found.features:
+        dataset = data_of(data)
+        x, y = dataset.test.x, dataset.test.y
+        unit = dataset.target.unit if dataset.classes is None else "nats"
+        parts = dataset.encoding.parts if isinstance(dataset.encoding, FrameEncoding) else ()
+        if parts and dataset.encoding.columns == dataset.features:
             start = 0
             for part in parts:
                 names[part.name] = list(range(start, start + len(part.columns)))
                 start += len(part.columns)
         else:
-            names = {column.name: [i] for i, column in enumerate(found.features)}
+            names = {column.name: [i] for i, column in enumerate(dataset.features)}
     elif isinstance(data, Tensor):
         x, y = data, None
     elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
@@ -202,10 +202,10 @@ def _rows(data: Any) -> tuple[Tensor, Tensor | None, dict[str, list[int]], str]:
 
 
 def _groups(
-    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, found: dict[str, list[int]], count: int
+    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, named_columns: dict[str, list[int]], count: int
 ) -> dict[str, list[int]]:
     if columns is None:
-        return found
+        return named_columns
     if not isinstance(columns, Mapping):
         if isinstance(columns, str) or len(columns) != count or len(set(columns)) != count:
             raise ValueError(f"columns: expected {count} different names, one for each column of x; found {columns!r}")
@@ -226,8 +226,8 @@ def _quantities(answers: Answers, form: str) -> dict[str, Tensor]:
     """Prediction and risks, each [n, numbers], float64."""
     predicted = answers.y if form == "values" else log_probabilities(answers.y, form).exp()
     risks = {name: row_risk(answers.y, answers.risk, name, form) for name in answers.risk.names()}
-    found = {"prediction": predicted, **risks}
-    return {name: value.cpu().double().reshape(len(value), -1) for name, value in found.items()}
+    values = {"prediction": predicted, **risks}
+    return {name: value.cpu().double().reshape(len(value), -1) for name, value in values.items()}
 
 
 def _mean_error(answers: Answers, form: str) -> Tensor:
@@ -246,8 +246,8 @@ def _share(before: Tensor, after: Tensor) -> Tensor:
     spread, moved = (value.var(0, correction=0).sum() for value in (before, after))
     if spread.sqrt() <= CONSTANT * before.abs().max():
         return spread.new_tensor(torch.nan)
-    apart = (before.mean(0) - after.mean(0)).square().sum()
-    return (before - after).square().sum(1).mean() / (spread + moved + apart)
+    distance = (before.mean(0) - after.mean(0)).square().sum()
+    return (before - after).square().sum(1).mean() / (spread + moved + distance)
 
 
 __all__ = ["PermutationImportance", "permutation_importance"]

@@ -175,11 +175,11 @@ class Calibrated(nn.Module, ABC):
                     f"the state is of {kind}({theirs}), this object is {type(self).__name__}({ours}); make it alike before loading"
                 )
         for name, buffer in self._buffers.items():  # their sizes depend on the rows that were held out
-            given = state_dict.get(prefix + name)
-            if name in self.new_buffers and given is None and buffer is not None:
+            saved = state_dict.get(prefix + name)
+            if name in self.new_buffers and saved is None and buffer is not None:
                 state_dict[prefix + name] = buffer.new_empty(0)
-            if isinstance(given, Tensor) and buffer is not None:
-                self._buffers[name] = buffer.new_empty(given.shape, dtype=given.dtype)
+            if isinstance(saved, Tensor) and buffer is not None:
+                self._buffers[name] = buffer.new_empty(saved.shape, dtype=saved.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

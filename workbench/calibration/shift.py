@@ -55,9 +55,9 @@ def grouped_quantile(
     """As `weighted_quantile`, of the held-out rows of each new row's own group (Mondrian; Vovk et al. 2005, section 4.5)."""
     out = scores.new_full((len(new), *scores.shape[1:]), math.inf)
     for group in new_groups.unique().tolist():
-        rows, held = new_groups == group, groups == group
-        if held.any():
-            out[rows] = weighted_quantile(scores[held], weights[held], new[rows], coverage)
+        rows, held_out = new_groups == group, groups == group
+        if held_out.any():
+            out[rows] = weighted_quantile(scores[held_out], weights[held_out], new[rows], coverage)
     return out
 
 

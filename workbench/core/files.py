@@ -133,9 +133,9 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     if not around:
         return load_contents(model, wrapper, text, tensors, path)
     savepoint, prefix = Savepoint(outer[0] if outer else model), INNER * len(around)
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     try:
-        return load_outer(around, outer, load_contents(model, wrapper, text, own, path), tensors)
+        return load_outer(around, outer, load_contents(model, wrapper, text, inner, path), tensors)
     except BaseException as error:
         savepoint.restore(error)
         if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):

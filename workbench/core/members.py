@@ -20,7 +20,7 @@ from ..risk import Risk
 from .class_scores import Classes
 from .crossfit import Committee, committee_of
 from .meanings import Values
-from .method import Call, apart
+from .method import Call, split_heads
 from .outputs import form_of
 from .ownership import extra, table_of
 from .predict import loss_of_model, plan_of, run
@@ -167,8 +167,8 @@ def _mixture(
     if pair is None:
         loc, risk = leaf, torch.ones_like(leaf)
     elif isinstance(said, Parametric):
-        loc, beside = apart(leaf, axes.index(pair.name))
-        risk = pair.risk_of(beside)
+        loc, auxiliary = split_heads(leaf, axes.index(pair.name))
+        risk = pair.risk_of(auxiliary)
         loc, risk = (loc, risk) if scaling is None or scaling.y_mean is None else said.rescaled(loc, risk, scaling)
     else:
         parts = pair.reduce({"y": leaf}, axes.index(pair.name))
@@ -230,7 +230,7 @@ def next_token_probabilities(
     if pair is None:
         probs = meaning.probabilities(leaf)
     else:
-        leaf, heads = apart(leaf, axes.index(pair.name))
+        leaf, heads = split_heads(leaf, axes.index(pair.name))
         probs = pair.probs(leaf, heads, meaning)
     n_axes = len(axes) - (pair is not None)
     probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]

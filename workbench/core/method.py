@@ -139,7 +139,7 @@ class Method:
         """Whether `likelihood` is a mean over rows that have nothing to do with each other, and draws nothing."""
         return False
 
-    def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
+    def likelihood(self, target: Any, prediction: Any, auxiliary: Any, meaning: Meaning | None = None) -> Tensor:
         """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
 
         Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...]. With a meaning, it is that of one
@@ -147,15 +147,15 @@ class Method:
         """
         raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
 
-    def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
+    def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
         """For an axis with `own_first`: class probabilities [..., classes], given the model's scores and what the branch beside it gave."""
         raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
 
-    def prediction(self, own: Tensor, beside: Tensor) -> Tensor:
+    def prediction(self, primary: Tensor, auxiliary: Tensor) -> Tensor:
         """For an axis with `own_first`: the prediction that training judges, of the model's own output and what the branch beside it gave."""
-        return own
+        return primary
 
-    def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
+    def quantiles(self, prediction: Tensor, auxiliary: Tensor) -> Tensor | None:
         """For an axis with `own_first`: the quantiles [levels, ...] that the branches beside the model's own say, if they do."""
         return None
 
@@ -178,7 +178,7 @@ class Method:
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raise where a call with these inputs shows that `fit` would refuse the model: asked before a training, and of an example."""
 
-    def tune(self, wrapped: Any, held: Any) -> None:
+    def tune(self, wrapped: Any, held_out: Any) -> None:
         """With `needs_fit`: what `workbench.fit` lets be chosen by its validation rows, pairs (input, target), after `fit`."""
 
     def pace(self, at: float, epochs: int) -> float:
@@ -229,12 +229,12 @@ def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
     return squares.div_(y.shape[dim])
 
 
-def apart(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def split_heads(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Of an axis with `own_first`: the model's own answer, and that of the branch beside it; of several, theirs stacked in front."""
-    own, *beside = answers.unbind(dim)
-    if not beside:  # a family without a number beside the model's own
-        return own, answers.narrow(dim, 0, 0).movedim(dim, 0)
-    return own, beside[0] if len(beside) == 1 else torch.stack(beside)
+    primary, *auxiliary = answers.unbind(dim)
+    if not auxiliary:  # a family without a number beside the model's own
+        return primary, answers.narrow(dim, 0, 0).movedim(dim, 0)
+    return primary, auxiliary[0] if len(auxiliary) == 1 else torch.stack(auxiliary)
 
 
 class evaluating(Reverted):  # called as a function is

@@ -43,7 +43,7 @@ def _text(wrapped: Any, base: str | None) -> str:
         settings = ", ".join(f"`{key}={value!r}`" for key, value in method.settings().items())
         rows.append(f"| {method.name} | {settings or 'none'} |")
     units = extra(wrapped, "scaling")
-    told = [
+    facts = [
         f"- Base model: {f'[{base}](https://huggingface.co/{base})' if base else 'not known (built or loaded in the program that saved it)'}",
         f"- Outputs: {f'`{record.output!r}`' if record.output is not None else 'values; the risk is a standard deviation'}",
         f"- Training data: {f'{record.rows} rows, by workbench.fit' if record.rows else 'not known'}",
@@ -57,7 +57,7 @@ This {name} was wrapped by workbench (`risk-workbench`): beside its prediction i
 
 {chr(10).join(rows)}
 
-{chr(10).join(told)}
+{chr(10).join(facts)}
 
 ## Load it
 

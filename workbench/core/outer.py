@@ -77,11 +77,13 @@ def load_outer(described: list[dict[str, Any]], outer: list[Any], model: Any, te
             outer[level] if outer else outer_class(described[level]["class"])(model, **described[level]["arguments"])
         )
         prefix = INNER * level
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        own = {name: tensor for name, tensor in own.items() if not name.startswith(INNER)}
+        at_this_level = {
+            name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
+        }
+        at_this_level = {name: tensor for name, tensor in at_this_level.items() if not name.startswith(INNER)}
         missing: list[str] = []
         errors: list[str] = []
-        module._load_from_state_dict(own, "", {}, False, missing, [], errors)
+        module._load_from_state_dict(at_this_level, "", {}, False, missing, [], errors)
         if missing or errors:
             raise ValueError(f"{type(module).__name__} lacks {', '.join(missing) or 'nothing'}; {'; '.join(errors)}")
         for name, buffer in module._buffers.items():

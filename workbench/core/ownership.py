@@ -141,13 +141,13 @@ class Table:
         root: the wrapped module.
         record: its record.
         views: slot -> what stands in its place in the wrapped tree: the first branch's row.
-        given: slot -> the tensor of the given model, for as long as that lives.
+        originals: slot -> the tensor of the given model, for as long as that lives.
     """
 
     def __init__(
-        self, root: nn.Module, record: Record, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]
+        self, root: nn.Module, record: Record, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]
     ) -> None:
-        self.root, self.record, self.views, self.given = root, record, views, given
+        self.root, self.record, self.views, self.given = root, record, views, originals
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
         self._trunks: dict[tuple[str, ...], bool] = {}
         self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # those that were seen to hold numbers, and when

@@ -25,7 +25,7 @@ from .feedback import carries_mean, mark_means, refuse_means
 from .joint_loss import joined
 from .last_layers import check_tails
 from .meanings import Meaning, Values
-from .method import Call, apart
+from .method import Call, split_heads
 from .outputs import has_classes, has_detections
 from .ownership import engine_of, extra, table_of
 from .prior import run_with_prior
@@ -236,7 +236,7 @@ def loss_of_model(
     """
     if pair is None:
         return criterion(rebuild(leaves), y)
-    split = [apart(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
+    split = [split_heads(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
     predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     prediction = rebuild(predictions)
     tree_names = names(prediction)
@@ -272,7 +272,7 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     def levels_of(leaf: Any, meaning: Meaning | None) -> Tensor | None:
         if pair is None or not isinstance(meaning, Values):
             return None
-        levels = pair.quantiles(*apart(leaf, branched.axes.index(pair.name)))
+        levels = pair.quantiles(*split_heads(leaf, branched.axes.index(pair.name)))
         others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
         return levels if levels is None or not others else levels.mean(others)
 

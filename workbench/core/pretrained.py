@@ -48,10 +48,10 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
                 f"save_pretrained of this wrapped {type(self).__name__} would write what the plain class reads as another model. "
                 "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model alone"
             )
-        given = inspect.signature(save).bind(self, *args, **kwargs).arguments
+        bound = inspect.signature(save).bind(self, *args, **kwargs).arguments
         options = {
-            **{name: value for name, value in given.items() if name not in ("self", "kwargs")},
-            **given.get("kwargs", {}),
+            **{name: value for name, value in bound.items() if name not in ("self", "kwargs")},
+            **bound.get("kwargs", {}),
         }
         for name, value in _UNKNOWN.items():
             if options.get(name, value) != value:

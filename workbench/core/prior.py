@@ -226,8 +226,8 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: 
         if heads is None:
             branched.leaves[i] = (leaf + scale * other).to(leaf.dtype)
             continue
-        own, beside = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
-        branched.leaves[i] = torch.cat([(own + scale * other).to(leaf.dtype), beside], heads)
+        primary, auxiliary = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
+        branched.leaves[i] = torch.cat([(primary + scale * other).to(leaf.dtype), auxiliary], heads)
 
 
 __all__ = ["NAME", "Prior", "check_prior", "install", "run_with_prior"]

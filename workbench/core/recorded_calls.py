@@ -213,16 +213,16 @@ class RecordedCalls:
             raise UntraceableError("boxes are matched by what Python reads of them")
         facts = self._facts
         if facts is None or not facts.hold():
-            beside = {name for method in wrapped._workbench.methods for name in method.beside_layers}
-            facts = Facts(wrapped, _repeats, extras=("scaling", *beside))
+            auxiliary = {name for method in wrapped._workbench.methods for name in method.beside_layers}
+            facts = Facts(wrapped, _repeats, extras=("scaling", *auxiliary))
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")
         if facts is not self._facts:
             self._kinds = {key: each for key, each in self._kinds.items() if each.recorded is None}
-        held = [*facts.parameters, *facts.frozen, *facts.buffers]
+        tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
-        if share_memory(leaves, [*held, *args]):
+        if share_memory(leaves, [*tensors, *args]):
             raise RefusedError("the answer lies in the memory of an input, a parameter or another part of it")
 
         def call(*batch: Tensor) -> list[Tensor]:
@@ -230,16 +230,16 @@ class RecordedCalls:
             sums = [leaf.sum() for leaf in leaves_of(again[1]) if is_float(leaf)] if risk else []
             return [*leaves_of(again), *sums]
 
-        told, state = wrapped._workbench.told, generator_of(CPU).get_state()
-        knew = "nan" in told
-        told.add("nan")  # which is looked for outside of the graph
+        warned, state = wrapped._workbench.told, generator_of(CPU).get_state()
+        knew = "nan" in warned
+        warned.add("nan")  # which is looked for outside of the graph
         self._made += 1
         try:
-            graph = Graph(call, held, [], args)
+            graph = Graph(call, tensors, [], args)
         finally:
             _restore(state)
             if not knew:
-                told.discard("nan")
+                warned.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
         self._facts, self._around = facts, around()

@@ -15,7 +15,7 @@ from . import detections, running
 from .class_scores import Classes, at_least_float32
 from .crossfit import Committee, committee_of
 from .meanings import Detections, Meaning, Values
-from .method import Call, apart, sqrt
+from .method import Call, split_heads, sqrt
 from .outputs import MEAN, has_detections
 from .resolution import check_numbers, resolve
 from .running import RunningClasses, RunningValues, entropy
@@ -200,7 +200,7 @@ def _classes(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Entropies in nats (Depeweg et al. 2018): total H(E p), aleatoric E H(p), epistemic the mutual information between class and model."""
     if (pair := pair_of(record, axes)) is not None:
-        leaf, heads = apart(leaf, axes.index(pair.name))
+        leaf, heads = split_heads(leaf, axes.index(pair.name))
         axes = tuple(axis for axis in axes if axis != pair.name)
         probs = pair.probs(leaf, heads, meaning)
     else:

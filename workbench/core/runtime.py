@@ -39,12 +39,12 @@ class Runtime:
     loading: Loading | None = None
     frozen: Frozen | None = None  # inside of a block in which nobody may change the object
 
-    def __init__(self, root: Any, views: dict[str, Tensor], given: dict[str, weakref.ref[Tensor]]) -> None:
+    def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:
         # by thread: whether its last call asked for the risk, where something surrounds the calls
         self.asked: dict[int, bool] = {}
         self.marks = Marks(root._workbench.token)
         self.recorded = RecordedCalls(root)
-        self.table = Table(root, root._workbench, views, given)
+        self.table = Table(root, root._workbench, views, originals)
         self.engine = Engine(
             root,
             functools.partial(plain_clone, root),
@@ -119,21 +119,21 @@ def portable(wrapped: Any) -> Any:
     return new
 
 
-def restore(wrapped: Any, given: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
+def restore(wrapped: Any, originals: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
     """Make engine and views anew, after copying, unpickling or moving.
 
     Args:
         wrapped: the object.
-        given: the tensors of the given model; by default those that the object knows.
+        originals: the tensors of the given model; by default those that the object knows.
         views: what it holds in the places of released slots; by default what it, or its stand-ins, say.
     """
     old = wrapped.__dict__.get("_engine")
     stand_ins = wrapped.__dict__.pop("_portable", None)
     views = views or stand_ins or (old.table.views if old is not None else {})
-    if given is None:
-        given = old.table.given if old is not None else {}
+    if originals is None:
+        originals = old.table.given if old is not None else {}
     branches = wrapped.__dict__.pop(BRANCHES, None)
-    wrapped.__dict__["_engine"] = runtime = Runtime(wrapped, dict(views), dict(given))
+    wrapped.__dict__["_engine"] = runtime = Runtime(wrapped, dict(views), dict(originals))
     if branches:
         runtime.engine.clones.recall(branches)
     runtime.table.show()

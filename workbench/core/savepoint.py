@@ -63,9 +63,9 @@ class Savepoint:
         """
         self._surroundings.restore(error)
         with torch.no_grad():
-            for held, contents in self._contents:
-                held.clear()
-                held.update(contents)
+            for container, contents in self._contents:
+                container.clear()
+                container.update(contents)
             for tensor, memory, learns in self._flags:
                 tensor.data = memory
                 if tensor.requires_grad is not learns:

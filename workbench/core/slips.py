@@ -58,12 +58,14 @@ _LINES = {Logits(): '"logits"', Binary(): '"binary"', Binary(logits=False): "Bin
 
 def _can_look(wrapped: Any, key: str, leaf: Tensor, depth: int) -> bool:
     """Whether to look at the numbers, which is done once: on the CPU only, since elsewhere it would make every call wait."""
-    told = wrapped._workbench.told
-    if key in told or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing():  # which keeps looks
+    warned = wrapped._workbench.told
+    if (
+        key in warned or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing()
+    ):  # which keeps looks
         return False
     if leaf.shape[depth:].numel() < LOOKS_AT:
         return False
-    told.add(key)
+    warned.add(key)
     return True
 
 

@@ -29,14 +29,14 @@ OUTPUT = f"output{MARK}workbench"  # in that text: what the outputs mean, if it 
 
 
 # ---- out of it
-def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) -> nn.Module:
+def extract(model: nn.Module, table: Table, index: dict[str, int], independent: bool) -> nn.Module:
     """Give a plain clone the tensors of one branch.
 
     Args:
         model: a structural copy of the wrapped object without what wrapping added.
         table: the tensors of the wrapped object.
         index: axis -> position of the branch.
-        own: whether all its tensors are its own; else those that no method took over are shared.
+        independent: whether all its tensors are its own; else those that no method took over are shared.
     """
     record, bank = table.record, Bank(table.get)
     new: dict[str, Tensor] = {}
@@ -45,7 +45,7 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], own: bool) ->
         rule = next((other for other in kept if other is not None), record.rules.get(slot.name))
         shared = slot.name not in table.views
         present = None if rule is None else rule.pick(bank, index)
-        if not own and shared and (present is None or present is table.get(slot.name)):
+        if not independent and shared and (present is None or present is table.get(slot.name)):
             continue  # the clone holds the shared tensor already
         value = (table.get(slot.name) if present is None else present).detach().clone()
         if not slot.buffer:
@@ -262,7 +262,7 @@ class Loading:
                 plain[key[len(self.prefix) :]] = self.state.pop(key)
         if not self.prefix and hasattr(self.state, "_metadata"):
             plain._metadata = copy.deepcopy(self.state._metadata)  # an assigning load leaves its mark in it
-        trial = extract(self.build(), self.table, {}, own=False)
+        trial = extract(self.build(), self.table, {}, independent=False)
         self.hint = _hint(plain, trial) or self.hint
         complete(plain, trial)
         missing, unexpected, errors = [], [], []

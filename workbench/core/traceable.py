@@ -57,7 +57,7 @@ class Facts:
     Args:
         wrapped: the object.
         repeats: whether a method does the same operations on tensors each time.
-        beside: other modules that take part, by name.
+        auxiliary: other modules that take part, by name.
         extras: names of what wrapping may hold beside the layers.
 
     Raises:
@@ -68,7 +68,7 @@ class Facts:
         self,
         wrapped: Any,
         repeats: Callable[[Any], bool],
-        beside: Mapping[str, nn.Module] | None = None,
+        auxiliary: Mapping[str, nn.Module] | None = None,
         extras: Collection[str] = ("scaling",),
     ) -> None:
         _check_record(wrapped, repeats, extras)
@@ -80,7 +80,7 @@ class Facts:
         taken_over = {owner for name in record.released for owner in record.slots[name].owners}
         for path, module in modules.items():
             check_contents(path, module, taken_over)
-        modules |= beside or {}
+        modules |= auxiliary or {}
         self._modules = list(modules.values())
         self._classes = list(map(type, self._modules))
         # held here, so that no other object gets the place in memory of one of them
@@ -181,9 +181,9 @@ def _check_record(wrapped: Any, repeats: Callable[[Any], bool], extras: Collecti
         raise UntraceableError(f"the output is {type(record.output).__name__}")
     if alike(wrapped) is not None:
         raise UntraceableError("voters that weigh rows")
-    held: Any = wrapped._modules.get(EXTRAS)
-    if held is not None and (
-        set(held._modules) - {*extras} or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
+    extras_module: Any = wrapped._modules.get(EXTRAS)
+    if extras_module is not None and (
+        set(extras_module._modules) - {*extras} or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
     ):
         raise UntraceableError("what wrapping holds beside the layers")
 
@@ -213,7 +213,7 @@ def _check_code(modules: dict[str, nn.Module]) -> tuple[list[Function], list[Glo
     users = {
         cls: None for path, module in modules.items() if path.split(".")[0] != EXTRAS for cls in _users_classes(module)
     }
-    held = {
+    attributes = {
         name
         for module in modules.values()
         for name in (*module.__dict__, *module._parameters, *module._buffers, *module._modules)
@@ -237,7 +237,7 @@ def _check_code(modules: dict[str, nn.Module]) -> tuple[list[Function], list[Glo
                 raise UntraceableError(f"{cls.__name__}.{name} is a {type(value).__name__}")
             functions.append((cls, name, value, value.__code__))
             try:
-                read += globals_of_pure(value, (held - _MODULE) | theirs | {"training"})
+                read += globals_of_pure(value, (attributes - _MODULE) | theirs | {"training"})
             except ImpureError as error:
                 raise UntraceableError(str(error)) from None
             new = set(value.__code__.co_names) & theirs - seen

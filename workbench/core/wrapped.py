@@ -205,7 +205,7 @@ class Wrapped(WrappedParameters, Persistent):
             axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None
         ]
         places = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
-        return [_branch(self, place, own=True) for place in places]
+        return [_branch(self, place, independent=True) for place in places]
 
     def unwrap(self) -> nn.Module:
         """The plain model, over the parameters as they are now; see `unwrap`."""
@@ -366,16 +366,16 @@ def unwrap(wrapped: Any) -> nn.Module:
         )
         hint = f"; its wrapped part is {parts[0]!r}, unwrap that" if parts else ""
         raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}{hint}")
-    return _branch(wrapped, {}, own=False)
+    return _branch(wrapped, {}, independent=False)
 
 
-def _branch(wrapped: Any, index: dict[str, int], own: bool) -> nn.Module:
+def _branch(wrapped: Any, index: dict[str, int], independent: bool) -> nn.Module:
     new = plain_clone(wrapped)[0]
     new.__class__ = type(wrapped)._plain_class
-    if own:
+    if independent:
         copy_rest(new, {id(table_of(wrapped).value(name)) for name in wrapped._workbench.slots})
-    extract(new, table_of(wrapped), index, own)
-    if own:
+    extract(new, table_of(wrapped), index, independent)
+    if independent:
         engine_of(wrapped).clones.give(index, modules(new))
     scaling, prior = extra(wrapped, "scaling"), extra(wrapped, PRIOR)
     if scaling is None and prior is None:

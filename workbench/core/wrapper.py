@@ -29,7 +29,7 @@ from .outputs import Output, has_detections, read, states_of
 from .ownership import table_of
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
-from .state import state_paths
+from .state_paths import state_paths
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
 M = TypeVar("M", bound=nn.Module)

@@ -60,12 +60,12 @@ def cifar10n(
     if not np.array_equal(train[1], human["clean_label"]):
         raise ValueError(f"{name}: the labels are in another order than the images")
     x, clean, rows = _drawn(name, "n_train", n_train, *train, seed)
-    given = torch.from_numpy(human[HUMAN_LABELS[labels]].astype(np.int64)[rows])
+    labels_of_people = torch.from_numpy(human[HUMAN_LABELS[labels]].astype(np.int64)[rows])
     test_images, true_classes, _ = _drawn(name, "n_test", n_test, *test, seed)
     return _classification(
         name,
         split,
-        Split(x, given, regions={"wrong": given != clean, "right": given == clean}),
+        Split(x, labels_of_people, regions={"wrong": labels_of_people != clean, "right": labels_of_people == clean}),
         Split(test_images, true_classes),
     )
 

@@ -298,10 +298,10 @@ class ManyHeads(Distribution):
 
 def same_shape(**tensors: Tensor) -> None:
     """Raise a ValueError unless both named tensors have one shape: [n] against [n, 1] would broadcast silently."""
-    (name, found), (other, wanted) = tensors.items()
-    if found.shape != wanted.shape:
+    (name, shaped), (other, wanted) = tensors.items()
+    if shaped.shape != wanted.shape:
         raise ValueError(
-            f"{name} has shape {tuple(found.shape)} but {other} has shape {tuple(wanted.shape)}; shapes must be equal, "
+            f"{name} has shape {tuple(shaped.shape)} but {other} has shape {tuple(wanted.shape)}; shapes must be equal, "
             f"reshape {name} first (for example with unsqueeze(-1))"
         )
 

@@ -117,8 +117,8 @@ class RowTracker(TorchFunctionMode):
         if not self._follows:  # what is found there is looked at in a pass by itself
             self.ranks = self.ranks or name in _RANKS or name in _CHOICES
             return out
-        given, outs = tensors_among((*args, *kwargs.values())), tensors_among((out,))
-        same = all(map(self._same.get, given)) and name not in _RANDOM
+        ins, outs = tensors_among((*args, *kwargs.values())), tensors_among((out,))
+        same = all(map(self._same.get, ins)) and name not in _RANDOM
         if self._read and (name in _LISTS or (name == "getitem" and _by_python(args[1]))):
             same = False
         if not outs:
@@ -135,7 +135,7 @@ class RowTracker(TorchFunctionMode):
                 self._same.set(leaf, None)
         self.ranks = self.ranks or name in _RANKS or name in _CHOICES
         known = name in _RANKS or name in _CHOICES or name in _LISTS or name in _PICKS or name == "where"
-        if known or any(map(self._rows.get, given)):
+        if known or any(map(self._rows.get, ins)):
             try:
                 with torch.no_grad():
                     followed = self._follow(name, function, args, kwargs, outs)

@@ -217,14 +217,14 @@ def _written(node: fx.Node) -> list[fx.Node]:
     unsaid = _unsaid_writes(node)
     if not node.target._schema.is_mutable and not unsaid:
         return []
-    found = []
+    written = []
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            found += [
+            written += [
                 item for item in (value if isinstance(value, list | tuple) else [value]) if isinstance(item, fx.Node)
             ]
-    return found
+    return written
 
 
 def _root(node: fx.Node) -> fx.Node:

@@ -144,9 +144,11 @@ def _values(
         total = torch.cat([mixture.stddev for mixture in parts])
     else:
         rows = held_out if held_out is not None else data.train
-        held = _predict(wrapped, rows.x.to(x.device), size)[0], rows.y.to(x.device)
+        held_out_pairs = _predict(wrapped, rows.x.to(x.device), size)[0], rows.y.to(x.device)
         # each column of targets has a unit and a noise of its own
-        columns = zip(*(values.split(1, 1) for values in held), strict=True) if y.ndim == 2 else [held]
+        columns = (
+            zip(*(values.split(1, 1) for values in held_out_pairs), strict=True) if y.ndim == 2 else [held_out_pairs]
+        )
         constant = torch.stack([metrics.rmse(*column) for column in columns]).to(y)
         epistemic = torch.zeros_like(y) if risk.epistemic is None else risk.epistemic
         total = (epistemic.square() + constant.square()).sqrt()

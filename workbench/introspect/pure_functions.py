@@ -83,9 +83,9 @@ def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -
             if not known or step.argval in _NOT_PURE:
                 raise ImpureError(f"{where} reads {step.argval}")
         if step.opname == "LOAD_GLOBAL":
-            found, value = _global(function, step.argval)
-            if found is not None:
-                yield found
+            binding, value = _global(function, step.argval)
+            if binding is not None:
+                yield binding
             while isinstance(value, types.ModuleType):
                 i = next(places, len(steps) - 1)
                 if steps[i].opname not in ("LOAD_ATTR", "LOAD_METHOD") or not hasattr(value, steps[i].argval):

@@ -54,12 +54,12 @@ class Design:
     voters, with k such that both terms have one mean over these rows.
 
     Args:
-        given: whether to take the weights that the model has when it is wrapped (of a pretrained model), in one copy, and draw none anew.
+        pretrained: whether to take the weights that the model has when it is wrapped (of a pretrained model), in one copy, and draw none anew.
     """
 
-    def __init__(self, given: bool) -> None:
-        self.given = given
-        self.copies = 1 if given else COPIES
+    def __init__(self, pretrained: bool) -> None:
+        self.given = pretrained
+        self.copies = 1 if pretrained else COPIES
         self._path = ""
         self._slots: list[str] = []
 
@@ -206,10 +206,10 @@ class Design:
         table.get(self.part("level")).zero_()
 
     @torch.no_grad()
-    def tune(self, wrapped: Any, held: Any) -> None:
+    def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose k on rows that no voter was trained on."""
         leverages, informations, classes = [], [], 0
-        for args, kwargs in _batches(wrapped, held, "evidence"):
+        for args, kwargs in _batches(wrapped, held_out, "evidence"):
             y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
             classes = _classes_of(wrapped, y)
             leverages.append(self.leverage(wrapped, args, kwargs))
@@ -257,8 +257,8 @@ def _whitening(total: Tensor, rows: int, bias: bool) -> Tensor:
     """W [d, d] with phi^T W^T W phi the leverage of features phi as they come, from the sum of their products over the rows."""
     width = len(total)
     scale = torch.ones(width, dtype=total.dtype, device=total.device)
-    own = total.diagonal()[: width - bias].sum() / rows  # mean squared norm
-    scale[: width - bias] = torch.where(own > 0, own, 1).rsqrt()
+    squares = total.diagonal()[: width - bias].sum() / rows  # mean squared norm
+    scale[: width - bias] = torch.where(squares > 0, squares, 1).rsqrt()
     scaled = scale[:, None] * total * scale
     ridge = (PRIOR * scaled.trace() / (width * rows)).clamp_min(torch.finfo(total.dtype).tiny)
     factor, failed = torch.linalg.cholesky_ex(scaled + ridge * torch.eye(width, dtype=total.dtype, device=total.device))

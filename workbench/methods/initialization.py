@@ -53,8 +53,8 @@ class Draws:
             return bool(weights) and all(map(self._stays_zero, weights))
         if slot not in self._zeros:
             return False
-        own = next(iter(self._modules.get(path) or ()), None)
-        initial = None if own is None else own._parameters.get(attribute)
+        fresh = next(iter(self._modules.get(path) or ()), None)
+        initial = None if fresh is None else fresh._parameters.get(attribute)
         return self._frozen or (initial is not None and bool(initial.any()))
 
     def _stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
@@ -71,9 +71,13 @@ class Draws:
                 alone = self._n == 1 and slot not in self._given  # its memory is given away, once
                 self._given.add(slot)
                 stacked = (values[0][None] if alone else torch.stack(values)).to(current)
-                for row, own in zip(rows, stacked, strict=True):  # the values are not kept twice
-                    if row is not None and type(own) is Tensor and (row.dtype, row.device) == (own.dtype, own.device):
-                        row.data = own
+                for row, view in zip(rows, stacked, strict=True):  # the values are not kept twice
+                    if (
+                        row is not None
+                        and type(view) is Tensor
+                        and (row.dtype, row.device) == (view.dtype, view.device)
+                    ):
+                        row.data = view
                 if (
                     self._n == 1
                     or current.numel() == 0

@@ -204,7 +204,7 @@ class Laplace(Method):
 
     # ---- fitting
     @torch.no_grad()
-    def tune(self, wrapped: Any, held: Any) -> None:
+    def tune(self, wrapped: Any, held_out: Any) -> None:
         """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
         from ..core.inputs import batches_of
 
@@ -214,7 +214,7 @@ class Laplace(Method):
         prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
         before = prior.double()
         curvature = variance.double().reciprocal() - before[..., None, None]
-        batches = list(batches_of(held, wrapped))
+        batches = list(batches_of(held_out, wrapped))
         losses = []
         for factor in FACTORS.tolist():
             variance.copy_(1 / (curvature + factor * before[..., None, None]))
@@ -273,9 +273,9 @@ def _voters(table: Table) -> Axis | None:
     return next((method.axis(ASKED) for method in table.record.methods if method.members), None)
 
 
-def _mirrored(rule: Rule, own: Rule, none: Rule) -> Rule:
+def _mirrored(rule: Rule, layers: Rule, none: Rule) -> Rule:
     """What the layer's own branches get, and those that have another layer in its place do not."""
-    return Split(rule.axis, (own, *[none] * (len(rule.options) - 1))) if isinstance(rule, Split) else own
+    return Split(rule.axis, (layers, *[none] * (len(rule.options) - 1))) if isinstance(rule, Split) else layers
 
 
 def _draws(n: int, outputs: int) -> Tensor:

@@ -334,7 +334,7 @@ class Look:
             moved.append(flatten(self._seen(args, kwargs)[0])[0])
         self.probe.step = 0.0
         close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
-        found: list[tuple[int, Tensor]] = []
+        outputs: list[tuple[int, Tensor]] = []
         for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
             meaning = meanings[i]
             if isinstance(leaf, Sealed):
@@ -342,7 +342,7 @@ class Look:
             if not is_float(leaf) or meaning is MEAN or all(torch.equal(leaf, other) for other in others):
                 continue
             if _is_probability_of(meaning, leaf, z, close):
-                found.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
+                outputs.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
             elif leaf.numel() == z.numel() and not leaf.is_complex() and not _gives_probabilities(meaning):
                 slopes, signed = (((other - leaf) / size).double().reshape(z.shape) for other in others)
                 slope, most = rows_of(slopes).mean(0), slopes.abs().max()
@@ -351,17 +351,17 @@ class Look:
                     and close(signed / most, slopes * signs / most)
                     and bool(slope.abs().min() > 0.01 * most)
                 ):
-                    found.append((i, slope))
-            if not found or found[-1][0] != i:
+                    outputs.append((i, slope))
+            if not outputs or outputs[-1][0] != i:
                 raise ValueError(
                     f"laplace knows the last layer only where the output is that of {self.name!r}, {list(z.shape)}, but for a shift and a "
                     f"scale; part {i} of the output, {list(leaf.shape)}, depends on it in another way. {REMEDY}"
                 )
-        if not found:
+        if not outputs:
             raise ValueError(
                 f"laplace: the output does not depend on {self.name!r}, taken for the last layer. {REMEDY}"
             )
-        return found[0]
+        return outputs[0]
 
     def _refuse_state(self, state: Sealed, others: Sequence[Sealed]) -> None:
         """The posterior is that of one call: nothing that the layer gives may go on into the next one."""

@@ -362,9 +362,9 @@ class Neo(Method):
             self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
         return output, n_rows, [tap.taps[name] for name in self._sites], tap
 
-    def _expected_rows(self, given: list[Tensor]) -> int | None:
+    def _expected_rows(self, leaves: list[Tensor]) -> int | None:
         i, dim = self._rows_at
-        return given[i].shape[dim] if i < len(given) and dim < given[i].dim() else None
+        return leaves[i].shape[dim] if i < len(leaves) and dim < leaves[i].dim() else None
 
     def _pass(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None, take: Take | None

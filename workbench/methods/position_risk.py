@@ -99,9 +99,9 @@ def _part(leaf: Any, meaning: Meaning | None, layout: Layout | None) -> Part | N
 
 def layout_of(output: Any, y: Any, tap: FeatureTap) -> Layout | None:
     """How positions lie: as the classes say, else as in the features of the last layer; None if there are none."""
-    told = next((part for part in parts_of(output, y, None) if part is not None), None)
-    if told is not None:
-        return len(told.axes), True
+    of_classes = next((part for part in parts_of(output, y, None) if part is not None), None)
+    if of_classes is not None:
+        return len(of_classes.axes), True
     last = [layout for name, layout in tap.layouts.items() if tap.calls and name in tap.calls[-1]]
     return last[0] if last else None
 
@@ -140,7 +140,7 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
     density: Positions = method.model(wrapped)
     samples: list[list[Tensor]] = []
     logits: list[Tensor | None] = []
-    held: list[tuple[tuple, dict[str, Any]]] = []
+    held_out: list[tuple[tuple, dict[str, Any]]] = []
     rows = n_held = 0
     for seed, (args, kwargs) in enumerate(batches):
 
@@ -157,7 +157,7 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
         out &= out.cumsum(0) <= MOST_HELD - n_held
         by_rows = method.rows_first
         if out.any():
-            held.append(_rows(args, kwargs, out, n) if by_rows else (args, kwargs))
+            held_out.append(_rows(args, kwargs, out, n) if by_rows else (args, kwargs))
             n_held += int(out.sum())
         inside = ~out if by_rows and not out.all() else torch.ones_like(out)
         samples.append([feature[inside.to(feature.device)].flatten(0, 1) for feature in features])
@@ -177,8 +177,8 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
     with torch.enable_grad():
         density.fit([torch.cat(parts) for parts in zip(*samples, strict=True)], classes)
     raws, kept = [], []
-    held = held or [last]
-    for args, kwargs in held:
+    held_out = held_out or [last]
+    for args, kwargs in held_out:
         y, maps, tap = _maps(method, wrapped, args, kwargs)
         part = _first(method, wrapped, y)
         assert part is not None

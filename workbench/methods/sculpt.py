@@ -11,7 +11,7 @@ from torch.distributions import Distribution as TorchDistribution
 
 from ..core.class_scores import Classes
 from ..core.meanings import IGNORED, Meaning
-from ..core.method import Call, Method, apart
+from ..core.method import Call, Method, split_heads
 from ..core.ownership import add_extra, extra
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -167,29 +167,33 @@ class Sculpt(Method):
         )
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        own, heads = apart(parts["y"], dim)
-        y, variances = self.distribution.moments(own, self.risk_of(heads))
+        primary, heads = split_heads(parts["y"], dim)
+        y, variances = self.distribution.moments(primary, self.risk_of(heads))
         return {"y": y, **variances}
 
-    def prediction(self, own: Tensor, beside: Tensor) -> Tensor:
-        return own if self.distribution.own_prediction else self.distribution.moments(own, self.risk_of(beside))[0]
+    def prediction(self, primary: Tensor, auxiliary: Tensor) -> Tensor:
+        return (
+            primary
+            if self.distribution.own_prediction
+            else self.distribution.moments(primary, self.risk_of(auxiliary))[0]
+        )
 
-    def quantiles(self, prediction: Tensor, beside: Tensor) -> Tensor | None:
-        return prediction + self.risk_of(beside) if isinstance(self.distribution, Quantiles) else None
+    def quantiles(self, prediction: Tensor, auxiliary: Tensor) -> Tensor | None:
+        return prediction + self.risk_of(auxiliary) if isinstance(self.distribution, Quantiles) else None
 
-    def risk_of(self, beside: Any) -> Any:
+    def risk_of(self, auxiliary: Any) -> Any:
         """The standard deviation (evidence, offsets, raw numbers [n_heads, ...]) that the output of the risk heads stands for."""
-        if not is_float(beside):
-            return beside
+        if not is_float(auxiliary):
+            return auxiliary
         if self.distribution.n_heads == 1 and not self.distribution.by_risk:
-            beside = beside.unsqueeze(0)
-        return self.distribution.to_risk(beside.real if beside.is_complex() else beside)
+            auxiliary = auxiliary.unsqueeze(0)
+        return self.distribution.to_risk(auxiliary.real if auxiliary.is_complex() else auxiliary)
 
-    def likelihood(self, target: Any, prediction: Any, beside: Any, meaning: Meaning | None = None) -> Tensor:
+    def likelihood(self, target: Any, prediction: Any, auxiliary: Any, meaning: Meaning | None = None) -> Tensor:
         if not isinstance(meaning, Classes):
-            return self.distribution.loss_function(target, prediction, tree_map(self.risk_of, beside))
+            return self.distribution.loss_function(target, prediction, tree_map(self.risk_of, auxiliary))
         labels = meaning.labels(target, prediction)
-        scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(beside))
+        scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(auxiliary))
         if labels.is_floating_point():
             return self._of_classes().loss_function(labels, scores, noise)
         kept = labels != IGNORED
@@ -198,8 +202,8 @@ class Sculpt(Method):
             return losses.mean()
         return losses.where(kept, 0.0).sum() / kept.sum()
 
-    def probs(self, scores: Tensor, beside: Tensor, meaning: Classes) -> Tensor:
-        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(beside)))
+    def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
+        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
 
     def _of_classes(self) -> Any:
         """The distribution of class labels; normal noise is that of the logits."""

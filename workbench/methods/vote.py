@@ -104,7 +104,7 @@ class Vote(Method):
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
         self._slots: list[str] = []
-        self.design = None if self.wrapper.evidence is None else Design(given=self.wrapper.finetune)
+        self.design = None if self.wrapper.evidence is None else Design(pretrained=self.wrapper.finetune)
         self.needs_fit = self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
@@ -235,9 +235,9 @@ class Vote(Method):
         if self.design is not None:
             self.design.fit(wrapped, inputs)
 
-    def tune(self, wrapped: Any, held: Any) -> None:
+    def tune(self, wrapped: Any, held_out: Any) -> None:
         if self.design is not None:
-            self.design.tune(wrapped, held)
+            self.design.tune(wrapped, held_out)
 
     def refine(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]

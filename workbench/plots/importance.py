@@ -62,8 +62,8 @@ def importance(
         ['dose', 'age']
     """
     if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHERS)):
-        found = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
-        raise ValueError(f"values: expected a dict with {', '.join((*OTHERS, *COLOURS))}; found {found}")
+        what = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
+        raise ValueError(f"values: expected a dict with {', '.join((*OTHERS, *COLOURS))}; found {what}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
     bars = {name: vector(value, name) for name, value in values.items()}

@@ -415,10 +415,10 @@ def targets(
         >>> [ax.get_title() for ax in axes], axes[0].get_ylabel()
         (['heating', 'cooling'], 'prediction (kWh)')
     """
-    given = {"prediction": array(prediction, "prediction"), "target": array(target, "target")}
-    given |= {} if risk is None else {"risk": array(risk, "risk")}
-    same_shape(**given)
-    shape = given["prediction"].shape
+    named = {"prediction": array(prediction, "prediction"), "target": array(target, "target")}
+    named |= {} if risk is None else {"risk": array(risk, "risk")}
+    same_shape(**named)
+    shape = named["prediction"].shape
     if len(shape) != 2 or shape[1] > MOST_TARGETS:
         raise ValueError(f"prediction: expected [n, targets] of at most {MOST_TARGETS} targets, found {list(shape)}")
     count = shape[1]
@@ -434,7 +434,7 @@ def targets(
     flat = axes.ravel()
     try:
         for i, ax in enumerate(flat[:count]):
-            at = {name: values[:, i] for name, values in given.items()}
+            at = {name: values[:, i] for name, values in named.items()}
             predicted_against_true(**at, ax=ax, unit=units[i] if units else "", kind=kind, level=level)
             ax.set_title(names[i] if names else f"target {i + 1}")
     except ValueError as error:

@@ -205,8 +205,8 @@ def _padded(model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | N
     if attention_mask is None:
         eos = model.generation_config.eos_token_id
         ends = eos if isinstance(eos, list | tuple) else [eos]
-        told = pad is not None and _first(pad) not in ends
-        attention_mask = prompts.ne(_first(pad)).long() if told else torch.ones_like(prompts)
+        padded = pad is not None and _first(pad) not in ends
+        attention_mask = prompts.ne(_first(pad)).long() if padded else torch.ones_like(prompts)
     if attention_mask.shape != prompts.shape:
         raise ValueError(
             f"attention_mask: expected {list(prompts.shape)} as of prompts, found {list(attention_mask.shape)}"

@@ -131,14 +131,14 @@ def semantic_entropy(
         0.6365
     """
     _at_least(answers, 1)
-    given = [0.0] * len(answers) if log_probs is None else [float(value) for value in log_probs]
-    if len(given) != len(answers):
-        raise ValueError(f"log_probs: expected one for each of {len(answers)} answers, found {len(given)}")
-    if any(not math.isfinite(value) or value > 1e-6 for value in given):
-        raise ValueError(f"log_probs: expected finite logarithms of probabilities, at most 0, found {given}")
-    highest = max(given)
+    logs = [0.0] * len(answers) if log_probs is None else [float(value) for value in log_probs]
+    if len(logs) != len(answers):
+        raise ValueError(f"log_probs: expected one for each of {len(answers)} answers, found {len(logs)}")
+    if any(not math.isfinite(value) or value > 1e-6 for value in logs):
+        raise ValueError(f"log_probs: expected finite logarithms of probabilities, at most 0, found {logs}")
+    highest = max(logs)
     masses: dict[int, float] = {}
-    for number, value in zip(meaning_clusters(answers, equivalent), given, strict=True):
+    for number, value in zip(meaning_clusters(answers, equivalent), logs, strict=True):
         masses[number] = masses.get(number, 0.0) + math.exp(value - highest)
     whole = sum(masses.values())
     return -sum(mass / whole * math.log(mass / whole) for mass in masses.values()) + 0.0

@@ -57,7 +57,7 @@ def weighted_criterion(
             )
         class_weight = {next(iter(classes)): class_weight}
     weights = {}
-    for name, given in class_weight.items():
+    for name, weight in class_weight.items():
         if name not in classes:
             raise ValueError(
                 f"class_weight: {name!r} is no output with classes and targets; those are {', '.join(map(repr, classes))}"
@@ -65,11 +65,11 @@ def weighted_criterion(
         meaning, scores = classes[name]
         shape = [meaning.log_scores(scores).shape[-1]]
         labels = scores.shape[1] if isinstance(meaning, Binary) and scores.dim() == 2 else 1
-        if isinstance(given, str) and given == "balanced":
+        if isinstance(weight, str) and weight == "balanced":
             weights[name] = balanced(_counts(loss, prediction, name, train, [labels, *shape] if labels > 1 else shape))
         else:
             allowed = [shape, [labels, *shape]] if labels > 1 else [shape]
-            weights[name] = _checked(given, f"class_weight[{name!r}]" if name else "class_weight", allowed)
+            weights[name] = _checked(weight, f"class_weight[{name!r}]" if name else "class_weight", allowed)
     weighted = LossByMeaning(output, weights)
     weighted(prediction, y)
     return weighted
@@ -109,14 +109,14 @@ def _check_methods(wrapped: Wrapped) -> None:
         raise ValueError("class_weight: the model says distributions and is trained by their likelihood; leave it out")
 
 
-def _checked(given: Any, what: str, allowed: list[list[int]]) -> Tensor:
+def _checked(weight: Any, what: str, allowed: list[list[int]]) -> Tensor:
     """Weights that fit, float64."""
-    if isinstance(given, str):
-        raise ValueError(f'{what} must be "balanced" or a weight for each class, not {given!r}')
+    if isinstance(weight, str):
+        raise ValueError(f'{what} must be "balanced" or a weight for each class, not {weight!r}')
     try:
-        weights = torch.as_tensor(given).detach().double().cpu()
+        weights = torch.as_tensor(weight).detach().double().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f'{what}: found {type(given).__name__}; give "balanced" or a weight for each class') from error
+        raise TypeError(f'{what}: found {type(weight).__name__}; give "balanced" or a weight for each class') from error
     if list(weights.shape) not in allowed:
         raise ValueError(
             f"{what} has shape {list(weights.shape)}, and the classes want {' or '.join(map(str, allowed))}"

@@ -246,12 +246,12 @@ def fit(
     log = None
     if tracker is not None:
         name = data if isinstance(data, str) else getattr(data, "name", None)
-        told: dict[str, Any] = {**settings, "epochs": epochs, "batch size": size, "seed": seed}
-        told |= {"data": name} if isinstance(name, str) else {}
-        told |= {} if cut is None else {"folds": len(cut[0].unique())}
+        tracked: dict[str, Any] = {**settings, "epochs": epochs, "batch size": size, "seed": seed}
+        tracked |= {"data": name} if isinstance(name, str) else {}
+        tracked |= {} if cut is None else {"folds": len(cut[0].unique())}
         if optimizer is None:  # whose settings are these two
-            told |= {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}
-        log = callback = TrainingLog(tracker, told, callback, keeper)
+            tracked |= {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}
+        log = callback = TrainingLog(tracker, tracked, callback, keeper)
     if cut is not None and isinstance(train, TensorRows):
         fold, layout = cut
         cross_fit = CrossFit(

@@ -49,8 +49,8 @@ class StepFacts(Facts):
     def __init__(self, wrapped: Wrapped, criterion: Any) -> None:
         _check_criterion(criterion)
         _check_distributions(wrapped)
-        beside = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
-        super().__init__(wrapped, lambda method: type(method) in (Vote, Sculpt), beside)
+        auxiliary = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
+        super().__init__(wrapped, lambda method: type(method) in (Vote, Sculpt), auxiliary)
         self._torch = torch_now()
         if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")

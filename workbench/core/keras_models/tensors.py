@@ -124,12 +124,12 @@ class KerasModule(nn.Module):
             training = self.training
         if not calls.is_function:
             kwargs["training"] = training
-        given = [self._held(place) for place in calls.places]
-        mapping = [(place.variable, tensor) for place, tensor in zip(calls.places, given, strict=True)]
+        current = [self._held(place) for place in calls.places]
+        mapping = [(place.variable, tensor) for place, tensor in zip(calls.places, current, strict=True)]
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             before = [scope.get_current_value(place.variable) for place in calls.places]
             output = calls.run(*args, **kwargs)
-        for place, tensor, old in zip(calls.places, given, before, strict=True):
+        for place, tensor, old in zip(calls.places, current, before, strict=True):
             new = scope.get_current_value(place.variable)
             if new is old:
                 continue

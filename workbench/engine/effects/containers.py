@@ -74,28 +74,28 @@ class Containers:
 class _Merge:
     """What the caller's containers are to hold, given those of all branches."""
 
-    def __init__(self, plan: Plan, own: Containers, passes: Sequence[Containers]) -> None:
-        self.plan, self.own = plan, own
+    def __init__(self, plan: Plan, callers: Containers, passes: Sequence[Containers]) -> None:
+        self.plan, self.own = plan, callers
         self.leaves = [{id(leaf): i for i, leaf in enumerate(each.leaves) if not is_atom(leaf)} for each in passes]
         self.nodes = [{id(node): i for i, node in enumerate(each._nodes)} for each in passes]
 
     def contents(self, nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
         """The keys and values for one container."""
-        held = [_held(node) for node in nodes]
-        if any([name for name, _ in other] != [name for name, _ in held[0]] for other in held):
+        contents = [_held(node) for node in nodes]
+        if any([name for name, _ in other] != [name for name, _ in contents[0]] for other in contents):
             raise RuntimeError(
                 f"the model fills a {type(nodes[0]).__name__} among its inputs, and not all branches put as much into it: return what it keeps "
                 "from forward, and wrap with state= and its place in the output"
             )
-        columns = zip(*([value for _, value in other] for other in held), strict=True)
-        return [(name, self.item(column)) for (name, _), column in zip(held[0], columns, strict=True)]
+        columns = zip(*([value for _, value in other] for other in contents), strict=True)
+        return [(name, self.item(column)) for (name, _), column in zip(contents[0], columns, strict=True)]
 
     def item(self, items: Sequence[Any]) -> Any:
         """One value for those of all branches."""
-        for places, own in ((self.leaves, self.own.leaves), (self.nodes, self.own._nodes)):
+        for places, originals in ((self.leaves, self.own.leaves), (self.nodes, self.own._nodes)):
             known = {by_id.get(id(item)) for by_id, item in zip(places, items, strict=True)}
             if len(known) == 1 and (place := known.pop()) is not None:
-                return own[place]
+                return originals[place]
         first = items[0]
         trees = [children(item) for item in items]
         if trees[0] is not None and all(

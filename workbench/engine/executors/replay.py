@@ -163,14 +163,14 @@ def run(request: Request) -> list[Result]:
     streams = request.streams(sources)
     request.begin()
     states = request.states(leaves)
-    own, filled = _own_tensors(states), holds_mutable(args, kwargs)
+    differing, filled = _own_tensors(states), holds_mutable(args, kwargs)
     tape: Recording | None = None
     results: list[Result] = []
     folding = plan.folding() if plan.folding is not None and request.trackers is None else None
     for k, index in enumerate(plan.indices):
         clone = request.clone(index)
         values = clone.values(plan, index)
-        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | own
+        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | differing
         shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
         if states or filled:
             args, kwargs = rebuild([Sealed(states[i][k]) if i in states else leaf for i, leaf in enumerate(leaves)])
@@ -198,8 +198,8 @@ def run(request: Request) -> list[Result]:
 
 def _own_tensors(states: dict[int, list[Any]]) -> set[int]:
     """The ids of the tensors in states that not all branches share."""
-    own: set[int] = set()
+    differing: set[int] = set()
     for parts in states.values():
         first, *others = ({id(leaf) for leaf in tensors_and_generators(part)} for part in parts)
-        own |= first.union(*others) - first.intersection(*others)
-    return own
+        differing |= first.union(*others) - first.intersection(*others)
+    return differing

@@ -257,11 +257,13 @@ class _Pass:
             for slot in clone.factored_slots(plan):
                 installed[slot] = clone.weight(slot, [installed.pop(f"{slot}@{i}") for i in range(3)])
             rest = iter(values[len(self.tensors) :])
-            own: dict[int, Any] = {i: next(rest) for i in self.dealt}
-            own.update({i: Sealed(filled([next(rest) for _ in state])) for i, (state, filled) in self.states.items()})
+            replaced: dict[int, Any] = {i: next(rest) for i in self.dealt}
+            replaced.update(
+                {i: Sealed(filled([next(rest) for _ in state])) for i, (state, filled) in self.states.items()}
+            )
             args, kwargs = request.args, request.kwargs
-            if own or holds_mutable(args, kwargs):
-                args, kwargs = self.regroup([own.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            if replaced or holds_mutable(args, kwargs):
+                args, kwargs = self.regroup([replaced.get(i, leaf) for i, leaf in enumerate(self.leaves)])
             mode = _entered(modes) if modes else None
             result = run_branch(
                 clone, plan, installed, _EveryPosition(plan), args, kwargs, mode, sealed=bool(self.states)

@@ -139,9 +139,9 @@ class Automatic(Density):
             return _REACH * (torch.stack(risks, 1) / _REACH).asinh()
 
     @torch.no_grad()
-    def _balance(self, held: Rows) -> None:
+    def _balance(self, held_out: Rows) -> None:
         if self._outliers:
-            usual = self._risks(held.take(torch.arange(min(len(held), _MOST_HELD), device=held.device)))
+            usual = self._risks(held_out.take(torch.arange(min(len(held_out), _MOST_HELD), device=held_out.device)))
             self.weights = _regressed(usual, [self._risks(rows) for rows in self._outliers]).to(self.weights)
 
     def _take_balance(self, trials: list[Any]) -> None:

@@ -70,7 +70,7 @@ class Density(Growing, ABC):
     def _score(self, rows: Rows) -> Tensor:
         """How strange each row is, float [m], NaN where it is not finite."""
 
-    def _balance(self, held: Rows) -> None:
+    def _balance(self, held_out: Rows) -> None:
         """Weigh several scores against one another on rows that nothing was learned from."""
 
     def _check_sizes(self, rows: Rows) -> None:
@@ -111,13 +111,13 @@ class Density(Growing, ABC):
         """
         rows = self._training_rows(self._rows(features, logits, labels, head, learning=True))
         trials, held_out, optimism = [], [], []
-        for kept, held in deal(rows, generator or torch.Generator().manual_seed(seed)):
+        for kept, rest in deal(rows, generator or torch.Generator().manual_seed(seed)):
             trial = copy.deepcopy(self)  # an error leaves the density as it was
             trial._learn(kept)
-            trial._balance(held)
-            held_out.append(trial._score(held).detach())
-            own = trial._score(kept).detach()
-            excess = robust_moments(held_out[-1])[0] - robust_moments(own)[0]
+            trial._balance(rest)
+            held_out.append(trial._score(rest).detach())
+            of_kept = trial._score(kept).detach()
+            excess = robust_moments(held_out[-1])[0] - robust_moments(of_kept)[0]
             optimism.append(excess * len(kept) / len(rows))  # it shrinks as one over the number of rows
             trials.append(trial)
         self._learn(rows)
@@ -218,12 +218,12 @@ class Density(Growing, ABC):
         counts = (
             finite.any() & self.weight.isfinite()
         )  # decided where the numbers are: on a GPU a branch would wait for them
-        for own, new in (
+        for buffer, new in (
             (self.weight, weight),
             (self.centre, self.centre + step * shift),
             (self.scale, variance.sqrt()),
         ):
-            own.copy_(torch.where(counts, new, own))
+            buffer.copy_(torch.where(counts, new, buffer))
 
     def _standardise(self, centre: Tensor, scale: Tensor) -> None:
         self.centre.copy_(centre)
@@ -285,11 +285,11 @@ class Density(Growing, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def refuse_size(density: Density, found: Any, expected: Any, what: str = "features") -> None:
+def refuse_size(density: Density, size: Any, expected: Any, what: str = "features") -> None:
     """Raise if a size is not the one fitted on."""
-    if found != expected:
+    if size != expected:
         raise ValueError(
-            f"{what} of size {found}, but {type(density).__name__} was fitted on size {expected} (a list: one per layer): "
+            f"{what} of size {size}, but {type(density).__name__} was fitted on size {expected} (a list: one per layer): "
             "give the same layers of the same model, or build a new density"
         )
 

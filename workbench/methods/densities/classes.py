@@ -68,13 +68,13 @@ class Classwise(Density):
             x = reduce(rows.layers[-1])
             locations, whitenings, constants = [], [], []
             for name in groups.unique():
-                own = x[groups == name]
-                if len(own) < 2:
+                of_class = x[groups == name]
+                if len(of_class) < 2:
                     continue
-                mean, w = whiten(own, None)
+                mean, w = whiten(of_class, None)
                 locations.append(mean)
                 whitenings.append(w)
-                constants.append(w.diagonal().log().sum() + math.log(len(own) / len(x)))
+                constants.append(w.diagonal().log().sum() + math.log(len(of_class) / len(x)))
         if not locations:
             raise ValueError(
                 f"Classwise needs a class with at least 2 rows, got {len(groups.unique())} classes in {len(x)} rows: use more data"

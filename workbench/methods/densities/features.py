@@ -122,5 +122,5 @@ def deal(rows: Rows, generator: torch.Generator) -> Iterator[tuple[Rows, Rows]]:
     n = len(rows)
     order = torch.randperm(n, generator=generator, device=generator.device).to(rows.device)
     parts = order.chunk(5)
-    for held in parts[:1] if n >= ENOUGH else parts:
-        yield rows.take(torch.cat([part for part in parts if part is not held])), rows.take(held)
+    for held_out in parts[:1] if n >= ENOUGH else parts:
+        yield rows.take(torch.cat([part for part in parts if part is not held_out])), rows.take(held_out)

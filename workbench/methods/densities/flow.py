@@ -108,13 +108,13 @@ class Flow(Likelihood):
                 stacklevel=2,
             )
             return
-        kept, held = next(deal(rows, generator))
+        kept, held_out = next(deal(rows, generator))
         self._learn(kept)
         self._grow(self._identity(len(self.location), torch.Generator().manual_seed(0)), kept.device)
         with full_precision(kept.layers[0]), torch.no_grad():
-            z, z_held = ((self._reduced(part) - self.location) @ self.whitening.T for part in (kept, held))
+            z, z_held = ((self._reduced(part) - self.location) @ self.whitening.T for part in (kept, held_out))
             self._train(z, z_held, epochs, batch_size, lr, generator)
-        self._standardise(*robust_moments(self._score(held).detach()))
+        self._standardise(*robust_moments(self._score(held_out).detach()))
 
     @torch.enable_grad()
     def _train(
@@ -176,11 +176,11 @@ def couplings(
     log_det = z.new_zeros(len(z))
     for k in range(len(weight_in)):
         block = (d + 1) // 2 if k % 4 > 1 else 1  # halves are dealt out by turns, then cut in the middle
-        given = (torch.arange(d, device=z.device) // block + k) % 2
-        hidden = torch.tanh((z * given).clamp(-_CLAMP, _CLAMP) @ weight_in[k] + bias_in[k])
+        conditioning = (torch.arange(d, device=z.device) // block + k) % 2
+        hidden = torch.tanh((z * conditioning).clamp(-_CLAMP, _CLAMP) @ weight_in[k] + bias_in[k])
         log_scale, shift = (hidden @ weight_out[k] + bias_out[k]).chunk(2, dim=1)
-        log_scale = 2 * torch.tanh(log_scale / 2) * (1 - given)
-        z = z * log_scale.exp() + shift * (1 - given)
+        log_scale = 2 * torch.tanh(log_scale / 2) * (1 - conditioning)
+        z = z * log_scale.exp() + shift * (1 - conditioning)
         log_det = log_det + log_scale.sum(1)
     return z, log_det
 

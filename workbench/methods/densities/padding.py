@@ -34,18 +34,18 @@ def kept_steps(
     """
     if not kwargs and len(args) == 1 and not (isinstance(args[0], Tensor) and not args[0].is_floating_point()):
         return None  # the common case, at no cost
-    given = _named(forward, args, kwargs)
-    for name, value in given.items():
+    arguments = _named(forward, args, kwargs)
+    for name, value in arguments.items():
         if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
             continue  # numbers to add to attention scores come in several conventions
         if name.endswith("attention_mask"):
             return value != 0
         if name.endswith("padding_mask"):
             return value == 0
-    sequence = next((v for v in given.values() if isinstance(v, Tensor) and v.dim() >= 2), None)
+    sequence = next((v for v in arguments.values() if isinstance(v, Tensor) and v.dim() >= 2), None)
     if sequence is None:
         return None
-    lengths = next((given[name] for name in ("lengths", "length") if isinstance(given.get(name), Tensor)), None)
+    lengths = next((arguments[name] for name in ("lengths", "length") if isinstance(arguments.get(name), Tensor)), None)
     if lengths is not None and lengths.shape == sequence.shape[:1] and not lengths.is_floating_point():
         return torch.arange(sequence.shape[1], device=sequence.device) < lengths.to(sequence.device)[:, None]
     if sequence.dim() == 2 and not sequence.is_floating_point():
@@ -61,6 +61,6 @@ def _named(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         bound = inspect.signature(forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         bound = {}
-    if not all(any(value is held for held in bound.values()) for value in (*args, *kwargs.values())):
+    if not all(any(value is argument for argument in bound.values()) for value in (*args, *kwargs.values())):
         bound = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     return bound

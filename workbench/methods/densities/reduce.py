@@ -31,8 +31,8 @@ class Growing(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take over the sizes of the state dict, if nothing here has another size already."""
-        own = {**self._parameters, **self._buffers}
-        pairs = [(own[name], state_dict[prefix + name]) for name in own if prefix + name in state_dict]
+        current = {**self._parameters, **self._buffers}
+        pairs = [(current[name], state_dict[prefix + name]) for name in current if prefix + name in state_dict]
         if all(old is not None and (not old.numel() or old.shape == new.shape) for old, new in pairs):
             for old, new in pairs:
                 if old is not None and old.shape != new.shape:

@@ -68,13 +68,13 @@ class Signature(Gaussian):
             return weights[0] * super()._score(rows) + weights[1:] @ scores
 
     @torch.no_grad()
-    def _balance(self, held: Rows) -> None:
+    def _balance(self, held_out: Rows) -> None:
         if not self.relative.fitted:
             return
-        with full_precision(held.layers[0]):
-            scores = self.relative(held.layers)
+        with full_precision(held_out.layers[0]):
+            scores = self.relative(held_out.layers)
             each = torch.stack([1 / robust_moments(score)[1] for score in scores])
-            both = 1 / robust_moments(super()._score(held))[1], each / robust_moments(each @ scores)[1]
+            both = 1 / robust_moments(super()._score(held_out))[1], each / robust_moments(each @ scores)[1]
         self.weights = torch.cat([both[0][None], both[1]]).to(self.weights)
 
     def _take_balance(self, trials: list[Any]) -> None:

@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from . import architectures, control, interfaces, layers, objects, parameters, state
+from . import architectures, control, interfaces, layers, objects, parameters, side_effects
 from .core import CASES, TAGS, Case, Inputs, cases, float_leaves, leaves, modules, normal, tokens
 
 __all__ = [
@@ -33,6 +33,6 @@ __all__ = [
     "normal",
     "objects",
     "parameters",
-    "state",
+    "side_effects",
     "tokens",
 ]

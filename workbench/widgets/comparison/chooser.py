@@ -91,10 +91,10 @@ class Chooser:
         try:
             for name, menu in (("data", self.data), ("model", self.model)):
                 before = self._offer(name)
-                given = getattr(self._choice, name)
-                first = [] if given is None else [Offer(f"{given.code}: chosen in code", given.code, "chosen")]
+                chosen = getattr(self._choice, name)
+                first = [] if chosen is None else [Offer(f"{chosen.code}: chosen in code", chosen.code, "chosen")]
                 there = self._choice.data_offers() if name == "data" else self._choice.model_offers()
-                self._offers[name] = offers = [*first, *(o for o in there if not first or o.code != given.code)]
+                self._offers[name] = offers = [*first, *(o for o in there if not first or o.code != chosen.code)]
                 menu.options = [(offer.label, number) for number, offer in enumerate(offers)]
                 same = [number for number, offer in enumerate(offers) if before and offer.code == before.code]
                 menu.value = same[0] if same else 0

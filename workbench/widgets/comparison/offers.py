@@ -117,7 +117,7 @@ def _needs_nothing(callable_: Any) -> bool:
 
 def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
     """The data among the variables, the data sets that are at hand, and those that can be downloaded."""
-    own = [
+    variables_with_data = [
         _own_data(name, value, kind)
         for name, value in _named(variables)
         if (kind := data_kind(value)) is not None  # no other variable is looked at
@@ -130,7 +130,7 @@ def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
         elif (size := to_download(name)) is not None:
             label = f"{name} (to download: {said_size(size)})"
             elsewhere.append(replace(offer, label=label, bytes=size))
-    return [*own, *here, *elsewhere]
+    return [*variables_with_data, *here, *elsewhere]
 
 
 def _own_data(name: str, value: Any, kind: str) -> Offer:
@@ -155,13 +155,13 @@ def model_offers(variables: Mapping[str, Any]) -> list[Offer]:
         "class": "A class of this notebook; it is called without arguments, anew for each seed.",
         "function": "A function of this notebook; it is called without arguments, anew for each seed, and is to return a model.",
     }
-    own = []
+    offers = []
     for name, value in _named(variables):
         kind = model_kind(value, home)
         if kind is not None:
             label = f"{name}: your {type(value).__name__}" if kind == "model" else f"{name}(): your {kind}"
-            own.append(Offer(label, name, kind, notes[kind]))
-    return [*own, *(Offer(f"{name}: a ready model", repr(name), "ready", READY[name]) for name in STOCK)]
+            offers.append(Offer(label, name, kind, notes[kind]))
+    return [*offers, *(Offer(f"{name}: a ready model", repr(name), "ready", READY[name]) for name in STOCK)]
 
 
 def _named(variables: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -72,14 +72,14 @@ class Prepared:
     rows: list[tuple[Candidate, bool, bool]]
 
 
-def prepared(model: Any, given: Any, request: Request) -> Prepared:
+def prepared(model: Any, source: Any, request: Request) -> Prepared:
     """Check that a model and data fit each other and what is asked.
 
     Raises:
         TypeError, ValueError: as `Comparison`.
     """
     Model(model)
-    data = comparable_data(given, request.split)
+    data = comparable_data(source, request.split)
     to_wrap, task, output = Model(model, data), data.task, request.output
     chosen = candidates(USUAL[task] if request.wrappers is None else request.wrappers)
     chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
@@ -100,4 +100,4 @@ def prepared(model: Any, given: Any, request: Request) -> Prepared:
     for name, cls in wrapper_classes().items() if request.wrappers is None else ():
         if name not in {candidate.name for candidate, _, _ in rows}:
             rows.append((Candidate(name, [fitting(Part(cls), task)]), False, False))
-    return Prepared(to_wrap, plain, data, given, output, rows)
+    return Prepared(to_wrap, plain, data, source, output, rows)

@@ -25,12 +25,12 @@ class Splits:
     """The data of a comparison, split by split.
 
     Args:
-        given: what the user gave: a name, a pair of inputs and targets, or a Data, which has one split only.
+        source: what the user gave: a name, a pair of inputs and targets, or a Data, which has one split only.
         base: the split that pictures are of.
     """
 
-    def __init__(self, given: Any, base: Data) -> None:
-        self._given, self._by_split = given, {base.split: base}
+    def __init__(self, source: Any, base: Data) -> None:
+        self._given, self._by_split = source, {base.split: base}
         self.base = base
 
     @property

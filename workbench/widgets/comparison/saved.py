@@ -18,12 +18,12 @@ def saved_output(findings: Callable[[], Findings | None]) -> SavedOutput:
     """The output of the cell of a comparison; it is empty as long as there are no findings."""
 
     def page() -> str:
-        found = findings()
-        return "" if found is None else saved_page(found)
+        present = findings()
+        return "" if present is None else saved_page(present)
 
     def now() -> tuple[str, list[str]]:
-        found = findings()
-        return ("", []) if found is None else (found.table(), [kept.id for kept in found.present])
+        present = findings()
+        return ("", []) if present is None else (present.table(), [kept.id for kept in present.present])
 
     return SavedOutput(page, now, "the comparison as it was saved")
 

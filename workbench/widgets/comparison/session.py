@@ -165,17 +165,17 @@ class Session:
 
     def _records(self) -> list[dict[str, Any]]:
         """What the file holds of each run; which ones are deleted is noted."""
-        found = None if self.path is None else contents(self.path)
-        if found is None:
+        saved = None if self.path is None else contents(self.path)
+        if saved is None:
             return []
         self._digest = self._digest or self.data.checksum
-        if found.digest != self._digest:
+        if saved.digest != self._digest:
             raise ValueError(
-                f"session: {self.path} holds runs of {found.data} (digest {found.digest[:12]}), but the data here are "
+                f"session: {self.path} holds runs of {saved.data} (digest {saved.digest[:12]}), but the data here are "
                 f"{self.data.name} (digest {self._digest[:12]}); give the data that it was made with, or another path"
             )
-        self._deleted = found.deleted
-        return found.records
+        self._deleted = saved.deleted
+        return saved.records
 
 
 def _numbered(runs: list[Trained], deleted: Iterable[int]) -> list[Trained]:

@@ -81,8 +81,8 @@ class Abstention(Explored):
     @property
     def areas(self) -> dict[str, float]:
         """The area under the risk-coverage curve (AURC) of each risk over `rows`, lowest first: how well it tells which cases to refuse."""
-        found = {name: aurc(risk, self.refusal_error).item() for name, risk in self.refusals.items()}
-        return dict(sorted(found.items(), key=lambda item: item[1]))
+        areas = {name: aurc(risk, self.refusal_error).item() for name, risk in self.refusals.items()}
+        return dict(sorted(areas.items(), key=lambda item: item[1]))
 
     def areas_in_words(self) -> str:
         """Which risk tells best which cases to refuse, and beside which others that may be chance; "" of a single one."""
@@ -99,13 +99,13 @@ class Abstention(Explored):
         if not others:
             return ""
         drawn = torch.Generator().manual_seed(0)
-        apart: dict[str, list[float]] = {name: [] for name in others}
+        differences: dict[str, list[float]] = {name: [] for name in others}
         for _ in range(RESAMPLES):  # the same rows for both: what they share cancels
             rows = torch.randint(len(error), (len(error),), generator=drawn)
             of_best = aurc(risks[best[0]][rows], error[rows]).item()
-            for name, gaps in apart.items():
+            for name, gaps in differences.items():
                 gaps.append(aurc(risks[name][rows], error[rows]).item() - of_best)
-        chance = {name for name, gaps in apart.items() if areas[name] - least < 2 * statistics.stdev(gaps)}
+        chance = {name for name, gaps in differences.items() if areas[name] - least < 2 * statistics.stdev(gaps)}
         said = ", ".join(f"{name} {areas[name]:.3g}{' (may be chance)' * (name in chance)}" for name in others)
         verb = "refuses" if len(best) == 1 else "refuse"
         return f"{' and '.join(best)} {verb} best on these rows: area under the curve {least:.3g}; {said}"

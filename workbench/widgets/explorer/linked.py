@@ -88,8 +88,8 @@ def undrawn(e: Exploration, across: str, up: str) -> int:
 
 
 def _bytes(values: Tensor, kind: str) -> bytes:
-    found: bytes = values.detach().cpu().numpy().astype(kind).tobytes()
-    return found
+    packed: bytes = values.detach().cpu().numpy().astype(kind).tobytes()
+    return packed
 
 
 # ---- alive
@@ -159,9 +159,9 @@ def still(e: Exploration, instead: str) -> str:
     """
     if len(e.rows) > MOST_STILL:
         return instead
-    held = {**rows_of(e), **state_of(e), **axes_of(e)}
-    held.update({name: base64.b64encode(held[name]).decode() for name in BUFFERS})
-    return f'<div class="wb-linked-still" data-wb-linked="{html.escape(json.dumps(held))}">{instead}</div>'
+    state = {**rows_of(e), **state_of(e), **axes_of(e)}
+    state.update({name: base64.b64encode(state[name]).decode() for name in BUFFERS})
+    return f'<div class="wb-linked-still" data-wb-linked="{html.escape(json.dumps(state))}">{instead}</div>'
 
 
 __all__ = ["MISSING", "MODULE", "axes_of", "linked_plot", "obey", "rows_of", "state_of", "still", "undrawn"]

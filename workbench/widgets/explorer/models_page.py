@@ -18,14 +18,14 @@ def side_by_side(e: Exploration) -> str:
     """
     if len(e.models) < 2:
         return ""
-    found = e.each_model()
-    names = [name for name in COLOURS if any(name in answers.risk for answers in found.values())]
-    risks = [value for answers in found.values() for name, value in answers.risk.items() if name != "vacuitic"]
+    by_model = e.each_model()
+    names = [name for name in COLOURS if any(name in answers.risk for answers in by_model.values())]
+    risks = [value for answers in by_model.values() for name, value in answers.risk.items() if name != "vacuitic"]
     sizes = [risk.item() for risk in risks if bool(risk.isfinite().all())]
     top = max(sizes, default=0.0)
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in ("model", "prediction", *names))
     lines = []
-    for model, answers in found.items():
+    for model, answers in by_model.items():
         cells = [_prediction(e, answers)]
         for name in names:
             value = answers.risk[name].item() if name in answers.risk else None

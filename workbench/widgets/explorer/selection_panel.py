@@ -24,12 +24,12 @@ class SelectionPanel:
     Args:
         e: what they show and set.
         act: calls a function with a value, shows what goes wrong, and does nothing while controls are being set.
-        told: rows as HTML.
+        tell: rows as HTML.
     """
 
-    def __init__(self, e: Exploration, act: Act, told: Callable[[Tensor], str]) -> None:
+    def __init__(self, e: Exploration, act: Act, tell: Callable[[Tensor], str]) -> None:
         w = require("ipywidgets")
-        self._explorer, self._told = e, told
+        self._explorer, self._told = e, tell
         self.plot = linked_plot(e, act)
         self.matrix = None if self.plot is None else confusion_matrix(e, act)  # both need anywidget
         check = {"indent": False, "layout": {"width": "auto", "margin": "2px 8px"}}
