@@ -1,4 +1,4 @@
-"""What calls that one graph can answer have in common: inputs, shape of the answer, and the modes that torch is in."""
+"""Forms of calls that one graph can answer: inputs, shape of the answer, and the modes that torch is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and predictions of single voters: each on rows of its own, for cross-fitting, or all on the same, for the predictive distribution."""
+"""Members one by one: losses and predictions, each on rows of its own (cross-fitting) or all on the same (the predictive distribution)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: a frozen dataclass whose fields say their type, range and help, checked when it is made."""
+"""Settings of wrappers: frozen dataclasses whose fields say their type, range and help, checked when one is made."""
 
 from __future__ import annotations
 

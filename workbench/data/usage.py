@@ -1,4 +1,4 @@
-"""Remember which data sets a process has asked for."""
+"""Which data sets a process has asked for, so that a record of a run can name them."""
 
 from __future__ import annotations
 

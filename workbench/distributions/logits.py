@@ -1,4 +1,4 @@
-"""Distribution of class labels under normal noise on the logits."""
+"""LogitNormal, the distribution of class labels under normal noise on the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every wrapper owes to every model."""
+"""Checks of one wrapper on one model: what every wrapper owes to every model."""
 
 from __future__ import annotations
 

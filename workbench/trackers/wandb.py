@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Tracker of Weights & Biases."""
 
 from __future__ import annotations
 

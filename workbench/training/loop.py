@@ -1,4 +1,4 @@
-"""Training loop: epochs, validation, best weights, resumption."""
+"""Training loop: epochs, validation, early stopping, best weights, resumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets more models run under vmap: operations without a batching rule are put in other words, fresh tensors may be written into."""
+"""Rescue under vmap: operations without a batching rule are put in other words, and fresh tensors may be written into."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Jobs, pictures, cases and predictions, for all widgets."""
+"""What all widgets share: inputs, jobs, cases and positions, predictions, pictures, and the output of saved notebooks."""

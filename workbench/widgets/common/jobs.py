@@ -1,4 +1,4 @@
-"""A queue of long computations beside a notebook, worked off by one daemon thread."""
+"""A queue of long computations beside a notebook, worked off by one daemon thread, and the flag by which Stop ends one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the buttons and entries of a comparison's widgets do."""
+"""Actions: what the buttons and entries of a comparison's widgets do."""
 
 from __future__ import annotations
 

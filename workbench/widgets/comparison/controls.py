@@ -1,4 +1,4 @@
-"""The widgets of a comparison: what there is to click, and how it is laid out; no logic."""
+"""Layout: what there is to click in a comparison, and how it is arranged; what a click does is in `buttons`."""
 
 from __future__ import annotations
 

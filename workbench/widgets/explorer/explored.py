@@ -1,4 +1,4 @@
-"""What the parts of an exploration know of each other, said once."""
+"""The base class of the parts of an exploration: what they know of each other, said once."""
 
 from __future__ import annotations
 
