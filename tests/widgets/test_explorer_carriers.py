@@ -53,13 +53,14 @@ def test_a_picture_says_which_places_carry_which_risk_and_follows_the_case() -> 
     first = view.carriers.value
     assert f"Row {explorer.row}, place after place" in first
     explorer.step()
-    second = view.carriers.value
-    assert f"Row {explorer.row}, place after place" in second
+    assert f"Row {explorer.row}, place after place" in view.carriers.value
+    second = view.places.plot.markup
     explorer.edit(brightness=0.4)
     assert "The edited case, place after place" in view.carriers.value
     explorer.reset()
-    assert view.carriers.value.count("<image") == second.count("<image")
+    assert view.places.plot.markup.count("<image") == second.count("<image")
     Outline(view.carriers.value)
+    Outline(view.places.plot.markup)
     with pytest.raises(ValueError, match="stripes are no table"):
         _ = explorer.importance
 

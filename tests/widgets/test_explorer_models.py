@@ -12,7 +12,7 @@ from helpers.widget_cases import Outline, beams, pictures, voters
 from test_explorer import ensemble
 from torch import nn
 
-from workbench import compose, data, neo, sculpt, vote
+from workbench import compose, neo, sculpt, vote
 from workbench.errors import NotFittedError
 from workbench.widgets import Explorer
 from workbench.widgets.common.predictions import predict_cases
@@ -137,18 +137,6 @@ def test_models_that_do_not_fit_are_refused_by_name() -> None:
     explorer = Explorer({"fits": fits}, beams())
     with pytest.raises(ValueError, match="model='other': there are 'fits'"):
         explorer.model = "other"
-
-
-def test_rows_of_several_targets_take_one_model() -> None:
-    x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
-    both = data.Data.from_arrays(x, x[:, :2], name="pairs")
-    wrapped = vote.Wrapper(2)(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="one model at a time is explored; give one of a, b models"):
-        Explorer({"a": wrapped, "b": wrapped}, both)
-    explorer = Explorer(wrapped, both)
-    assert explorer.models == {"model": wrapped}
-    with pytest.raises(ValueError, match="one model at a time"):
-        explorer.each_model()
 
 
 # ---- widgets

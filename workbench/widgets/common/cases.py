@@ -37,7 +37,7 @@ border:1px solid var(--jp-border-color2,#ccc);background:var(--jp-layout-color1,
 .wb-case img{display:block;width:100%;image-rendering:pixelated;border-radius:2px;margin:2px 0 4px;max-height:150px;object-fit:contain}
 .wb-case b,.wb-listing b{font-weight:600}
 .wb-name{color:var(--jp-ui-font-color2,#777)}
-.wb-wrong{color:var(--jp-error-color1,#d32f2f)}
+.wb-wrong{color:color-mix(in srgb,var(--jp-error-color1,#d32f2f) 65%,var(--jp-ui-font-color1,currentColor))}
 .wb-split{margin:4px 0 1px;min-width:80px;text-align:left}
 .wb-split div{font-size:0;line-height:0;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}
 .wb-split .wb-shares{height:9px}
@@ -53,7 +53,7 @@ border-radius:4px;font-size:11px;pointer-events:none}
 .wb-listing th{font-weight:600;vertical-align:bottom}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
-.wb-listing tr:hover>td{background:var(--jp-layout-color2,rgba(128,128,128,.15))}
+.wb-listing tr:hover>td{background:rgba(128,128,128,.15)}
 .wb-listing .wb-more{right:auto;bottom:auto;top:-1px;min-height:100%;width:280px;white-space:normal;text-align:left;
 box-shadow:0 1px 4px rgba(0,0,0,.4)}
 .wb-listing .wb-split{min-width:110px}

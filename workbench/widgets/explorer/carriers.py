@@ -14,6 +14,7 @@ class Carriers(Explored):
     """Which columns or places carry prediction and risks; mixed into `Exploration`."""
 
     _importance: PermutationImportance | None = None
+    _coverings: tuple[Any, dict[str, Occlusion]] = (None, {})  # what picture they are of, and by model
 
     @property
     def importance(self) -> PermutationImportance:
@@ -41,11 +42,24 @@ class Carriers(Explored):
         Raises:
             ValueError: rows are a table, of which `importance` says more.
         """
+        return self._occluded(self.model, options)
+
+    def _occluded(self, model: str, options: dict[str, Any]) -> Occlusion:
         train = self.data.train.x
         if train.ndim == 2:
             raise ValueError(f"occlusion: rows of {self.data.name} are no pictures; `importance` says it of all rows")
-        options.setdefault("baseline", train.double().mean((0, -2, -1), keepdim=True)[0])
-        return occlusion(self.wrapped, self.x[None], progress=False, **options)
+        baseline = train.double().mean((0, -2, -1), keepdim=True)[0]
+        return occlusion(self.models[model], self.x[None], **{"baseline": baseline, "progress": False, **options})
+
+    def _covered(self, model: str) -> Occlusion:
+        """The same by any of the models, kept until the picture changes."""
+        of = self.row, tuple(self.edits.items())
+        if self._coverings[0] != of:
+            self._coverings = of, {}
+        found = self._coverings[1]
+        if model not in found:
+            found[model] = self._occluded(model, {})
+        return found[model]
 
 
 __all__ = ["REPEATS", "Carriers"]

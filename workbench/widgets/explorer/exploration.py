@@ -21,10 +21,11 @@ from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
 from workbench.widgets.explorer.models import ModelChoice, named_models
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
+from workbench.widgets.explorer.places import PlaceChoice
 from workbench.widgets.explorer.selections import RowSelection
 
 
-class Exploration(RowSelection, ModelChoice, Abstention, Carriers):
+class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
     """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
 
     def __init__(
@@ -56,7 +57,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers):
         if len(test) > max_rows:
             drawn = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:max_rows]
             self.rows = drawn.sort().values
-        self._models = named_models(wrapped, self.data)
+        self._models = named_models(wrapped, self.data, lambda model: predict_cases(model, self.data, test.x[:2]))
         self._model, self.wrapped = next(iter(self._models.items()))
         self.output = output_of(self.wrapped)
         self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
@@ -82,10 +83,14 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers):
         """What ranks the cases if nobody says it."""
         return "epistemic" if "epistemic" in (known := self.rankings) else known[0]
 
-    def _changed_model(self) -> None:
-        self._by = self._by if self._by in self.rankings else self._usual()
-        self._selective, self._importance, self._searches = None, None, {}
+    def _rank_anew(self) -> None:
+        """Rank and filter rows by what another model says, by the same risk if it measures that."""
+        self._by, self._selective = self._by if self._by in self.rankings else self._usual(), None
         self._ranked, self._passing = self._order(), self._checked_filter(**self._filter)[1]
+
+    def _changed_model(self) -> None:
+        self._rank_anew()
+        self._importance, self._searches = None, {}
         try:
             self._search(self._space)
         except ValueError:  # this model has no features that rows could be near in
@@ -334,8 +339,8 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers):
         )
 
     def _refresh(self, what: str) -> None:
-        """Called after each change, with what changed: "model", "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter" or
-        "selections"."""
+        """Called after each change, with what changed: "model", "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter",
+        "selections" or "place"."""
 
     def __repr__(self) -> str:
         edited = f", edited: {', '.join(self._editor.changes)}" if self._editor.changes else ""

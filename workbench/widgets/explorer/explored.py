@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from workbench.attributions import Occlusion
 from workbench.data import Data
 from workbench.widgets.common.predictions import Predictions
 
@@ -32,6 +33,11 @@ class Explored(ABC):
 
     @property
     @abstractmethod
+    def row(self) -> int:
+        """The number of the chosen row."""
+
+    @property
+    @abstractmethod
     def edits(self) -> dict[str, float]:
         """What was edited in it."""
 
@@ -39,6 +45,20 @@ class Explored(ABC):
     @abstractmethod
     def model(self) -> str:
         """The name of the model that is looked at."""
+
+    @property
+    @abstractmethod
+    def models(self) -> dict[str, nn.Module]:
+        """All models by name."""
+
+    @property
+    @abstractmethod
+    def by(self) -> str:
+        """What ranks the rows."""
+
+    @abstractmethod
+    def _covered(self, model: str) -> Occlusion:
+        """What covering the places of the chosen picture does to what a model says."""
 
     @property
     @abstractmethod

@@ -27,15 +27,17 @@ class Explorer(Exploration):
     cases in one batch for the ranking, and about a single case and its edits with the same draws, so that what differs is the edit's doing.
 
     Rows may have several targets: maps, tokens, columns [n, k] or labels. Then the chosen row is drawn with its truth, prediction and risks, and
-    edits, neighbours and the map of all cases are left out. Such rows are ranked by one number each, over the positions that have a target
-    (neither void nor padding): the mean of entropies and of vacuitic risk, the root mean square of standard deviations. Columns may
-    differ in unit, so that each is divided by the standard deviation of its training targets before; `by="total of NAME"` ranks by one of up
-    to eight columns or labels, in its own unit.
+    edits, neighbours and the map of all cases are left out. A place of maps, tokens, steps and images can be clicked, walked to by keys, or set,
+    `explorer.place = (row, column)`; what all models say there stands below, and in `explorer.at_place()`.
+
+    Rows of several targets are ranked by one number each, over the positions that have a target (neither void nor padding): the mean of
+    entropies and of vacuitic risk, the root mean square of standard deviations. Columns may differ in unit, so that each is divided by the
+    standard deviation of its training targets before; `by="total of NAME"` ranks by one of up to eight columns or labels, in its own unit.
 
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model. Or several of them, a dict by name, such as the `models` of a
             `Comparison`: a list chooses which one is looked at (`explorer.model`), and what all say about the chosen row stands side by side.
-            Row, edits, selection and filter stay when the model changes. Rows of several targets are explored by one model at a time.
+            Row, place, edits, selection and filter stay when the model changes.
         data: a workbench Data, the name of one, or a pair (x, y), a fifth of whose rows become the test rows. Cases are test rows: of
             images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor.
         by: what ranks the cases: a risk that the model measures, "confidence" (for classes) or "error"; None: epistemic risk if there

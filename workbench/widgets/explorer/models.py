@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -16,8 +17,13 @@ from workbench.widgets.explorer.explored import Explored
 ONLY = "model"  # the name of a model that was given without one
 
 
-def named_models(wrapped: Any, data: Data) -> dict[str, nn.Module]:
+def named_models(wrapped: Any, data: Data, ask: Callable[[nn.Module], Any]) -> dict[str, nn.Module]:
     """The models by name, each of which can answer rows of the data.
+
+    Args:
+        wrapped: one model, or several by name.
+        data: what they are asked about.
+        ask: asks a model about a few rows, and raises where what it says does not fit.
 
     Raises:
         TypeError, ValueError, NotFittedError: one is not wrapped or not fitted, or gives something else than the data need; the message says
@@ -25,20 +31,26 @@ def named_models(wrapped: Any, data: Data) -> dict[str, nn.Module]:
     """
     if not isinstance(wrapped, Mapping):
         check_model(wrapped)
-        output_of(wrapped)
         return {ONLY: wrapped}
     if not wrapped:
         raise ValueError("wrapped: there is no model; give one, or a dict of names and models")
     for name, model in wrapped.items():
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"wrapped: models have names; found {name!r}")
-        try:
+        with naming(name, data):
             check_model(model)
-            predict_cases(model, data, data.test.x[:2])
-        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for inputs of another shape
-            kind = next((kind for kind in (NotFittedError, TypeError) if isinstance(error, kind)), ValueError)
-            raise kind(f"wrapped: the model {name!r} can't be explored with {data.name}: {error}") from error
+            ask(model)
     return dict(wrapped)
+
+
+@contextmanager
+def naming(name: str, data: Data) -> Iterator[None]:
+    """Let errors say which of several models they are about."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for inputs of another shape
+        kind = next((kind for kind in (NotFittedError, TypeError) if isinstance(error, kind)), ValueError)
+        raise kind(f"wrapped: the model {name!r} can't be explored with {data.name}: {error}") from error
 
 
 class ModelChoice(Explored):
@@ -67,24 +79,28 @@ class ModelChoice(Explored):
     def model(self, name: str) -> None:
         if name not in self._models:
             raise ValueError(f"model={name!r}: there are {', '.join(map(repr, self._models))}")
-        if name == self._model:
-            return
+        if name != self._model:
+            self._look_at(name)
+            self._changed_model()
+
+    def _look_at(self, name: str) -> None:
+        """Take what this model says about all rows and the chosen one; nothing has changed if it raises."""
         wrapped = self._models[name]
         if name not in self._answers_of:
             self._answers_of[name] = predict_cases(wrapped, self.data, self.data.test.x[self.rows])
         answers = self._answers_of[name]
-        if missing := self._unknown_to(answers):
-            raise ValueError(f"model={name!r}: {missing}, and the filter asks for it; drop it first, explorer.filter()")
+        self._check_filtered(name, rankings(answers))
         original = predict_cases(wrapped, self.data, self.data.test.x[self._row : self._row + 1])
         current = predict_cases(wrapped, self.data, self.x[None]) if self.edits else original
         self._model, self.wrapped, self.output = name, wrapped, output_of(wrapped)
         self._answers, self._original, self._current = answers, original, current
-        self._changed_model()
 
-    def _unknown_to(self, answers: Predictions) -> str:
-        """What the filter needs and these answers lack, in words."""
-        lacking = "confident_unseen" in self.filters and "vacuitic" not in rankings(answers)
-        return "it measures no vacuitic risk" if lacking else ""
+    def _check_filtered(self, name: str, known: tuple[str, ...]) -> None:
+        """Raise where the filter needs what this model does not measure."""
+        if "confident_unseen" in self.filters and "vacuitic" not in known:
+            raise ValueError(
+                f"model={name!r}: it measures no vacuitic risk, and the filter asks for it; drop it first, explorer.filter()"
+            )
 
     def each_model(self) -> dict[str, Predictions]:
         """What each model says about the chosen row, with all edits, by name."""
@@ -94,4 +110,4 @@ class ModelChoice(Explored):
         }
 
 
-__all__ = ["ONLY", "ModelChoice", "named_models"]
+__all__ = ["ModelChoice", "named_models", "naming"]

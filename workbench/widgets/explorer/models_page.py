@@ -1,43 +1,119 @@
-"""The table of `Explorer` that says what each of several models makes of the chosen row."""
+"""Tables of `Explorer` that say what each of several models makes of the chosen row, bars of all models on one scale."""
 
 from __future__ import annotations
 
 import html
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from workbench.plots import COLOURS
+from workbench.plots._common import SERIES
+from workbench.plots.importance import LOWER
 from workbench.widgets.common.cases import FAR, number, with_spread
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.exploration import Exploration
+from workbench.widgets.explorer.ranking import OF
+
+DEVIATIONS = ("aleatoric", "epistemic", "total")  # of one unit, and on one scale
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one model says.
+
+    Args:
+        model: its name.
+        said: cells of HTML before the bars.
+        sizes: lengths of bars by name; what is missing was not measured.
+        notes: words behind a number, by the same names.
+        about: what is said of; bars of lines about different things have scales of their own.
+    """
+
+    model: str
+    said: Sequence[str]
+    sizes: Mapping[str, float]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
+
+
+def table(
+    lines: Sequence[Line],
+    heads: Sequence[str],
+    caption: str,
+    unit: Callable[[Line, str], str],
+    current: str,
+    *,
+    signed: bool = False,
+) -> str:
+    """Lines as HTML: models, cells, and bars on the same scale in all lines.
+
+    Standard deviations or entropies share a scale, whose end is the largest of them; that of vacuitic risk ends at `FAR`, of confidence at 1.
+
+    Args:
+        lines: of the models.
+        heads: what stands above the cells.
+        caption: of the table, as HTML.
+        unit: of a name in a line.
+        current: the model that is looked at.
+        signed: whether bars are of changes: then each scale ends at the largest of them, and those below 0 are yellow, as in
+            `plots.occlusion_map`; else there is no bar below 0.
+    """
+    known = {name: None for line in lines for name in line.sizes}
+    names = [*(name for name in COLOURS if name in known), *(name for name in known if name not in COLOURS)]
+    fixed = {} if signed else {"vacuitic": FAR, "confidence": 1.0}
+    tops: dict[tuple[str, str], float] = {}
+    for line in lines:
+        for name, size in line.sizes.items():
+            if math.isfinite(size):
+                scale = line.about, scale_of(name)
+                tops[scale] = fixed.get(scale_of(name), max(tops.get(scale, 0.0), abs(size)))
+    body = []
+    for line in lines:
+        cells = list(line.said)
+        for name in names:
+            if name not in line.sizes:
+                cells.append("–")
+                continue
+            size = line.sizes[name]
+            note = f' <span class="wb-name">{html.escape(line.notes[name])}</span>' if name in line.notes else ""
+            length = bar(name, size if signed else max(size, 0.0), tops.get((line.about, scale_of(name)), 0.0))
+            cells.append(f"{html.escape(number(size, unit(line, name), 3))}{note}{length}")
+        here = ' class="wb-current" aria-current="true"' if line.model == current and len(lines) > 1 else ""
+        body.append(f"<tr{here}><td>{html.escape(line.model)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    shown = ("model", *heads, *(f"1 - {name}" if name.startswith("confidence") else name for name in names))
+    return (
+        f'<div class="wb-wide"><table class="wb-listing wb-models"><caption>{caption}</caption>'
+        f"<thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in shown)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def scale_of(name: str) -> str:
+    """What shares a scale with what: risks of one unit, of the same column."""
+    risk, of, column = name.partition(OF)
+    return f"deviation{of}{column}" if risk in DEVIATIONS else name
+
+
+def bar(name: str, size: float, top: float) -> str:
+    """A number as a bar in the colour of its risk, which is full at `top`; yellow below 0."""
+    share = min(abs(size) / top, 1.0) if top > 0 and math.isfinite(size) else 0.0
+    risk = name.partition(OF)[0]
+    colour = LOWER if size < 0 else COLOURS.get(risk, SERIES[0] if risk == "prediction" else SERIES[1])
+    colour = "var(--jp-ui-font-color2,#666)" if colour == COLOURS["total"] else colour
+    return f'<div class="wb-length"><div style="width:{100 * share:.1f}%;background:{colour}"></div></div>'
 
 
 def side_by_side(e: Exploration) -> str:
-    """Prediction and risks of each model as HTML, the bars of all models on one scale; "" of a single model.
-
-    Standard deviations or entropies share the scale, whose end is the largest of them; that of vacuitic risk ends at `FAR`.
-    """
+    """Prediction and risks of the chosen row by each model as HTML; "" of a single model."""
     if len(e.models) < 2:
         return ""
-    by_model = e.each_model()
-    names = [name for name in COLOURS if any(name in answers.risk for answers in by_model.values())]
-    risks = [value for answers in by_model.values() for name, value in answers.risk.items() if name != "vacuitic"]
-    sizes = [risk.item() for risk in risks if bool(risk.isfinite().all())]
-    top = max(sizes, default=0.0)
-    heads = "".join(f"<th>{html.escape(head)}</th>" for head in ("model", "prediction", *names))
-    lines = []
-    for model, answers in by_model.items():
-        cells = [_prediction(e, answers)]
-        for name in names:
-            value = answers.risk[name].item() if name in answers.risk else None
-            cells.append("–" if value is None else _bar(e, name, value, FAR if name == "vacuitic" else top))
-        here = ' class="wb-current" aria-current="true"' if model == e.model else ""
-        lines.append(f"<tr{here}><td>{html.escape(model)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    lines = [
+        Line(model, [_prediction(e, answers)], {name: value.item() for name, value in answers.risk.items()})
+        for model, answers in e.each_model().items()
+    ]
     case = f"row {e.row}{', edited' if e.edits else ''}"
     caption = f"{case}, by each model; bars of all models have one scale"
-    return (
-        f'<div class="wb-wide"><table class="wb-listing wb-models"><caption>{caption}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    return table(lines, ("prediction",), caption, lambda _, name: risk_unit(e.data, e.output, name), e.model)
 
 
 def _prediction(e: Exploration, answers: Predictions) -> str:
@@ -49,11 +125,4 @@ def _prediction(e: Exploration, answers: Predictions) -> str:
     return f'<b class="wb-wrong">{said}</b>' if best != int(e.target) else f"<b>{said}</b>"
 
 
-def _bar(e: Exploration, name: str, value: float, top: float) -> str:
-    share = min(max(value / top, 0.0), 1.0) if top > 0 and math.isfinite(value) else 0.0
-    colour = "var(--jp-ui-font-color2,#666)" if name == "total" else COLOURS[name]
-    text = html.escape(number(value, risk_unit(e.data, e.output, name), 3))
-    return f'{text}<div class="wb-length"><div style="width:{100 * share:.1f}%;background:{colour}"></div></div>'
-
-
-__all__ = ["side_by_side"]
+__all__ = ["Line", "bar", "scale_of", "side_by_side", "table"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from workbench.calibration import Selective
-from workbench.calibration.base import _record, check_model
+from workbench.calibration.base import _record
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.rows import bad_rows
@@ -20,9 +21,11 @@ from workbench.experiments.positions import MOST_TARGETS, batch_rows, target_nam
 from workbench.risk import Risk
 from workbench.widgets.common.cases import number
 from workbench.widgets.common.positions import comparable_data
+from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.explorer.exploration import Exploration
-from workbench.widgets.explorer.models import ONLY
-from workbench.widgets.explorer.ranking import OF, asked, row_numbers, scales_of
+from workbench.widgets.explorer.models import named_models, naming
+from workbench.widgets.explorer.places import place_of
+from workbench.widgets.explorer.ranking import OF, asked, row_numbers, scales_of, targets_of
 
 BATCH = 256  # rows asked at once, at most
 
@@ -30,8 +33,11 @@ BATCH = 256  # rows asked at once, at most
 class SeveralExploration(Exploration):
     """What an `Explorer` of maps, tokens, columns or labels knows and can be told; see there.
 
-    Rows are asked batch by batch and only their numbers are kept; the maps of the row that is looked at are asked for again.
+    Each model is asked about all rows at the start, batch by batch, and only the numbers of rows are kept; the maps of the row that is looked at
+    are asked for again.
     """
+
+    _said: dict[str, tuple[Tensor, dict[str, Tensor]]]  # what models say about the chosen row
 
     def __init__(
         self,
@@ -44,14 +50,7 @@ class SeveralExploration(Exploration):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
-        if isinstance(wrapped, Mapping):
-            raise ValueError(
-                "data: rows have several targets, of which one model at a time is explored; give one of "
-                f"{', '.join(map(str, wrapped)) or 'no'} models"
-            )
-        check_model(wrapped)
-        self._models, self._model = {ONLY: wrapped}, ONLY
-        self.wrapped, self.data = wrapped, comparable_data(data)
+        self.data = comparable_data(data)
         if k is not None or space is not None:
             self._refuse("are not beside their neighbours: leave k and space out")
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
@@ -63,7 +62,6 @@ class SeveralExploration(Exploration):
                         f"data: {name} of {len(bad)} of {len(split)} {label} rows is NaN or infinite, first in row {int(bad[0])}; leave "
                         "those rows out, or fill them in"
                     )
-        self.output = form_of(_record(wrapped).output)
         self.columns = column_names(self.data)
         y = self.data.test.y
         # a row of nothing but void has nothing to be right or wrong about
@@ -76,18 +74,32 @@ class SeveralExploration(Exploration):
             drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:max_rows]
             rows = rows[drawn.sort().values]
         self.rows = rows
-        self._numbers, self._wrong = self._asked_of_all()
+        self._models = named_models(wrapped, self.data, lambda model: self._answer(model, self.data.test.x[:2]))
+        self._known_of = {}
+        for name, model in self._models.items():
+            with naming(name, self.data) if isinstance(wrapped, Mapping) else nullcontext():
+                self._known_of[name] = self._asked_of_all(name, model)
+        self._use(next(iter(self._models)))
         self._start(by, coverage)
         self._take(int(self._ranked[0]))
 
-    def _asked_of_all(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _answer(self, wrapped: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """What a model says about inputs, in evaluation mode and under the same draws each time."""
+        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        with own_random(0, like.device), torch.no_grad(), evaluating(wrapped, whole=True):
+            return asked(wrapped, self.data, x)
+
+    def _asked_of_all(self, name: str, wrapped: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         test, scales = self.data.test, scales_of(self.data)
         rankings: list[dict[str, Tensor]] = []
         wrongs: list[dict[str, Tensor]] = []
-        like = next((p for p in self.wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-        with own_random(0, like.device), torch.no_grad(), evaluating(self.wrapped, whole=True):
-            for rows in self.rows.split(batch_rows(test.y, BATCH)):
-                y, risk = asked(self.wrapped, self.data, test.x[rows])
+        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        from tqdm.auto import tqdm
+
+        batches = tqdm(self.rows.split(batch_rows(test.y, BATCH)), desc=f"{name}: rows", delay=2, leave=False)
+        with own_random(0, like.device), torch.no_grad(), evaluating(wrapped, whole=True):
+            for rows in batches:
+                y, risk = asked(wrapped, self.data, test.x[rows])
                 ranking, wrong = row_numbers(self.data, y, risk, test.y[rows], scales, self.columns)
                 rankings.append(ranking)
                 wrongs.append(wrong)
@@ -95,6 +107,57 @@ class SeveralExploration(Exploration):
             {name: torch.cat([batch[name] for batch in rankings]) for name in rankings[0]},
             {name: torch.cat([batch[name] for batch in wrongs]) for name in wrongs[0]},
         )
+
+    # ---- models
+    def _use(self, name: str) -> None:
+        self._model, self.wrapped = name, self._models[name]
+        self.output = form_of(_record(self.wrapped).output)
+        self._numbers, self._wrong = self._known_of[name]
+
+    def _look_at(self, name: str) -> None:
+        self._check_filtered(name, tuple(self._known_of[name][0]))
+        self._use(name)
+
+    def _changed_model(self) -> None:
+        self._rank_anew()
+        self._refresh("model")
+
+    def numbers_by(self, model: str) -> dict[str, Tensor]:
+        """What rows can be ranked by where this model is looked at, each [n] in the order of `rows`."""
+        return self._known_of[model][0]
+
+    def rank_of(self, model: str, by: str) -> tuple[float, int] | None:
+        """What a model ranks the chosen row by, and its place in that order, from 1; None where there is no such number."""
+        numbers, at = self._known_of[model][0], (self.rows == self._row).nonzero()
+        if by not in numbers or not len(at):
+            return None
+        value = numbers[by][at[0, 0]]
+        return value.item(), 1 + int((numbers[by] > value).sum())
+
+    def said_by(self, model: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Prediction and risks of the chosen row by a model, as `prediction` and `risk` have them."""
+        if model not in self._said:
+            self._said[model] = self._said_of(model, self._row)
+        return self._said[model]
+
+    def _said_of(self, model: str, row: int) -> tuple[Tensor, dict[str, Tensor]]:
+        y, risk = self._answer(self._models[model], self.data.test.x[row : row + 1])
+        return y[0], {name: value[0] for name, value in risk.items()}
+
+    def each_model(self) -> dict[str, Predictions]:
+        """What each model says about the chosen row, by name, with a first dimension of 1: y values or numbers of classes (of labels 1 for yes),
+        probs the probabilities of classes [1, ..., classes] or of a yes [1, labels], risk by name."""
+        found = {}
+        for name in self._models:
+            y, risk = self.said_by(name)
+            risks = {kind: value[None] for kind, value in risk.items()}
+            if self.data.task == "labels":
+                found[name] = Predictions((y > 0.5).long()[None], risks, y[None])
+            elif self.data.classes is not None:
+                found[name] = Predictions(y.argmax(-1)[None], risks, y[None])
+            else:
+                found[name] = Predictions(y[None], risks)
+        return found
 
     # ---- ranking
     @property
@@ -129,10 +192,8 @@ class SeveralExploration(Exploration):
 
     # ---- one case
     def _take(self, row: int) -> None:
-        like = next((p for p in self.wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-        with own_random(0, like.device), torch.no_grad(), evaluating(self.wrapped, whole=True):
-            y, risk = asked(self.wrapped, self.data, self.data.test.x[row : row + 1])
-        self._row, self._y, self._risk = row, y[0], {name: value[0] for name, value in risk.items()}
+        said = self._said_of(self._model, row)
+        self._row, self._said = row, {self._model: said}
 
     @property
     def x(self) -> Tensor:
@@ -142,12 +203,38 @@ class SeveralExploration(Exploration):
     @property
     def prediction(self) -> Tensor:
         """What the model says of the row: values [...], probabilities of classes [..., classes], or of labels [labels]."""
-        return self._y
+        return self.said_by(self._model)[0]
 
     @property
     def risk(self) -> Risk:
         """The risks of the row, shaped like its targets; [] of those that are one number a row."""
-        return Risk(**self._risk)
+        return Risk(**self.said_by(self._model)[1])
+
+    @property
+    def place_shape(self) -> tuple[int, ...]:
+        """How many places a row has: (rows, columns) of maps, (positions,) of tokens and steps; () of columns and labels."""
+        if self.data.task == "labels" or self.columns:
+            return ()
+        return tuple(targets_of(self.data, self.data.test.y[:1])[0].shape[1:])
+
+    def at_place(self) -> dict[str, dict[str, Tensor]]:
+        place, found = self._chosen_place(), {}
+        for model in self._models:
+            y, risk = self.said_by(model)
+            found[model] = {"prediction": y[place]} | {name: r[place] if r.ndim else r for name, r in risk.items()}
+        return found
+
+    def riskiest_place(self) -> tuple[int, ...]:
+        risk = {name: value for name, value in self.said_by(self._model)[1].items() if value.ndim}
+        known = targets_of(self.data, self.data.test.y[self._row][None])[1][0]
+        carried = risk.get(self._by.partition(OF)[0], next(iter(risk.values()), known.double()))
+        return place_of(carried.double().masked_fill(~known, -torch.inf))
+
+    def place_unit(self) -> str:
+        """The unit of values and standard deviations at the place, or of entropies."""
+        if self.data.classes is not None:
+            return "nats"
+        return self.unit_of(self._chosen_place()[0]) if len(self.place_shape) == 1 else self.data.target.unit
 
     @property
     def edits(self) -> dict[str, float]:
@@ -185,10 +272,6 @@ class SeveralExploration(Exploration):
     def occlusion(self, **options: Any) -> NoReturn:
         """Refused."""
         self._refuse("their places are not covered here: workbench.attributions.occlusion takes images and tokens")
-
-    def each_model(self) -> NoReturn:
-        """Refused."""
-        self._refuse("one model at a time is explored; `prediction` and `risk` are what it says")
 
     def answers(self) -> NoReturn:
         """Refused."""
@@ -276,7 +359,8 @@ class SeveralExploration(Exploration):
         )
 
     def __repr__(self) -> str:
-        return f"Explorer({self.data.name}, row {self._row})"
+        model = f", {self._model}" if len(self._models) > 1 else ""
+        return f"Explorer({self.data.name}{model}, row {self._row})"
 
 
 def column_names(data: Data) -> list[str]:

@@ -16,6 +16,7 @@ from workbench.widgets.explorer.carriers_page import carriers_page, carriers_tit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import draw_coverage, line
 from workbench.widgets.explorer.models_page import side_by_side
+from workbench.widgets.explorer.place_picture import PlacePicture
 from workbench.widgets.explorer.scene import (
     STYLE,
     along_key,
@@ -131,8 +132,8 @@ class ExplorerView:
         self.panel = self._new_panel()
         pages["Select"] = self.select_page = w.VBox([self.panel.widget])
         self._select_tab = len(pages) - 1
-        self.carriers = w.HTML().add_class("wb-carriers")
-        pages[carriers_title(e)] = self.carriers
+        self.carriers, self.places = w.HTML().add_class("wb-carriers"), PlacePicture(e, self._act)
+        pages[carriers_title(e)] = w.VBox([self.carriers, self.places.widget])
         self._carriers_tab = len(pages) - 1
         self.tabs = w.Tab(list(pages.values()), titles=tuple(pages))
         self._on(self.space, "value", lambda value: setattr(e, "space", value))
@@ -230,11 +231,11 @@ class ExplorerView:
                 self.panel.update_rows()
         elif tab == self._carriers_tab:
             self._carriers_picture()
-        elif tab == EDIT and what not in ("coverage", "selection", "filter", "selections"):
+        elif tab == EDIT and what not in ("coverage", "selection", "filter", "selections", "place"):
             self._edit_picture()
-        elif tab == ALL:
+        elif tab == ALL and what != "place":
             self._all_picture()
-        elif tab == NEAR:
+        elif tab == NEAR and what != "place":
             self.table.value = neighbours.page(e.neighbours, e.data, e.space, e.x)
         elif tab == COVERAGE and what in ("ranking", "coverage", "tab"):
             self._coverage_picture()
@@ -302,8 +303,10 @@ class ExplorerView:
         e = self.explorer
         key = None if e.data.test.x.ndim == 2 else (e.row, tuple(e.edits.items()))
         if self._drawn.get("carriers", ("", None))[0] != key:
-            self.carriers.value = carriers_page(e)
+            self.carriers.value, picture = carriers_page(e)
+            self.places.show(picture)
             self._drawn["carriers"] = key, None
+        self.places.update()
 
     def _coverage_picture(self) -> None:
         e, (_, picture, over) = self.explorer, self.frames["coverage"]

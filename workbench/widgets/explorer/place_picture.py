@@ -1,0 +1,228 @@
+"""A picture of `Explorer` whose places can be clicked and walked, and what all models say about the chosen one."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import require
+from workbench.widgets.common.cases import number, with_spread
+from workbench.widgets.common.predictions import risk_unit
+from workbench.widgets.explorer.exploration import Exploration
+from workbench.widgets.explorer.models_page import Line, bar, table
+from workbench.widgets.explorer.ranking import targets_of
+from workbench.widgets.explorer.row_pictures import Picture
+from workbench.widgets.explorer.several import SeveralExploration
+
+MODULE = Path(__file__).parents[1] / "static" / "places.js"
+MISSING = (
+    "A picture whose places can be clicked needs anywidget: pip install 'risk-workbench[lab]'. By code: explorer.place"
+)
+HINT = "Click on a place of the picture, or walk there with the arrow keys, to read what is said of it; explorer.place has its numbers."
+LEAST_PANEL = 76  # pixels: on a narrow page the picture scrolls
+MOST_CLASSES = 6  # classes whose probabilities are shown
+Act = Callable[[Callable[[Any], Any], Any], None]
+
+
+@cache
+def _widget() -> Any:
+    """The class of the widget, made where anywidget is there."""
+    base: Any = require("anywidget").AnyWidget
+    t = require("traitlets")
+
+    class PlacePlot(base):
+        _esm = MODULE.read_text(encoding="utf-8")
+        markup, alt, said = (t.Unicode().tag(sync=True) for _ in range(3))
+        panels, size, place = (t.List().tag(sync=True) for _ in range(3))
+        least, turn = (t.Int().tag(sync=True) for _ in range(2))
+
+    return PlacePlot
+
+
+class PlacePicture:
+    """The picture, or HTML in its place, and below it what is said of the chosen place.
+
+    Args:
+        e: what it shows and sets.
+        act: calls a function with a value, and shows what goes wrong.
+    """
+
+    def __init__(self, e: Exploration, act: Act) -> None:
+        w = require("ipywidgets")
+        self._explorer, self._pictured = e, False
+        self.still, self.said = w.HTML(), w.HTML().add_class("wb-place")
+        self.plot = None
+        if e.place_shape:
+            try:
+                self.plot = _widget()(layout={"display": "none"})
+            except ModuleNotFoundError as error:
+                if error.name != "anywidget":
+                    raise
+            else:
+                self.plot.on_msg(lambda plot, message, __: self._heard(act, plot, message))
+        self.widget = w.VBox([*([self.plot] if self.plot is not None else []), self.still, self.said])
+
+    def _heard(self, act: Act, plot: Any, message: Mapping[str, Any]) -> None:
+        act(lambda said: obey_place(self._explorer, said), message)
+        # what was refused leaves the mark where it is here, too; and an old echo moves no mark that has gone on
+        plot.turn = int(message.get("turn", 0))
+
+    def show(self, picture: Picture | str) -> None:
+        """Show another picture, or HTML."""
+        alive = self.plot is not None and isinstance(picture, Picture)
+        if self.plot is not None:
+            self.plot.layout.display = "" if alive else "none"
+        self._pictured = isinstance(picture, Picture)
+        if isinstance(picture, str):
+            self.still.value = picture
+        elif self.plot is None:
+            drawn = f'<div class="wb-wide">{picture.markup}</div>'
+            self.still.value = f"{drawn}{_below(picture.caption)}{_below(MISSING)}"
+        else:
+            self.still.value = _below(picture.caption)
+            across = len({round(left, 2) for left, *_ in picture.panels})
+            with self.plot.hold_sync():
+                self.plot.markup, self.plot.alt = picture.markup, picture.alt
+                self.plot.panels, self.plot.size = [list(panel) for panel in picture.panels], list(picture.size)
+                self.plot.least = LEAST_PANEL * across
+
+    def update(self) -> None:
+        """Say what is at the chosen place of the chosen row."""
+        e = self._explorer
+        if not self._pictured:
+            self.said.value = ""
+            return
+        words, page = page_of_place(e)
+        self.said.value = page
+        if self.plot is not None:
+            place = list(e.place or ())
+            place = [0, *place] if len(place) == 1 else place
+            inside = all(number < count for number, count in zip(place, self.plot.size, strict=False))  # not of padding
+            with self.plot.hold_sync():
+                self.plot.place, self.plot.said = place if inside else [], words
+
+
+def _below(caption: str) -> str:
+    return f'<div class="wb-caption">{html.escape(caption)}</div>' if caption else ""
+
+
+def obey_place(e: Exploration, message: Mapping[str, Any]) -> None:
+    """Look at the place that was clicked or walked to, at the riskiest, or at none."""
+    kind = message.get("kind")
+    if kind == "place":
+        place = message["row"], message["column"]
+        e.place = place if len(e.place_shape) == 2 else place[1:]
+    elif kind == "riskiest":
+        e.place = e.riskiest_place()
+    elif kind == "none":
+        e.place = None
+    else:
+        raise ValueError(f"the picture said {message!r}, which is none of place, riskiest and none")
+
+
+# ---- what is said
+def page_of_place(e: Exploration) -> tuple[str, str]:
+    """What all models say at the chosen place, in words and as HTML; of no place a hint."""
+    if e.place is None:
+        return "", _below(HINT)
+    return _said_of_target(e) if isinstance(e, SeveralExploration) else _said_of_cover(e)
+
+
+def place_in_words(e: Exploration) -> str:
+    """Such as "place (3, 5)"."""
+    place = e.place or ()
+    return f"position {place[0]}" if len(place) == 1 else f"place ({', '.join(map(str, place))})"
+
+
+def _said_of_target(e: SeveralExploration) -> tuple[str, str]:
+    """Prediction, probabilities and risks at a place that has a target."""
+    at, classes, unit = e.at_place(), e.data.classes, e.place_unit()
+    target, known = (found[0][e.place] for found in targets_of(e.data, e.data.test.y[e.row][None]))
+    truth = "no class" if not bool(known) else classes[int(target)] if classes else number(target.item(), unit)
+    whole = [name for name, value in e.said_by(e.model)[1].items() if not value.ndim]
+    lines, words = [], []
+    for model, found in at.items():
+        sizes = {name: value.item() for name, value in found.items() if name != "prediction"}
+        said, wrong = (
+            with_spread(found["prediction"].item(), sizes.get("total"), unit) if classes is None else "",
+            False,
+        )
+        if classes is not None:
+            best = int(found["prediction"].argmax())
+            said = f"{classes[best]}, {100 * found['prediction'][best].item():.0f} %"
+            wrong = bool(known) and best != int(target)
+        notes = dict.fromkeys(whole, "(whole row)")
+        cell = f"<b{' class=wb-wrong' if wrong else ''}>{html.escape(said)}</b>"
+        lines.append(Line(model, (cell,), sizes, notes))
+        risks = ", ".join(
+            f"{name} {number(size, '' if name == 'vacuitic' else unit, 2)}" for name, size in sizes.items()
+        )
+        words.append(f"{model}: {said}; {risks}" if risks else f"{model}: {said}")
+    head = f"{place_in_words(e)}: truth {truth}"
+    caption = f"{_capital(head)}. Bars of one kind have one scale."
+    page = table(
+        lines, ("prediction",), html.escape(caption), lambda _, name: "" if name == "vacuitic" else unit, e.model
+    )
+    probs = {model: found["prediction"] for model, found in at.items()}
+    shares = "" if classes is None else _probabilities(probs, classes, int(target) if bool(known) else None)
+    return f"{head}. {'. '.join(words)}", f"{page}{shares}"
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _probabilities(probs: Mapping[str, Tensor], classes: tuple[str, ...], truth: int | None) -> str:
+    """The likeliest classes of any model, and the true one, as bars from 0 to 1."""
+    highest = torch.stack(list(probs.values())).amax(0)
+    shown = highest.sort(descending=True, stable=True).indices[:MOST_CLASSES].tolist()
+    shown += [truth] if truth is not None and truth not in shown else []
+    lines = []
+    for i in shown:
+        cells = [f"{100 * p[i].item():.1f} %{bar('prediction', p[i].item(), 1.0)}" for p in probs.values()]
+        name = html.escape(classes[i]) + (" (true)" if i == truth else "")
+        lines.append(
+            f"<tr><td>{f'<b>{name}</b>' if i == truth else name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        )
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in ("class", *probs))
+    some = f"Probabilities of classes{f': {len(shown)} of {len(classes)}' if len(shown) < len(classes) else ''}"
+    return (
+        f'<div class="wb-wide"><table class="wb-listing wb-models"><caption>{some}</caption><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _said_of_cover(e: Exploration) -> tuple[str, str]:
+    """What covering a place of the picture changes."""
+
+    def unit(name: str) -> str:
+        return "" if name == "prediction" and e.data.classes is not None else risk_unit(e.data, e.output, name)
+
+    place, lines, words = e.place or (0, 0), list[Line](), list[str]()
+    for model, found in e.at_place().items():
+        sizes = {name: value.item() for name, value in found.items()}
+        lines.append(Line(model, (), sizes))
+        told = [
+            f"{name} {'falls' if size >= 0 else 'rises'} by {number(abs(size), unit(name), 2)}"
+            for name, size in sizes.items()
+        ]
+        words.append(f"{model}: {', '.join(told)}")
+    pixel = e.x.reshape(-1, *e.place_shape)[:, place[0], place[1]]
+    shade = ", ".join(number(value, "", 3) for value in pixel[:3].tolist())
+    truth = e.data.classes[int(e.target)] if e.data.classes else number(e.target.item(), e.data.target.unit)
+    head = f"{place_in_words(e)}: {'pixel' if len(pixel) == 1 else 'channels'} {shade}; truth of the picture {truth}"
+    more = ", yellow: how much more" if any(size < 0 for line in lines for size in line.sizes.values()) else ""
+    caption = (
+        f"{_capital(head)}. How much less there is when the place is covered{more}; bars of one kind have one scale."
+    )
+    page = table(lines, (), html.escape(caption), lambda _, name: unit(name), e.model, signed=True)
+    return f"{head}. When covered, {'. '.join(words)}", page
+
+
+__all__ = ["MODULE", "PlacePicture", "obey_place", "page_of_place", "place_in_words"]

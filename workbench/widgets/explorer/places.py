@@ -1,0 +1,93 @@
+"""One place of the chosen row, such as a pixel or a token: what all models say about it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+from torch import Tensor
+
+from workbench.widgets.explorer.explored import Explored
+
+
+class PlaceChoice(Explored):
+    """Which place of the chosen row is looked at; mixed into `Exploration`."""
+
+    _place: tuple[int, ...] | None = None
+
+    @property
+    def place_shape(self) -> tuple[int, ...]:
+        """How many places a row has: (rows, columns) of pictures; () of the rows of a table."""
+        shape = self.data.test.x.shape
+        return tuple(shape[-2:]) if len(shape) > 2 else ()
+
+    @property
+    def place(self) -> tuple[int, ...] | None:
+        """The place that is looked at: (row, column) of pictures and maps, (position,) of tokens and steps; it can be set, None looks at none.
+
+        It stays when another row or model is looked at; `at_place()` says what all models say there.
+        """
+        return self._place
+
+    @place.setter
+    def place(self, place: Sequence[SupportsIndex] | SupportsIndex | None) -> None:
+        self._place = None if place is None else self._checked_place(place)
+        self._refresh("place")
+
+    def _checked_place(self, place: Sequence[SupportsIndex] | SupportsIndex) -> tuple[int, ...]:
+        if not (shape := self.place_shape):
+            raise ValueError(f"place: rows of {self.data.name} have no places; pictures, maps, tokens and steps have")
+        given = tuple(place) if isinstance(place, Sequence) else (place,)
+        try:
+            found = tuple(-1 if isinstance(number, bool) else operator.index(number) for number in given)
+        except TypeError:
+            found = ()
+        if len(found) != len(shape) or not all(0 <= number < count for number, count in zip(found, shape, strict=True)):
+            raise ValueError(
+                f"place: expected {'(row, column), ' if len(shape) == 2 else ''}whole numbers from 0 to "
+                f"{', '.join(str(count - 1) for count in shape)}; found {place!r}"
+            )
+        return found
+
+    def _chosen_place(self) -> tuple[int, ...]:
+        if self._place is None:
+            shape = self.place_shape
+            example = f"; set one, explorer.place = {tuple(count // 2 for count in shape)}" if shape else ""
+            raise ValueError(f"place: none is looked at{example}")
+        return self._place
+
+    def at_place(self) -> dict[str, dict[str, Tensor]]:
+        """What each model says at the place of the chosen row, by the name of the model.
+
+        Returns:
+            Of maps, tokens and steps: "prediction", the value [] or the probabilities of classes [classes], and each risk []; a risk that is one
+            number a row is that of the row. Of pictures with one answer: how much less of "prediction" and each risk [] there is when the place
+            is covered, as `occlusion` says.
+
+        Raises:
+            ValueError: no place is looked at, or rows have none.
+        """
+        place = self._chosen_place()
+        return {
+            model: {name: change[0][place] for name, change in self._covered(model).change.items()}
+            for model in self.models
+        }
+
+    def riskiest_place(self) -> tuple[int, ...]:
+        """Where walking begins: the place of the chosen row that carries most of the risk."""
+        change = self._covered(self.model).change
+        carried = change[self.by] if self.by in change else change["prediction"]
+        return place_of(carried[0].abs())
+
+
+def place_of(values: Tensor) -> tuple[int, ...]:
+    """Where the largest of some numbers lies."""
+    at, found = int(values.argmax()), list[int]()
+    for count in reversed(values.shape):
+        at, rest = divmod(at, count)
+        found.insert(0, rest)
+    return tuple(found)
+
+
+__all__ = ["PlaceChoice", "place_of"]

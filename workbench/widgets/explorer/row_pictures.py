@@ -1,0 +1,263 @@
+"""The chosen row of several targets as a picture (maps, tokens, steps) or a table (columns, labels), by all models on shared scales."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench import plots
+from workbench.errors import require
+from workbench.plots._answers import Answer, Subject
+from workbench.plots._row_panels import images, steps
+from workbench.plots.maps import MAX_CLASSES
+from workbench.widgets.common import pictures
+from workbench.widgets.common.cases import number
+from workbench.widgets.common.positions import is_map
+from workbench.widgets.explorer.models_page import Line, table
+from workbench.widgets.explorer.ranking import OF, targets_of
+from workbench.widgets.explorer.several import SeveralExploration
+
+MOST_ROWS = 40  # columns or labels of the table of a row; of more the riskiest
+MOST_STEPS = 160  # tokens or steps of a picture
+MARGIN = 0.1  # inches around a picture
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture whose panels all show the same places.
+
+    Args:
+        markup: an ``<img>`` or ``<svg>`` element.
+        alt: what it shows, in words.
+        panels: left, top, width and height of each panel, as shares of the picture's.
+        size: rows and columns of places in each panel.
+        pixels: the same as PNG; None of an SVG.
+        caption: what stands below it.
+    """
+
+    markup: str
+    alt: str
+    panels: tuple[tuple[float, float, float, float], ...]
+    size: tuple[int, int]
+    pixels: bytes | None = None
+    caption: str = ""
+
+
+def row_body(e: SeveralExploration) -> Picture | str:
+    """Maps, tokens and steps of the row as a picture, columns and labels as a table in HTML; or why there is none, as HTML."""
+    if e.data.task == "labels" or e.columns:
+        return table_of_columns(e, targets_of(e.data, e.data.test.y[e.row][None])[0][0])
+    return _row_picture(e)
+
+
+def _row_picture(e: SeveralExploration) -> Picture | str:
+    classes = e.data.classes
+    target, known = targets_of(e.data, e.data.test.y[e.row][None])
+    if classes is not None and len(classes) > MAX_CLASSES and is_map(e.data):
+        return _no_picture(f"{len(classes)} classes, and colours tell {MAX_CLASSES} apart")
+    if target.ndim == 3 and min(target.shape[1:]) >= 4:
+        return _maps(e, target) if len(e.models) == 1 else _maps_of_models(e, target, known)
+    if target.ndim != 2:
+        return _no_picture(
+            f"targets [n, {', '.join(map(str, target.shape[1:]))}]; prediction and risk hold their numbers"
+        )
+    places = known[0].nonzero()[:, 0]
+    if not len(places):
+        return _no_picture("a row without a class")
+    return _steps(e, target, known, int(places[-1]) + 1)  # padding is behind the last token that has a class
+
+
+def _no_picture(why: str) -> str:
+    return f'<div class="wb-caption">no picture: {html.escape(why)}</div>'
+
+
+def _maps(e: SeveralExploration, target: Tensor) -> Picture:
+    """Image, truth, prediction, error and risks of one model, side by side."""
+    y, risk, classes = *e.said_by(e.model), e.data.classes
+    shown = {name: value for name, value in risk.items() if value.shape == target.shape[1:]}
+    height, width = target.shape[1:]
+    figure = _figure(1.75 * (4 + len(shown)), 1.75 * min(max(height / width, 0.4), 2.0) + 1.0)
+    axes = plots.maps(
+        _pictured(e.x, (height, width)),
+        y.argmax(-1)[None] if classes is not None else y[None],
+        target,
+        {name: value[None] for name, value in shown.items()},
+        classes=classes,
+        void=None if classes is None else -100,
+        unit="" if classes is not None else e.data.target.unit,
+        figure=figure,
+    )
+    return _picture(figure, axes.ravel(), (height, width), f"row {e.row}: truth, prediction and risks")
+
+
+def _maps_of_models(e: SeveralExploration, target: Tensor, known: Tensor) -> Picture:
+    """Input and truth, and below them errors, prediction and risks of each model, each column on one scale."""
+    height, width = target.shape[1:]
+    truth = target.double().masked_fill(~known, float("nan")).numpy()
+    x = _pictured(e.x, (height, width))
+    axes = images(_subject(e), x[None] if x.ndim == 3 else x, [e.row], _answers(e, target), truth, _figure)
+    drawn = [ax for ax in axes.ravel() if ax.images]
+    alt = f"row {e.row}: truth, and prediction and risks of {', '.join(e.models)}"
+    return _picture(axes[0, 0].figure, drawn, (height, width), alt)
+
+
+def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> Picture:
+    """Prediction and risks over tokens or steps, a line for each model."""
+    at = slice(0, min(last, MOST_STEPS))
+    missing = ~known[:, at]
+
+    def shown(value: Any) -> Any:
+        return torch.as_tensor(value)[:, at].double().masked_fill(missing, float("nan")).numpy()
+
+    answers = {}
+    for name, answer in _answers(e, target).items():
+        probs = None if answer.probs is None else answer.probs[:, at]
+        answers[name] = Answer(shown(answer.value), probs, {kind: shown(value) for kind, value in answer.risk.items()})
+    if len(answers) == 1:
+        answers = {f"row {e.row}": next(iter(answers.values()))}
+    axes = steps(_subject(e), [e.row], answers, shown(target), None, _figure)
+    cut = f"; the first {MOST_STEPS} of {last:,}" if last > MOST_STEPS else ""
+    alt = f"row {e.row}: prediction and risks by position{cut}"
+    return _picture(axes[0, 0].figure, axes.ravel(), (1, missing.shape[1]), alt, cut.removeprefix("; "))
+
+
+def _subject(e: SeveralExploration) -> Subject:
+    names = tuple(map(str, e.data.features))
+    return Subject(e.data.test, e.data.train, names, e.data.target.name, e.data.target.unit, e.data.classes, False)
+
+
+def _answers(e: SeveralExploration, target: Tensor) -> dict[str, Answer]:
+    """What each model says of the row, without risks that are one number of the whole row."""
+    found = {}
+    for name, answers in e.each_model().items():
+        risk = {kind: value.double().numpy() for kind, value in answers.risk.items() if value.shape == target.shape}
+        probs = None if answers.probs is None else answers.probs.double().numpy()
+        found[name] = Answer(answers.y.numpy(), probs, risk)
+    return found
+
+
+def _pictured(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The input as an image of the size of the maps; grey where it is none."""
+    x = x.float()
+    if x.ndim == 2:
+        x = x[None]
+    if x.ndim != 3:
+        return torch.full((1, 1, *size), 0.5)
+    x = x if len(x) in (1, 3) else x[:1]
+    return (x[None] if x.shape[1:] == size else torch.nn.functional.interpolate(x[None], size)).contiguous()
+
+
+def _figure(width: float, height: float) -> Any:
+    """A figure that pyplot knows nothing of."""
+    return require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained", dpi=100)
+
+
+def _picture(figure: Any, axes: Iterable[Any], size: tuple[int, int], alt: str, caption: str = "") -> Picture:
+    """As it is, on white: the void of maps keeps its ground."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # which lays it out
+    box, buffer = figure.get_tightbbox(canvas.get_renderer()).padded(MARGIN), io.BytesIO()
+    found = tuple(panel(ax, size, box) for ax in axes)
+    canvas.print_figure(buffer, format="png", dpi=100, bbox_inches=box, metadata={"Software": None})
+    pixels = buffer.getvalue()
+    markup = pictures.image(pixels, alt, attributes='class="wb-picture"')
+    return Picture(markup, alt, found, size, pixels, caption)
+
+
+def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float, float]:
+    """Where the places of an Axes lie within a box in inches, once the figure is laid out: left, top, width and height as its shares.
+
+    Args:
+        ax: of an image of that size, or with positions from 0 along its x axis.
+        size: rows and columns of places.
+        box: matplotlib's Bbox of what of the figure is shown, in inches.
+    """
+    rows, columns = size
+    inches = ax.figure.dpi_scale_trans.inverted()
+    edges = inches.transform(ax.transData.transform([(-0.5, rows - 0.5), (columns - 0.5, -0.5)]))
+    if rows == 1:  # positions, of which each is as high as the panel
+        edges[:, 1] = inches.transform(ax.bbox.get_points())[:, 1]
+    (left, bottom), (right, top) = edges.tolist()
+    x0, y1, wide, high = (float(side) for side in (box.x0, box.y1, box.width, box.height))
+    return (left - x0) / wide, (y1 - top) / high, (right - left) / wide, (top - bottom) / high
+
+
+# ---- columns and labels
+def table_of_columns(e: SeveralExploration, target: Tensor) -> str:
+    """Columns or labels, one a line: truth, prediction and risks, each in its unit; of several models a line and bars for each."""
+    names = e.columns or list(e.data.classes or map(str, range(len(target))))
+    risks = {name: value for name, value in e.said_by(e.model)[1].items() if value.ndim}
+    order = list(range(len(target)))
+    if len(order) > MOST_ROWS:
+        order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MOST_ROWS].tolist()
+    cut = f"the {MOST_ROWS} of highest risk, of {len(target):,}" if len(order) < len(target) else ""
+    if len(e.models) > 1:
+        return _columns_of_models(e, target, names, order, cut)
+    labels = e.data.task == "labels"
+    head = "".join(f"<th>{name}</th>" for name in ("label" if labels else "target", "truth", "prediction", *risks))
+    lines = []
+    for i in order:
+        unit = "nats" if labels else e.unit_of(i)
+        cells = [*_truth_and_prediction(e, target, e.prediction, i)]
+        cells += [number(value[i].item(), "" if name == "vacuitic" else unit, 3) for name, value in risks.items()]
+        lines.append(f"<tr><td>{html.escape(names[i])}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f'<table class="wb-listing"><caption>{cut}</caption><tr>{head}</tr>{"".join(lines)}</table>'
+
+
+def _truth_and_prediction(e: SeveralExploration, target: Tensor, y: Tensor, i: int) -> tuple[str, str]:
+    if e.data.task != "labels":
+        return html.escape(number(target[i].item(), e.unit_of(i))), html.escape(number(y[i].item(), e.unit_of(i)))
+    truth, said = {0: "no", 1: "yes"}.get(int(target[i]), "–"), f"{100 * y[i].item():.0f} %"
+    wrong = truth != "–" and (y[i].item() > 0.5) != (truth == "yes")
+    return truth, f'<span class="wb-wrong">{said}</span>' if wrong else said
+
+
+def _columns_of_models(e: SeveralExploration, target: Tensor, names: list[str], order: list[int], cut: str) -> str:
+    """A line for each model and column or label; what has one unit has one scale."""
+    labels = e.data.task == "labels"
+    lines, units = list[Line](), dict[str, str]()
+    for i in order:
+        units[names[i]] = "nats" if labels else e.unit_of(i)
+        for model in e.models:
+            y, risk = e.said_by(model)
+            sizes = {kind: value[i].item() for kind, value in risk.items() if value.ndim}
+            about = "" if labels else names[i]  # each target has a unit and scales of its own
+            cells = html.escape(names[i]), *_truth_and_prediction(e, target, y, i)
+            lines.append(Line(model, cells, sizes, about=about))
+    heads = ("label" if labels else "target", "truth", "prediction")
+
+    def unit(line: Line, name: str) -> str:
+        return "" if name == "vacuitic" else units.get(line.about, "nats")
+
+    each = "" if labels else " of each target"
+    return table(lines, heads, f"{cut}{'; ' * bool(cut)}bars of all models have one scale{each}", unit, e.model)
+
+
+def numbers_of_models(e: SeveralExploration) -> str:
+    """What each model ranks the row by, bars of all on one scale, and its place in the order of all rows; "" of a row that is not ranked."""
+    known = {name: None for model in e.models for name in e.numbers_by(model) if OF not in name or name == e.by}
+    lines = []
+    for model in e.models:
+        found = {name: pair for name in known if (pair := e.rank_of(model, name)) is not None}
+        sizes, notes = (
+            {name: value for name, (value, _) in found.items()},
+            {name: f"#{at}" for name, (_, at) in found.items()},
+        )
+        lines.append(Line(model, (), sizes, notes))
+    if not any(line.sizes for line in lines):
+        return ""
+    caption = (
+        f"row {e.row} by each model, with its place (#) among {len(e.rows):,} rows; bars of all models have one scale"
+    )
+    return table(lines, (), caption, lambda _, name: e.unit(name), e.model)
+
+
+__all__ = ["Picture", "numbers_of_models", "panel", "row_body", "table_of_columns"]
