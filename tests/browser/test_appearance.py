@@ -168,6 +168,15 @@ def comparison_snapshot(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(sent[0]["text/html"])
 
 
+def explorer_snapshot(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `snapshot()` of an explorer leaves in a cell, with the confusion matrix."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **options: sent.append(data))
+    Explorer({"whole": voters(), "shared": voters(share=1)}, pictures_of_stripes()).snapshot()
+    assert 'wb-confused">' in sent[0]["text/html"]
+    return str(sent[0]["text/html"])
+
+
 def report(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A report with all that reports have: a failed check, scores, a table, code, an error, pictures, widgets that stand still."""
     scores = {"plain_rmse": 3.0, "vote_rmse": 2.5}
@@ -183,6 +192,7 @@ def report(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         nbformat.v4.new_output(
             "display_data", {"text/html": still(Explorer(voters(), pictures_of_stripes()), "<p>the picture</p>")}
         ),
+        nbformat.v4.new_output("display_data", {"text/html": explorer_snapshot(monkeypatch)}),
         nbformat.v4.new_output("display_data", {"text/html": table.to_html()}),
         nbformat.v4.new_output("stream", name="stderr", text="a warning"),
         nbformat.v4.new_output(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from sklearn.metrics import confusion_matrix
 from test_explorer import ensemble
 
 from workbench.widgets import Explorer
+from workbench.widgets.explorer.scene import SavedPage
 
 pytest.importorskip("ipywidgets")
 NAMES = ("top", "middle", "<below>")
@@ -99,3 +102,22 @@ def test_without_a_plot_the_two_lists_choose(explorer: Explorer, monkeypatch: py
     assert p.matrix is None
     p.predicted.value = "middle"
     assert explorer.filters == {"predicted": "middle"}
+
+
+def test_without_a_kernel_the_matrix_is_a_table(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **options: sent.append(data))
+    predicted = explorer.wrapped.eval()(explorer.data.test.x).argmax(1)
+    wanted = confusion_matrix(explorer.data.test.y, predicted, labels=range(3)).tolist()
+    explorer.snapshot()
+    for page in (sent[0]["text/html"], SavedPage(explorer)()):
+        table = page.partition('wb-confused">')[2].partition("</table>")[0]
+        assert f"{sum(wanted[i][i] for i in range(3))} of 30 are right" in table
+        heads, *lines = table.partition("<thead>")[2].split("<tr>")[1:]
+        assert re.findall(r">([^<>]+)</th>", heads) == [html.escape(name) for name in NAMES]
+        assert [re.findall(r"<td[^>]*>([^<]+)</td>", line) for line in lines] == [
+            [str(count) if count else "·" for count in row] for row in wanted
+        ]
+        assert [html.unescape(re.findall(r'<th scope="row">([^<]+)</th>', line)[0]) for line in lines] == list(NAMES)
+    Explorer(ensemble(), beams()).snapshot()
+    assert 'wb-confused">' not in sent[-1]["text/html"]

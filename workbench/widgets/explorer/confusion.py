@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,35 @@ def confusion_matrix(e: Exploration, act: Callable[[Callable[[Any], Any], Any], 
     return made
 
 
+def confusion_table(e: Exploration) -> str:
+    """The matrix as HTML without scripts, for saved notebooks and reports; "" where rows have no single class, or one of many."""
+    names = [html.escape(name) for name in e.class_names]
+    if not 2 <= len(names) <= MOST_CLASSES:
+        return ""
+    counts = e.confusion
+    off = counts - counts.diag().diag()
+    most = int(off.max()), int(counts.diag().max())
+    lines = []
+    for i, row in enumerate(counts.tolist()):
+        cells = "".join(_cell(count, i == j, most[i == j]) for j, count in enumerate(row))
+        lines.append(f'<tr><th scope="row">{names[i]}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    right = int(counts.diag().sum())
+    caption = f"Rows by true class (down) and predicted class (across): {right:,} of {int(counts.sum()):,} are right"
+    return (
+        f'<div class="wb-wide"><table class="wb-listing wb-confused"><caption>{caption}</caption>'
+        f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _cell(count: int, right: bool, most: int) -> str:
+    if not count:
+        return "<td>·</td>"
+    red, green, blue = (int(SERIES[not right][at : at + 2], 16) for at in (1, 3, 5))
+    share = 0.12 + 0.48 * (count / most) ** 0.5
+    return f'<td style="background-color:rgba({red},{green},{blue},{share:.2f})">{count}</td>'
+
+
 def chosen_cell(e: Exploration) -> list[int | None]:
     """Numbers of the true and of the predicted class that rows are filtered by."""
     names = e.class_names
@@ -56,4 +86,4 @@ def obey_cell(e: Exploration, message: Mapping[str, Any]) -> None:
     e.filter(**{**e.filters, "of_class": message["truth"], "predicted": message["predicted"]})
 
 
-__all__ = ["MODULE", "chosen_cell", "confusion_matrix", "obey_cell"]
+__all__ = ["MODULE", "chosen_cell", "confusion_matrix", "confusion_table", "obey_cell"]

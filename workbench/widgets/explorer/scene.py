@@ -13,6 +13,7 @@ from workbench.widgets.common.cases import card, shown
 from workbench.widgets.common.pictures import Spot
 from workbench.widgets.common.predictions import per_row, predict_cases
 from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.confusion import confusion_table
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.landscape import (
     POINTS,
@@ -58,6 +59,7 @@ border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp
 .wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}}
 .wb-models .wb-length div{{height:100%}}
 .wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
+.wb-confused :is(th,td){{text-align:center;padding:3px 6px}}
 .wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,#222);opacity:.75}}
 .wb-static .wb-frame{{display:inline-block;vertical-align:top;margin:0 12px 8px 0}}
 .wb-static section{{margin-bottom:10px}}
@@ -180,7 +182,9 @@ class SavedPage:
         listed = e.shown_in_words() or f"the {MOST_REFUSED} of highest {e.by}"
         model = f", {e.model}" if len(e.models) > 1 else ""
         first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
-        return f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{first}{fallback}</div>'
+        return (
+            f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{confusion_table(e)}{first}{fallback}</div>'
+        )
 
 
 def snapshot(e: Exploration) -> None:
@@ -216,6 +220,7 @@ def snapshot(e: Exploration) -> None:
             f'<div class="wb-explorer"><section>{pair(e, still=True)}{side_by_side(e)}</section>',
             f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
             f"<section>{shown(e.cases(e.shown[:MOST_REFUSED]), caption, e.output)}</section>",
+            f"<section>{confused}</section>" if (confused := confusion_table(e)) else "",
             f"<section>{''.join(pages)}</section>{refusing}</div>",
         ]
     )
