@@ -36,7 +36,7 @@ border:1px solid var(--jp-border-color2,#ccc);background:var(--jp-layout-color1,
 .wb-cases .wb-case{width:128px}
 .wb-case img{display:block;width:100%;image-rendering:pixelated;border-radius:2px;margin:2px 0 4px;max-height:150px;object-fit:contain}
 .wb-case b,.wb-listing b{font-weight:600}
-.wb-name{color:var(--jp-ui-font-color2,#777)}
+.wb-name{color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-wrong{color:color-mix(in srgb,var(--jp-error-color1,#d32f2f) 65%,var(--jp-ui-font-color1,currentColor))}
 .wb-split{margin:4px 0 1px;min-width:80px;text-align:left}
 .wb-split div{font-size:0;line-height:0;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}
@@ -48,7 +48,8 @@ border-radius:4px;font-size:11px;pointer-events:none}
 .wb-case:hover .wb-more,.wb-case:focus .wb-more,tr:hover>td>.wb-more,tr:focus>td>.wb-more{visibility:visible}
 .wb-wide{overflow-x:auto;max-width:100%;padding-bottom:20px}
 .wb-listing{border-collapse:collapse;font-size:12px;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
-.wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;color:var(--jp-ui-font-color2,#777)}
+.wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;
+color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
 .wb-listing th{font-weight:600;vertical-align:bottom}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}

@@ -48,7 +48,7 @@ STYLE = f"""{pictures.STYLE}{CASES}
 .wb-pair .wb-pictured img{{width:96px;grid-row:2/span 4}}
 .wb-pair .wb-pictured .wb-name{{grid-column:1/span 2}}
 .wb-pair .wb-figures{{font-size:11px;margin-top:4px}}
-.wb-pair .wb-idle{{border-style:dashed;color:var(--jp-ui-font-color2,#777)}}
+.wb-pair .wb-idle{{border-style:dashed;color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}}
 .wb-cases .wb-near{{width:72px;padding:4px;font-size:10px}}
 .wb-frame{{position:relative;width:fit-content;max-width:100%;overflow:visible}}
 .wb-frame .jupyter-widgets{{margin:0}}
