@@ -191,7 +191,11 @@ def test_what_is_refused(change: dict[str, Any], said: str) -> None:
 
 
 def test_models_and_inputs_of_another_kind_are_refused() -> None:
-    with pytest.raises(TypeError, match="wrap a function of one"):
-        attributions.occlusion(voters(Patch(), 1.0, 3.0), {"x": IMAGES})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of=None: the model has several inputs; say which is changed, of 'x'"):
+        attributions.occlusion(voters(Patch(), 1.0, 3.0), {"x": IMAGES})
+    with pytest.raises(
+        TypeError, match="expected a tensor of images or tokens, or a tuple or dict of inputs; found str"
+    ):
+        attributions.occlusion(voters(Patch(), 1.0, 3.0), "x")
     with pytest.raises(TypeError, match="not wrapped"):
         attributions.occlusion(Patch(), IMAGES)

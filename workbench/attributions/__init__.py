@@ -1,4 +1,4 @@
-"""Which inputs carry a risk: columns of a table by permutation, places of an image and tokens of a text by occlusion.
+"""Which inputs carry a risk: columns of a table by permutation, places of images and tokens by occlusion, single numbers by gradients.
 
 Example:
     >>> import torch
@@ -11,7 +11,15 @@ Example:
 
 from __future__ import annotations
 
+from workbench.attributions.gradients import IntegratedGradients, integrated_gradients
 from workbench.attributions.occlusion import Occlusion, occlusion
 from workbench.attributions.permutation import PermutationImportance, permutation_importance
 
-__all__ = ["Occlusion", "PermutationImportance", "occlusion", "permutation_importance"]
+__all__ = [
+    "IntegratedGradients",
+    "Occlusion",
+    "PermutationImportance",
+    "integrated_gradients",
+    "occlusion",
+    "permutation_importance",
+]

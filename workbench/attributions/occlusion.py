@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import Answers, log_probabilities
 from workbench.calibration.base import check_model, collect, output_of
@@ -43,8 +44,9 @@ class Occlusion:
 
 def occlusion(
     wrapped: nn.Module,
-    x: Tensor,
+    x: Any,
     *,
+    of: int | str | None = None,
     window: int | tuple[int, int] | None = None,
     stride: int | None = None,
     baseline: float | Tensor | None = None,
@@ -61,7 +63,9 @@ def occlusion(
 
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
-        x: images [n, height, width] or [n, channels, height, width], or tokens, whole numbers [n, tokens].
+        x: images [n, height, width] or [n, channels, height, width], or tokens, whole numbers [n, tokens]; or a tuple of positional or dict of
+            keyword inputs with one of these among them, of which the others stay as they are.
+        of: which of several inputs is covered, by place or name.
         window: side of what covers, or (height, width); None: a seventh of the shorter side, at least two pixels; one token.
         stride: how far it moves; None: half a side, at least 1. The last window always ends at the edge, so that every place is covered.
         baseline: what covers: a number, or a tensor that broadcasts to a row. None: the mean of each channel over `x`. Of tokens the number of a
@@ -76,7 +80,8 @@ def occlusion(
 
     Raises:
         TypeError: the model is not wrapped, or x is no tensor.
-        ValueError: x is neither images nor tokens, the window does not fit, or tokens come without a baseline.
+        ValueError: x is neither images nor tokens, `of` names none of several inputs, the window does not fit, or tokens come without a
+            baseline.
 
     Example:
         >>> from workbench import vote
@@ -87,10 +92,11 @@ def occlusion(
     """
     check_model(wrapped)
     form = output_of(wrapped)
+    x, beside = one_input(x, of, "images or tokens")
     sides, step = _checked(x, window, stride)
     shape = x.shape[-len(sides) :]
-    covers = _cover(x, baseline)
-    answers = collect(wrapped, x, targets=False, batch_size=batch_size, seed=seed)
+    covers = cover(x, baseline)
+    answers = collect(wrapped, alone(beside(x)), targets=False, batch_size=batch_size, seed=seed)
     classes = None if form == "values" else answers.y.argmax(-1)
     before = _numbers(answers, form, classes)
     starts = [_starts(length, side, step) for length, side in zip(shape, sides, strict=True)]
@@ -110,7 +116,9 @@ def occlusion(
             covered = x.repeat(len(chunk), *[1] * (x.ndim - 1)).unflatten(0, (len(chunk), len(x)))
             for one, at in zip(covered, windows, strict=True):
                 one[at] = covers[at]
-            answers = collect(wrapped, covered.flatten(0, 1), targets=False, batch_size=batch_size, seed=seed)
+            answers = collect(
+                wrapped, alone(beside(covered.flatten(0, 1))), targets=False, batch_size=batch_size, seed=seed
+            )
             predicted = None if classes is None else classes.repeat(len(chunk), *[1] * (classes.ndim - 1))
             for name, value in _numbers(answers, form, predicted).items():
                 for now, at in zip(value.view(len(chunk), len(x)), windows, strict=True):
@@ -121,12 +129,8 @@ def occlusion(
     return Occlusion({name: value / times for name, value in total.items()}, before, sides)
 
 
-def _checked(x: Any, window: Any, stride: Any) -> tuple[tuple[int, ...], int]:
+def _checked(x: Tensor, window: Any, stride: Any) -> tuple[tuple[int, ...], int]:
     """The sides of the window, and its step."""
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"x: expected a tensor of images or tokens, found {type(x).__name__}; of a model with several inputs wrap a function of one"
-        )
     tokens = x.ndim == 2 and not x.is_floating_point()
     if not len(x) or not (tokens or 3 <= x.ndim <= 4):
         raise ValueError(
@@ -154,7 +158,7 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
+def cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
     """What covers, shaped like a row."""
     if baseline is None:
         if x.ndim == 2:
@@ -192,4 +196,4 @@ def _numbers(answers: Answers, form: str, classes: Tensor | None) -> dict[str, T
     return numbers
 
 
-__all__ = ["Occlusion", "occlusion"]
+__all__ = ["Occlusion", "cover", "occlusion"]

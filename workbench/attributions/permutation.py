@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
 from workbench.calibration.base import check_model, collect, output_of
@@ -16,6 +17,7 @@ from workbench.core.rows import bad_rows
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
 from workbench.data.reader import data_of
+from workbench.engine.tree import tree_map
 from workbench.errors import require
 
 CONSTANT = 1e-5  # spread over rows, relative to the largest value, below which float32 can't tell it from none
@@ -62,11 +64,11 @@ class PermutationImportance:
 
     def frame(self) -> Any:
         """A pandas DataFrame with a line for each column and the mean and standard error of each name."""
-        table = {}
+        found = {}
         for name in self.names:
-            table[name] = self.mean[name].numpy()
-            table[f"{name} ±"] = self.standard_error[name].numpy()
-        return require("pandas").DataFrame(table, index=list(self.columns))
+            found[name] = self.mean[name].numpy()
+            found[f"{name} ±"] = self.standard_error[name].numpy()
+        return require("pandas").DataFrame(found, index=list(self.columns))
 
     def __repr__(self) -> str:
         return f"PermutationImportance({len(self.columns)} columns of {self.rows:,} rows: {', '.join(self.names)})"
@@ -77,6 +79,7 @@ def permutation_importance(
     data: Any,
     *,
     columns: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    of: int | str | None = None,
     n_repeats: int = 10,
     seed: int = 0,
     max_rows: int = 2000,
@@ -100,8 +103,10 @@ def permutation_importance(
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
         data: a Data (its test rows), the name of one, a pair (x, y), or inputs x [n, columns] alone, which have no error. A Data made of a frame
-            has its one-hot and "is missing" columns shuffled with the column that they are of.
+            has its one-hot and "is missing" columns shuffled with the column that they are of. x may be a tuple of positional or a dict of
+            keyword inputs, of which one is a table; a tuple without targets as the pair (x, None).
         columns: their names; or groups that are shuffled together, as a dict of names and column numbers. Columns in no group stay.
+        of: which of several inputs is the table whose columns are shuffled, by place or name; the others stay.
         n_repeats: permutations of each column, at least 2.
         seed: of the permutations, drawn by a generator of their own; the same seed gives the same numbers.
         max_rows: how many rows are asked at most; of more a part is drawn, always the same.
@@ -114,7 +119,7 @@ def permutation_importance(
 
     Raises:
         TypeError: the model is not wrapped, or data is something else.
-        ValueError: x is no table, a column does not exist, or targets and predictions do not fit.
+        ValueError: x is no table, `of` names none of several inputs, a column does not exist, or targets and predictions do not fit.
 
     Example:
         >>> from workbench import sculpt
@@ -128,17 +133,20 @@ def permutation_importance(
             raise ValueError(f"{name} must be a whole number of at least {least}; found {count!r}")
     check_model(wrapped)
     form = output_of(wrapped)
-    x, y, named_columns, unit = _rows(data)
-    groups = _groups(columns, named_columns, x.shape[1])
+    whole, y, found, unit = _rows(data)
+    x, beside = _table(whole, y, of)
+    found = found or {f"x{i + 1}": [i] for i in range(x.shape[1])}
+    groups = _groups(columns, found, x.shape[1])
     generator = torch.Generator().manual_seed(seed)
     if len(x) > max_rows:
         drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
-        x, y = x[drawn], None if y is None else y[drawn]
+        whole, y = tree_map(lambda tensor: tensor[drawn], whole), None if y is None else y[drawn]
+        x, beside = one_input(whole, of, "a table")
 
     def ask(inputs: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         # the same draws in each call: what a method draws at random is not taken for the column's doing
-        rows = inputs if y is None else (inputs, y)
-        answers = collect(wrapped, rows, targets=y is not None, batch_size=batch_size, seed=seed)
+        given = alone(beside(inputs)) if y is None else (beside(inputs), y)
+        answers = collect(wrapped, given, targets=y is not None, batch_size=batch_size, seed=seed)
         return _quantities(answers, form), None if y is None else _mean_error(answers, form)
 
     before, error = ask(x)
@@ -163,31 +171,44 @@ def permutation_importance(
     return PermutationImportance(tuple(groups), values, len(x), unit)
 
 
-def _rows(data: Any) -> tuple[Tensor, Tensor | None, dict[str, list[int]], str]:
-    """Inputs [n, columns], targets, columns by name, and the unit of the error."""
-    names: dict[str, list[int]] = {}
-    unit = ""
+def _rows(data: Any) -> tuple[Any, Tensor | None, dict[str, list[int]], str]:
+    """Inputs, targets, columns of a single table by name (none if they are not known), and the unit of the error."""
     if isinstance(data, Data | str):
-        dataset = data_of(data)
-        x, y = dataset.test.x, dataset.test.y
-        unit = dataset.target.unit if dataset.classes is None else "nats"
-        parts = dataset.encoding.parts if isinstance(dataset.encoding, FrameEncoding) else ()
-        if parts and dataset.encoding.columns == dataset.features:
-            start = 0
-            for part in parts:
-                names[part.name] = list(range(start, start + len(part.columns)))
-                start += len(part.columns)
-        else:
-            names = {column.name: [i] for i, column in enumerate(dataset.features)}
-    elif isinstance(data, Tensor):
-        x, y = data, None
-    elif isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        found = data_of(data)
+        unit = found.target.unit if found.classes is None else "nats"
+        return found.test.x, found.test.y, _names(found), unit
+    if isinstance(data, Tensor | Mapping):
+        return data, None, {}, ""
+    if isinstance(data, tuple | list) and len(data) == 2:
         x, y = data
-        unit = "" if y.is_floating_point() else "nats"
+        if isinstance(x, Tensor | tuple | Mapping) and (
+            isinstance(y, Tensor) or (y is None and not isinstance(x, Tensor))
+        ):
+            return x, y, {}, "" if y is None or y.is_floating_point() else "nats"
+    raise TypeError(
+        f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}. Of a model with "
+        "several inputs x is a tuple or a dict, and without targets (x, None)"
+    )
+
+
+def _names(data: Data) -> dict[str, list[int]]:
+    """Numbers of columns by name; none where they do not fit the table."""
+    names: dict[str, list[int]] = {}
+    parts = data.encoding.parts if isinstance(data.encoding, FrameEncoding) else ()
+    if parts and data.encoding.columns == data.features:
+        start = 0
+        for part in parts:
+            names[part.name] = list(range(start, start + len(part.columns)))
+            start += len(part.columns)
     else:
-        raise TypeError(
-            f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}"
-        )
+        names = {column.name: [i] for i, column in enumerate(data.features)}
+    fits = isinstance(data.test.x, Tensor) and sum(map(len, names.values())) == data.test.x.shape[-1]
+    return names if fits else {}
+
+
+def _table(whole: Any, y: Tensor | None, of: int | str | None) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The table, and what puts it beside the other inputs."""
+    x, beside = one_input(whole, of, "a table")
     if x.ndim != 2:
         raise ValueError(
             f"data: x has shape {list(x.shape)}; permutation_importance takes tables [n, columns], attributions.occlusion images and tokens"
@@ -196,16 +217,14 @@ def _rows(data: Any) -> tuple[Tensor, Tensor | None, dict[str, list[int]], str]:
         raise ValueError(f"data: {len(x)} rows of x and {len(x) if y is None else len(y)} of y; two rows are needed")
     if len(bad := bad_rows(x)):
         raise ValueError(f"data: x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
-    if len(names) != len(set(names)) or sum(map(len, names.values())) != x.shape[1]:
-        names = {}
-    return x, y, names or {f"x{i + 1}": [i] for i in range(x.shape[1])}, unit
+    return x, beside
 
 
 def _groups(
-    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, named_columns: dict[str, list[int]], count: int
+    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, found: dict[str, list[int]], count: int
 ) -> dict[str, list[int]]:
     if columns is None:
-        return named_columns
+        return found
     if not isinstance(columns, Mapping):
         if isinstance(columns, str) or len(columns) != count or len(set(columns)) != count:
             raise ValueError(f"columns: expected {count} different names, one for each column of x; found {columns!r}")
@@ -226,8 +245,8 @@ def _quantities(answers: Answers, form: str) -> dict[str, Tensor]:
     """Prediction and risks, each [n, numbers], float64."""
     predicted = answers.y if form == "values" else log_probabilities(answers.y, form).exp()
     risks = {name: row_risk(answers.y, answers.risk, name, form) for name in answers.risk.names()}
-    values = {"prediction": predicted, **risks}
-    return {name: value.cpu().double().reshape(len(value), -1) for name, value in values.items()}
+    found = {"prediction": predicted, **risks}
+    return {name: value.cpu().double().reshape(len(value), -1) for name, value in found.items()}
 
 
 def _mean_error(answers: Answers, form: str) -> Tensor:
@@ -246,8 +265,8 @@ def _share(before: Tensor, after: Tensor) -> Tensor:
     spread, moved = (value.var(0, correction=0).sum() for value in (before, after))
     if spread.sqrt() <= CONSTANT * before.abs().max():
         return spread.new_tensor(torch.nan)
-    distance = (before.mean(0) - after.mean(0)).square().sum()
-    return (before - after).square().sum(1).mean() / (spread + moved + distance)
+    apart = (before.mean(0) - after.mean(0)).square().sum()
+    return (before - after).square().sum(1).mean() / (spread + moved + apart)
 
 
 __all__ = ["PermutationImportance", "permutation_importance"]
