@@ -19,7 +19,7 @@ class SavedOutput:
     """
 
     def __init__(self, page: Callable[[], str], now: Callable[[], Any], words: str) -> None:
-        self._page, self._now, self._words = page, now, words
+        self.page, self._now, self._words = page, now, words
         self._id, self._shown = f"wb-saved-{uuid.uuid4().hex[:12]}", False
         self._content: Any = None
 
@@ -32,12 +32,12 @@ class SavedOutput:
         """Put the output into the cell that runs; outside of IPython nothing happens."""
         if _in_ipython():
             self._shown, self._content = True, None
-            self._send(self._page(), update=False)
+            self._send(self.page(), update=False)
 
     def update(self) -> None:
         """Bring the output up to date, if what it shows has changed."""
         if self._shown and self._now() != self._content:
-            self._send(self._page(), update=True)
+            self._send(self.page(), update=True)
 
     def clear(self) -> None:
         """Leave nothing until something else is shown: the same is shown elsewhere."""

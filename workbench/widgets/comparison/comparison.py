@@ -380,6 +380,10 @@ class Comparison(Outcome):
             bundle["text/plain"] = self._in_words()
         return bundle
 
+    def _mime_(self) -> tuple[str, str]:
+        """What marimo shows, which shows no ipywidgets: table and pictures of a saved notebook, or words where nothing is trained."""
+        return "text/html", self._saved.page() or f"<pre>{html.escape(self._in_words())}</pre>"
+
     def _in_words(self) -> str:
         if "_findings" not in vars(self):
             assert self._choice is not None

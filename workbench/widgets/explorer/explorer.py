@@ -90,6 +90,10 @@ class Explorer(Exploration):
         if self._saved is not None:
             self._saved.clear()
 
+    def _mime_(self) -> tuple[str, str]:
+        """What marimo shows, which shows no ipywidgets: the page of a saved notebook."""
+        return "text/html", SavedPage(self)()
+
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
             return self.model, self.by, self.filters, self.selection.tolist()
@@ -121,6 +125,9 @@ class SeveralExplorer(SeveralExploration, Explorer):
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML, and PNG; it needs no kernel."""
         several_view.snapshot(self)
+
+    def _mime_(self) -> tuple[str, str]:
+        return "text/html", several_view.saved_page(self)
 
     def _make_view(self) -> ExplorerView:
         return SeveralView(self)

@@ -154,8 +154,8 @@ def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
     return figure, ax
 
 
-def snapshot(e: SeveralExploration) -> None:
-    """See `Explorer.snapshot`."""
+def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
+    """What can be seen now as HTML without scripts, and as PNG or a figure."""
     top = listing(e, e.ranked[:MOST_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
     body = row_body(e)
     drawn = body if isinstance(body, str) else f'{body.markup}<div class="wb-caption">{html.escape(body.caption)}</div>'
@@ -166,9 +166,20 @@ def snapshot(e: SeveralExploration) -> None:
         figure, ax = coverage_figure(e)
         curve = f'<div class="wb-frame">{pictures.svg(figure, "risk-coverage curve")}{line(ax, e.coverage)}</div>'
         page += f"<section>{curve}<div>{html.escape(e.summary())}</div>{refused_rows(e)}</section>"
-    alt = f"{e.data.name}, row {e.row}: prediction and risks; risk and coverage"
     fallback = body.pixels if isinstance(body, Picture) and body.pixels is not None else figure
-    pictures.display_static(f'<div class="wb-explorer">{page}</div>', fallback, alt, style=STYLE)
+    return f'<div class="wb-explorer">{page}</div>', fallback
 
 
-__all__ = ["SeveralView", "coverage_figure", "head_of_row", "snapshot"]
+def saved_page(e: SeveralExploration) -> str:
+    """What can be seen now, for pages without a kernel or widgets."""
+    return f'<div class="wb-static"><style>{STYLE}</style>{_page(e)[0]}</div>'
+
+
+def snapshot(e: SeveralExploration) -> None:
+    """See `Explorer.snapshot`."""
+    page, fallback = _page(e)
+    alt = f"{e.data.name}, row {e.row}: prediction and risks; risk and coverage"
+    pictures.display_static(page, fallback, alt, style=STYLE)
+
+
+__all__ = ["SeveralView", "coverage_figure", "head_of_row", "saved_page", "snapshot"]
