@@ -264,3 +264,30 @@ def test_a_snapshot_says_what_is_at_the_place(monkeypatch: pytest.MonkeyPatch) -
     assert "Place (1, 2): truth " in sent[0]["text/html"]
     Outline(sent[0]["text/html"])
     assert set(CASES) == {"maps", "tokens", "columns", "labels", "depth"}
+
+
+def test_the_saved_output_is_of_the_row_that_was_last_and_hidden_by_the_widget(monkeypatch: pytest.MonkeyPatch) -> None:
+    import IPython
+    import IPython.display
+
+    sent: list[Any] = []
+    monkeypatch.setattr(IPython, "get_ipython", lambda: "a shell")
+    monkeypatch.setattr(IPython.display, "display", lambda data, **options: sent.append((data, options)))
+    explorer = made_of_models("maps")
+    explorer._ipython_display_()
+    first, options = sent[-1]
+    assert f"<b>row {explorer.row}</b>" in first["text/html"]
+    assert "data:image/png" in first["text/html"]
+    explorer.step()
+    page = sent[-1][0]["text/html"]
+    assert (options["update"], sent[-1][1]["update"]) == (False, True)
+    assert f"<b>row {explorer.row}</b>" in page
+    assert "<script" not in page
+    Outline(page)
+    count = len(sent)
+    explorer.place = (1, 1)
+    assert len(sent) == count  # walking sends no pages
+    hidden = f".{options['display_id']}{{display:none!important}}"
+    assert hidden in explorer.widget.children[0].value
+    explorer.snapshot()
+    assert sent[-1][0]["text/html"] == f'<div class="{options["display_id"]}"></div>'

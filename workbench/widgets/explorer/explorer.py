@@ -125,12 +125,18 @@ class SeveralExplorer(SeveralExploration, Explorer):
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML, and PNG; it needs no kernel."""
         several_view.snapshot(self)
+        if self._saved is not None:
+            self._saved.clear()
 
     def _mime_(self) -> tuple[str, str]:
         return "text/html", several_view.saved_page(self)
 
     def _make_view(self) -> ExplorerView:
-        return SeveralView(self)
+        def now() -> Any:
+            return self.model, self.by, self.row, self.coverage
+
+        self._saved = SavedOutput(lambda: several_view.saved_page(self), now, f"{self!r} as it was saved")
+        return SeveralView(self, self._saved.style)
 
 
 __all__ = ["Explorer"]

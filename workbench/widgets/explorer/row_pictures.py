@@ -51,6 +51,14 @@ class Picture:
 
 def row_body(e: SeveralExploration) -> Picture | str:
     """Maps, tokens and steps of the row as a picture, columns and labels as a table in HTML; or why there is none, as HTML."""
+    key = e.row, e.model
+    if e._body[0] != key:  # drawn once for the widget and for what is saved beside it
+        e._body = key, _body(e)
+    body: Picture | str = e._body[1]
+    return body
+
+
+def _body(e: SeveralExploration) -> Picture | str:
     if e.data.task == "labels" or e.columns:
         return table_of_columns(e, targets_of(e.data, e.data.test.y[e.row][None])[0][0])
     return _row_picture(e)

@@ -38,6 +38,7 @@ class SeveralExploration(Exploration):
     """
 
     _said: dict[str, tuple[Tensor, dict[str, Tensor]]]  # what models say about the chosen row
+    _body: tuple[Any, Any] = (None, None)  # which row and model were drawn last, and what was drawn
 
     def __init__(
         self,

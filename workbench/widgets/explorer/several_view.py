@@ -39,7 +39,7 @@ class SeveralView(ExplorerView):
         row = w.VBox([self.chosen, self.places.widget], layout={"flex": "1 1 360px", "min_width": "260px"})
         self.panel = self._new_panel()
         self.select_page = w.VBox([self.panel.widget])
-        style = w.HTML(f"<style>{STYLE}</style>", layout={"display": "none"})
+        style = w.HTML(self._style, layout={"display": "none"})
         return w.VBox([style, self.error, _row([self.rank, row]), self.refusing, self.select_page]).add_class(
             "wb-explorer"
         )
@@ -158,7 +158,7 @@ def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
     """What can be seen now as HTML without scripts, and as PNG or a figure."""
     top = listing(e, e.ranked[:MOST_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
     body = row_body(e)
-    drawn = body if isinstance(body, str) else f'{body.markup}<div class="wb-caption">{html.escape(body.caption)}</div>'
+    drawn = body if isinstance(body, str) else _still(body)
     place = page_of_place(e)[1] if e.place is not None else ""
     page = f'<section>{head_of_row(e)}<div class="wb-wide">{drawn}</div>{place}</section><section>{top}</section>'
     figure = pictures.new_figure(4.4, 3)
@@ -168,6 +168,14 @@ def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
         page += f"<section>{curve}<div>{html.escape(e.summary())}</div>{refused_rows(e)}</section>"
     fallback = body.pixels if isinstance(body, Picture) and body.pixels is not None else figure
     return f'<div class="wb-explorer">{page}</div>', fallback
+
+
+def _still(body: Picture) -> str:
+    """A picture on a page, a third of its size in the widget."""
+    small = body.pixels and pictures.image(
+        pictures.small_png(body.pixels, 80), body.alt, attributes='class="wb-picture"'
+    )
+    return f'{small or body.markup}<div class="wb-caption">{html.escape(body.caption)}</div>'
 
 
 def saved_page(e: SeveralExploration) -> str:
