@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from workbench.calibration.answers import Answers, precise
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.core.inputs import opened
+from workbench.core.labelled import paired
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.ownership import extra
@@ -56,7 +57,7 @@ class Calibrated(nn.Module, ABC):
         """Calibrate on rows that the model was not trained on.
 
         Args:
-            data: a pair (x, y), a Split, a Dataset or a DataLoader, as `workbench.calibrate` takes them.
+            data: a pair (x, y), a Split, a Dataset or a DataLoader, or dicts with labels, as `workbench.calibrate` takes them.
             batch_size: rows asked for at once; a DataLoader has its own.
             seed: of random draws on the way; the global random state is left alone.
 
@@ -324,7 +325,7 @@ def collect(
     asked: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         start = generator_of(like.device).get_state()
-        for batch in _batches(data, like, batch_size, targets):
+        for batch in _batches(paired(_innermost(model), data, targets=targets), like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
             batch_targets = batch.y.to(y.device) if targets else y[:0]
             if targets:
@@ -341,6 +342,12 @@ def collect(
         drawn = not torch.equal(start, generator_of(like.device).get_state())
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there is no row")
+    if len(shapes := {tuple(part[0].shape[1:]) for part in parts}) > 1:
+        one, other = (["rows", *shape] for shape in sorted(shapes)[:2])
+        raise ValueError(
+            f"data: the model gives {one} for one batch and {other} for another; pad all rows to one length, and leave the targets of the "
+            "padding out by class number -100"
+        )
     y = torch.cat([part[0] for part in parts])
     batch_targets = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})

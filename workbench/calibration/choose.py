@@ -90,9 +90,9 @@ def calibrate(
     Args:
         wrapped: what a wrapper made of a model, trained; or a calibrated model.
         data: rows that were held out: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
-            Dataset or a DataLoader of pairs; or the history of a cross-fitted training, `fit(..., folds=5)`, for which no row is held out. y is
-            float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on, or its best weights chosen
-            by, make it look better than it is.
+            Dataset or a DataLoader of pairs, or dicts with "labels"; or the history of a cross-fitted training, `fit(..., folds=5)`, for which
+            no row is held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on, or
+            its best weights chosen by, make it look better than it is.
         method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
         batch_size: rows asked for at once; a DataLoader has its own.

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from workbench.atomic import replacing
+from workbench.core.labelled import kind_of
 from workbench.core.rows import Source, TensorRows
 
 EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
@@ -109,7 +110,7 @@ def describe(value: Any) -> str:
 def checksum(source: Source | None) -> str:
     """What tells one set of rows from another: sha256 of rows in memory, else their kind and number."""
     if not isinstance(source, TensorRows):
-        return "none" if source is None else f"{type(source).__name__} of {len(cast(Sized, source))}"
+        return "none" if source is None else f"{kind_of(source)} of {len(cast(Sized, source))}"
     total = hashlib.sha256()
     for leaf in (*source.inputs, *source.targets):
         total.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())

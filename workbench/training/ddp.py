@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.core.labelled import kind_of
 from workbench.core.method import evaluating
 from workbench.core.rows import Batch, Source
 from workbench.engine.effects.private_random import own_random
@@ -75,7 +76,7 @@ def agree(train: Source, valid: Source | None, settings: dict[str, str], watched
         ValueError: they differ, in every process.
         TypeError: the rows come from a DataLoader, in every process.
     """
-    kinds = [type(source).__name__ for source in (train, valid)]
+    kinds = [kind_of(source) for source in (train, valid)]
     rows = {"data": checksum(train), "validation": checksum(valid)}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, ({**settings, **rows, "device": "", "callback": str(watched)}, kinds))

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.crossfit import seat
+from workbench.core.labelled import paired
 from workbench.core.outputs import has_detections
 from workbench.core.reduction import pair_of
 from workbench.core.rows import Batch, Source, TensorRows, place
@@ -91,7 +92,7 @@ def fit(
         wrapped: what a wrapper made of a model; `compose()(model)` is the plain baseline.
         data: a workbench Data (its training rows) or the name of one, a pair (x, y) of tensors or arrays with x [n, ...] (or a
             tuple of positional or a dict of keyword arguments) and y float [n, outputs] or integer class numbers [n], a
-            torch Dataset of pairs (x, y), or a DataLoader, which is used as it is.
+            torch Dataset of pairs (x, y), or a DataLoader, which is used as it is. Rows and batches may be dicts with "labels".
         epochs: passes over the rows.
         batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
         lr: peak learning rate (with folds: rates) of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
@@ -189,7 +190,8 @@ def fit(
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
-    train, valid = read_and_hold_out(data, 0.1 if validation is None else validation, batch_size, seed)
+    rows, held = paired(wrapped, data), 0.1 if validation is None else paired(wrapped, validation)
+    train, valid = read_and_hold_out(rows, held, batch_size, seed)
     cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
