@@ -266,6 +266,29 @@ class Pooled(Scored):
         return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
+class Balanced(Scored):
+    """As experts are kept in balance: a term of the training alone."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Any = None, labels: Tensor | None = None) -> dict[str, Tensor]:
+        found = super().forward(input_ids, attention_mask, labels)
+        return (
+            {**found, "loss": found["loss"] + 0.1 * found["logits"].square().mean()}
+            if "loss" in found and self.training
+            else found
+        )
+
+
+def test_another_loss_in_training_is_refused() -> None:
+    wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(Balanced(entropy))
+    with pytest.raises(ValueError, match="but another one in training mode"):
+        pairing_of(wrapped, tokens())
+    stochastic = LABELLED["bert tokens"].build()
+    for module in stochastic.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    pairing_of(vote.Wrapper(2, output=LABELLED["bert tokens"].output)(stochastic), LABELLED["bert tokens"].batch())
+
+
 class Unasked(Scored):
     def forward(self, input_ids: Tensor) -> Tensor:  # type: ignore[override]
         return self.embedding(input_ids)

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..engine.clone import eager
 from ..engine.effects.private_random import own_random
 from ..engine.tree import flatten, is_float, names
-from .class_scores import Binary, Classes, Logits, Probs
+from .class_scores import Classes, Logits, Probs
 from .function import Function
 from .inputs import opened
+from .label_losses import CLASSES, KINDS, Kind
 from .meanings import IGNORED, Meaning, Values
 from .ownership import table_of
 from .resolution import resolve
@@ -40,80 +40,6 @@ OTHERS = (
     "sentence_order_label",
     "class_labels",
     "mask_labels",
-)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One way in which labels can belong to scores.
-
-    Args:
-        words: the loss in words, for errors.
-        meanings: what the scores are then.
-        line: how to say that, for errors.
-        fits: whether labels and scores (classes last) have the shapes for it.
-        target: what stands at the places of the scores.
-        loss: of scores and such targets.
-    """
-
-    words: str
-    meanings: tuple[type[Meaning], ...]
-    line: str
-    fits: Callable[[Tensor, Tensor], bool]
-    target: Callable[[Tensor], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-
-
-def _next(labels: Tensor) -> Tensor:
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
-
-
-def _column(labels: Tensor) -> Tensor:
-    return _values(labels)[..., None]
-
-
-def _values(labels: Tensor) -> Tensor:
-    return labels if labels.is_floating_point() else labels.to(torch.get_default_dtype())
-
-
-def _cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=IGNORED)
-
-
-def _are_classes(scores: Tensor, labels: Tensor) -> bool:
-    return not labels.is_floating_point() and labels.shape == scores.shape[:-1] and scores.shape[-1] > 1
-
-
-def _are_tokens(scores: Tensor, labels: Tensor) -> bool:
-    return _are_classes(scores, labels) and labels.dim() == 2 and labels.shape[1] > 1
-
-
-def _are_values(scores: Tensor, labels: Tensor) -> bool:
-    return labels.shape == scores.shape
-
-
-def _are_columns(scores: Tensor, labels: Tensor) -> bool:
-    return (*labels.shape, 1) == scores.shape
-
-
-_CLASSES, _VALUES, _YES_OR_NO = ((Logits, Probs), "Logits(dim=-1)"), ((Values,), "Values()"), ((Binary,), "Binary()")
-KINDS = (
-    Kind(
-        "the cross entropy of scores and labels at the same places",
-        *_CLASSES,
-        _are_classes,
-        lambda y: y,
-        _cross_entropy,
-    ),
-    Kind(
-        "the cross entropy of scores and the labels one place further on", *_CLASSES, _are_tokens, _next, _cross_entropy
-    ),
-    Kind("the mean squared error", *_VALUES, _are_values, _values, F.mse_loss),
-    Kind("the mean squared error of one column", *_VALUES, _are_columns, _column, F.mse_loss),
-    Kind("the binary cross entropy", *_YES_OR_NO, _are_values, _values, F.binary_cross_entropy_with_logits),
-    Kind(
-        "the binary cross entropy of one column", *_YES_OR_NO, _are_columns, _column, F.binary_cross_entropy_with_logits
-    ),
 )
 
 
@@ -220,6 +146,7 @@ class _Asked:
         for module in plain.modules():
             module._buffers.update({name: None if b is None else b.clone() for name, b in module._buffers.items()})
         self.inputs, self.output = inputs, wrapped._workbench.output
+        self.plain = plain
         self._call = plain if wrapped._workbench.method == "forward" else getattr(plain, wrapped._workbench.method)
         self.name = ""  # of the scores
 
@@ -256,6 +183,31 @@ class _Asked:
 
     def loss(self, labels: Tensor, scores: Tensor) -> Tensor:
         """What the model says its loss is, for labels with which it gives these scores."""
+        loss, leaves = self._with_loss(labels)
+        alike = (leaf for leaf in leaves if is_float(leaf) and leaf.shape == scores.shape)
+        if not any(bool(_close(leaf.float(), scores.float(), scores.dtype).all()) for leaf in alike):
+            raise _DependOnLabels(
+                "the scores of the model differ with them: it makes inputs of them in a way that is not known here, so that what it predicts "
+                "without them is something else"
+            )
+        return loss
+
+    def trains_by(
+        self, kind: Kind, labels: Tensor, shape: torch.Size, classes_last: Callable[[Tensor], Tensor]
+    ) -> bool:
+        """Whether the loss is the same in training mode, of the scores [shape] of that very call."""
+        self.plain.train()
+        try:
+            loss, leaves = self._with_loss(labels)
+        except ValueError:  # such as of one row for batch norm; a training says so
+            return True
+        finally:
+            self.plain.eval()
+        scores = [classes_last(leaf) for leaf in leaves if is_float(leaf) and leaf.shape == shape]
+        return any(bool(_close(loss, kind.loss(_precise(y), kind.target(labels)), loss.dtype)) for y in scores)
+
+    def _with_loss(self, labels: Tensor) -> tuple[Tensor, list[Any]]:
+        """What the model says its loss is, and all that it gives with labels."""
         try:
             y = self._call(**self.inputs, **{LABELS: labels})
         except Exception as error:
@@ -270,13 +222,7 @@ class _Asked:
             raise ValueError(
                 f"data: the batches have {LABELS}, and with them the model gives {', '.join(paths)}, none of which is its loss. {_REMEDY}"
             )
-        alike = (leaf for leaf in leaves if is_float(leaf) and leaf.shape == scores.shape)
-        if not any(bool(_close(leaf.float(), scores.float(), scores.dtype).all()) for leaf in alike):
-            raise _DependOnLabels(
-                "the scores of the model differ with them: it makes inputs of them in a way that is not known here, so that what it predicts "
-                "without them is something else"
-            )
-        return loss
+        return loss, leaves
 
 
 def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Tensor, model: str) -> Kind:
@@ -296,7 +242,7 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
         )
     compared: list[str] = []
     agree = {kind.words: kind for kind in kinds}
-    for drawn in _drawn(labels, classes_last(scores).float()):
+    for drawn in (every := _drawn(labels, classes_last(scores).float())):
         given = scores_of(drawn)[0]
         own = asked.loss(drawn, given)
         found = {kind.words: kind.loss(_precise(classes_last(given)), kind.target(drawn)) for kind in kinds}
@@ -307,7 +253,7 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
         if not agree:
             break
     level = classes_last(scores).float()
-    if len(agree) != 1 or (kinds[0].meanings == _CLASSES[0] and bool((level.amax(-1) == level.amin(-1)).all())):
+    if len(agree) != 1 or (kinds[0].meanings == CLASSES[0] and bool((level.amax(-1) == level.amin(-1)).all())):
         what = (
             "cannot be told from"
             if len(agree) > 1
@@ -320,6 +266,11 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
             f"{own:.7g}, {what}\n" + "\n".join(compared) + f"\n{_REMEDY}"
         )
     (kind,) = agree.values()
+    if not asked.trains_by(kind, every[1], scores.shape, classes_last):
+        raise ValueError(
+            f"data: the batches have {LABELS}, and the loss that {model} computes of them is {kind.words}, but another one in training mode. "
+            f"{_REMEDY}"
+        )
     if not isinstance(meaning, kind.meanings):
         line = f"{{{asked.name!r}: {kind.line}}}" if asked.name else kind.line
         raise ValueError(
@@ -378,4 +329,4 @@ def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a - b).abs() <= tolerance * (1 + b.abs())
 
 
-__all__ = ["DECODER", "LABELS", "Kind", "Pairing", "decoder_of", "pairing_of", "refuse_others", "without_labels"]
+__all__ = ["DECODER", "LABELS", "Pairing", "decoder_of", "pairing_of", "refuse_others", "without_labels"]
