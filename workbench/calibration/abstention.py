@@ -24,6 +24,7 @@ from workbench.calibration.answers import (
 from workbench.calibration.base import check_model, class_dim, collect, named, output_name, output_of, risks_at
 from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
+from workbench.core.pretrained import SavesPretrained
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
@@ -121,7 +122,7 @@ def _check_by(by: str, per: str = "row") -> None:
         raise ValueError(f"per must be 'row' or 'position'; found {per!r}")
 
 
-class SelectivePredictor(nn.Module):
+class SelectivePredictor(SavesPretrained, nn.Module):
     """A model that abstains: it answers rows, or positions, whose risk is at most a threshold.
 
     Args:

@@ -18,6 +18,7 @@ from workbench.core.labelled import paired
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.ownership import extra
+from workbench.core.pretrained import SavesPretrained
 from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
 from workbench.core.slips import warn_unsaid
 from workbench.core.wrapped import Wrapped, is_wrapped
@@ -28,7 +29,7 @@ from workbench.engine.effects.private_random import generator_of, own_random
 from workbench.risk import Risk
 
 
-class Calibrated(nn.Module, ABC):
+class Calibrated(SavesPretrained, nn.Module, ABC):
     """A wrapped model with calibrated answers; it is called like the wrapped model, which itself stays as it is.
 
     The wrapped model is the sub-module `wrapped`, shared, not copied: training it further makes the calibration stale. It always answers as in

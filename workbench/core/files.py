@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +132,29 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     check_outer(path, around, outer)
     if not around:
         return load_contents(model, wrapper, text, tensors, path)
-    savepoint, prefix = Savepoint(outer[0] if outer else model), INNER * len(around)
+    prefix = INNER * len(around)
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return load_with_outer(around, outer, lambda: load_contents(model, wrapper, text, inner, path), model, tensors, path)
+
+
+def load_with_outer(
+    around: list[dict[str, Any]],
+    outer: list[Any],
+    load_inner: Callable[[], Any],
+    model: Any,
+    tensors: dict[str, Tensor],
+    path: Path,
+) -> Any:
+    """A wrapped model and what stands around it; both stay as they were if one does not load.
+
+    Args:
+        around, outer, tensors: as of `load_outer`.
+        load_inner: gives the wrapped model, of `model`.
+        path: the file, for errors.
+    """
+    savepoint = Savepoint(outer[0] if outer else model)
     try:
-        return load_outer(around, outer, load_contents(model, wrapper, text, inner, path), tensors)
+        return load_outer(around, outer, load_inner(), tensors)
     except BaseException as error:
         savepoint.restore(error)
         if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):
@@ -289,4 +308,4 @@ def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
         wrapped._apply(lambda tensor: tensor.to(dtypes.get(id(tensor), tensor.dtype)))
 
 
-__all__ = ["load", "load_contents", "save"]
+__all__ = ["load", "load_contents", "load_with_outer", "save"]

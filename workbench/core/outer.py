@@ -26,26 +26,32 @@ def split_outer(model: Any) -> tuple[list[Any], Any]:
 
 def contents_of(outer: list[Any], model: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor], list[str]]:
     """What a file says of the modules around a model; the tensors of all; the names of those that are stored as pairs of real numbers."""
-    described = []
-    for module in outer:
-        arguments, functions = module.arguments()
-        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions})
+    described, around = around_of(outer)
     tensors, split = tensors_of(model)
     prefix = INNER * len(outer)
-    named = {prefix + name: tensor for name, tensor in tensors.items()}
+    return described, {prefix + name: tensor for name, tensor in tensors.items()} | around, [prefix + n for n in split]
+
+
+def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What a file says of the modules around a model, and their own tensors, by the names that they have in the outermost."""
+    described: list[dict[str, Any]] = []
+    named: dict[str, Tensor] = {}
     for level, module in enumerate(outer):
+        arguments, functions = module.arguments()
+        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions})
         state = module.state_dict().items()
         named |= {INNER * level + name: value.clone() for name, value in state if not name.startswith(INNER)}
-    return described, named, [prefix + name for name in split]
+    return described, named
 
 
-def check_outer(path: Path, described: Any, outer: list[Any]) -> None:
+def check_outer(path: Path, described: Any, outer: list[Any], call: str = "load(path, ") -> None:
     """Raise what speaks against putting modules around a model as a file says.
 
     Args:
         path: the file, for errors.
         described: what the file says.
         outer: the modules that are around the model already; none if they are to be made.
+        call: how to load it into one that is made alike, for errors.
     """
     if not isinstance(described, list) or any(entry.get("class") not in OUTER for entry in described):
         raise ValueError(
@@ -59,7 +65,7 @@ def check_outer(path: Path, described: Any, outer: list[Any]) -> None:
             functions = ", ".join(f"{name}=" for name in entry["functions"])
             raise ValueError(
                 f"{path} holds a {entry['class']} that was made with {functions}, functions that no file holds: load it into one that is made "
-                f"alike, load(path, {entry['class']}(wrapper(model), {functions}...))"
+                f"alike, {call}{entry['class']}(wrapper(model), {functions}...))"
             )
 
 
@@ -92,4 +98,4 @@ def load_outer(described: list[dict[str, Any]], outer: list[Any], model: Any, te
     return model
 
 
-__all__ = ["INNER", "check_outer", "contents_of", "load_outer", "split_outer"]
+__all__ = ["INNER", "around_of", "check_outer", "contents_of", "load_outer", "split_outer"]

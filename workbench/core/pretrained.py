@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from ..atomic import write as write_text
 from .descriptions import described, import_path
-from .file_format import metadata_of, tensors_of, write
+from .file_format import CHECKSUM, metadata_of, tensors_of, write
 from .model_card import write_card
+from .outer import around_of, split_outer
 
 TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
 WHOLE = "workbench.safetensors"  # of a folder that the plain class does not read
+AROUND = "workbench_calibration.safetensors"  # what stands around the model, beside one of these
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # names of transformers
 _UNKNOWN = {
     "push_to_hub": False,
@@ -63,6 +66,8 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         state = options.pop("state_dict", None)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give a folder")
+        if main:
+            (folder / AROUND).unlink(missing_ok=True)  # of what was saved there before
         if "peft" not in libraries and (plain := _readable(self, state)) is not None:
             save(self, folder, state_dict={**plain, **(state or self.state_dict())}, **options)
             if main:
@@ -96,7 +101,45 @@ def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | No
     return None if another else plain
 
 
-def _text(wrapped: Any, split: list[str]) -> dict[str, Any]:
+class SavesPretrained:
+    """What stands around a wrapped model, such as a calibration, and is saved with it."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:
+        """Write the model of transformers or peft, and what stands around it, to a folder that `workbench.from_pretrained` reads.
+
+        Args:
+            save_directory: the folder; a model card in it says what is there.
+            options: as for `save_pretrained` of the model.
+
+        Raises:
+            TypeError: the model is none of transformers or peft; `workbench.save` writes any.
+        """
+        outer, model = split_outer(self)
+        if not hasattr(model, "save_pretrained"):
+            raise TypeError(
+                f"save_pretrained writes models of transformers and peft, and this {type(self).__name__} is of a {type(model).__name__}: use "
+                "workbench.save(calibrated, path)"
+            )
+        folder = Path(save_directory)
+        model.save_pretrained(folder, **options)
+        if not options.get("is_main_process", True):
+            return
+        around, tensors = around_of(outer)
+        write(folder / AROUND, {**text_of(model, []), "around": around, "of": signature(folder)}, tensors)
+        write_card(model, folder, around)
+
+
+def signature(folder: Path) -> str:
+    """The checksum of what a folder says of its wrapped model, that of each tensor included."""
+    from safetensors import safe_open
+
+    if (folder / WHOLE).is_file():
+        with safe_open(folder / WHOLE, "pt") as file:
+            return str((file.metadata() or {}).get(CHECKSUM))
+    return str(json.loads((folder / TEXT).read_text(encoding="utf-8")).get(CHECKSUM))
+
+
+def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
     """What a file says of a wrapped model, and how its plain one is built."""
     parts = {path: part for path, part in wrapped.named_modules() if "_workbench" in part.__dict__}
     base = (
@@ -128,7 +171,7 @@ def _note(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
     there = {state[name].data_ptr() for name in written if name in state}
     if all(name in written or tensor.data_ptr() in there for name, tensor in state.items()):
         tensors = {name: tensor.detach() for name, tensor in state.items() if name in written}
-        write_text(folder / TEXT, json.dumps(metadata_of(_text(wrapped, []), tensors)))
+        write_text(folder / TEXT, json.dumps(metadata_of(text_of(wrapped, []), tensors)))
         (folder / WHOLE).unlink(missing_ok=True)
     else:
         _write_whole(wrapped, folder)
@@ -178,8 +221,8 @@ def _save_whole(wrapped: Any, folder: Path) -> None:
 
 def _write_whole(wrapped: Any, folder: Path) -> None:
     tensors, split = tensors_of(wrapped)
-    write(folder / WHOLE, _text(wrapped, split), tensors)
+    write(folder / WHOLE, text_of(wrapped, split), tensors)
     (folder / TEXT).unlink(missing_ok=True)
 
 
-__all__ = ["TEXT", "WHOLE", "names_in", "saving_pretrained"]
+__all__ = ["AROUND", "TEXT", "WHOLE", "SavesPretrained", "names_in", "saving_pretrained", "signature"]

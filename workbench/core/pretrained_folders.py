@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,24 +15,26 @@ from ..engine.effects.private_random import own_random
 from .descriptions import import_path
 from .file_contents import checked, read
 from .file_format import KEY
-from .files import load_contents
-from .pretrained import TEXT, WHOLE, names_in
+from .files import load_contents, load_with_outer
+from .outer import check_outer, split_outer
+from .pretrained import AROUND, TEXT, WHOLE, names_in, signature
 from .wrapper import Wrapper
 
 
 def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
     """A wrapped model from a folder that `save_pretrained` of a wrapped model of transformers or peft has written.
 
-    It has all voters, what was learned in closed form, and the units that it had. No code is imported from the folder, and nothing pickled is
-    read.
+    It has all voters, what was learned in closed form, the units and the calibration that it had. No code is imported from the folder, and
+    nothing pickled is read.
 
     Args:
         folder: a local one; of the hub, what `huggingface_hub.snapshot_download` gives.
-        model: for classes that are not those of transformers, or have several adapters: the class, or a plain model built as the saved one was.
+        model: for classes that are not those of transformers, or have several adapters: the class, or a plain model built as the saved one was;
+            or one that is calibrated alike, which is needed if it was calibrated with functions (`groups=`, `weight=`).
         wrapper: as of `load`, for wrappers that are not registered.
 
     Returns:
-        The wrapped model, in evaluation mode.
+        The wrapped model, or what stood around it when it was saved, in evaluation mode.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -56,10 +59,32 @@ def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: 
             f"workbench.from_pretrained(huggingface_hub.snapshot_download({os.fspath(folder)!r}))"
         )
     path, (text, tensors) = _contents(folder)
+    around, learned = _around(folder)
+    outer, model = split_outer(model) if isinstance(model, nn.Module) else ([], model)
+    check_outer(folder / AROUND, around, outer, "from_pretrained(folder, ")
     if model is None or isinstance(model, type):
         with own_random(0):
             model = _plain(folder, text, model)
-    return load_contents(model, wrapper, text, tensors, path).eval()
+    load_inner = functools.partial(load_contents, model, wrapper, text, tensors, path)
+    return load_with_outer(around, outer, load_inner, model, learned, folder / AROUND).eval()
+
+
+def _around(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What stands around the model in a folder, and its tensors.
+
+    Raises:
+        ValueError: if it is of other weights than those that are there.
+    """
+    path = folder / AROUND
+    if not path.is_file():
+        return [], {}
+    text, tensors = read(path)
+    if text.get("of") != signature(folder):
+        raise ValueError(
+            f"{path} is of other weights than those in {folder}, which were saved again without it: calibrate anew, or delete the file and take "
+            "the model as it is"
+        )
+    return text["around"], tensors
 
 
 def _contents(folder: Path) -> tuple[Path, tuple[dict[str, Any], dict[str, Tensor]]]:
