@@ -134,7 +134,9 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
         return load_contents(model, wrapper, text, tensors, path)
     prefix = INNER * len(around)
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return load_with_outer(around, outer, lambda: load_contents(model, wrapper, text, inner, path), model, tensors, path)
+    return load_with_outer(
+        around, outer, lambda: load_contents(model, wrapper, text, inner, path), model, tensors, path
+    )
 
 
 def load_with_outer(

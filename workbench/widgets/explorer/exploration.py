@@ -14,6 +14,7 @@ from workbench.core.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, number
+from workbench.widgets.common.labelled import explorable
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
 from workbench.widgets.explorer.abstaining import Abstention, checked_share
 from workbench.widgets.explorer.carriers import Carriers
@@ -39,7 +40,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
-        self.data, self.k = data_of(data), k
+        self.data, self.k = data_of(explorable(wrapped, data)), k
         test = self.data.test
         if not 2 <= test.x.ndim <= 4:
             raise ValueError(f"data: rows have shape {list(self.data.input_shape)}; cases are tables or pictures")

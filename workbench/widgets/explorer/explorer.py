@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.errors import require
 
+from ..common.labelled import explorable
 from ..common.positions import takes_several
 from ..common.saved import SavedOutput
 from . import several_view
@@ -39,7 +40,8 @@ class Explorer(Exploration):
             `Comparison`: a list chooses which one is looked at (`explorer.model`), and what all say about the chosen row stands side by side.
             Row, place, edits, selection and filter stay when the model changes.
         data: a workbench Data, the name of one, or a pair (x, y), a fifth of whose rows become the test rows. Cases are test rows: of
-            images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor.
+            images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor. Or
+            dicts with "labels", as for `workbench.fit`, but no DataLoader, of a model that answers from its first input alone.
         by: what ranks the cases: a risk that the model measures, "confidence" (for classes) or "error"; None: epistemic risk if there
             is one, else the first.
         coverage: share of cases that are answered, above 0 and at most 1.
@@ -70,7 +72,7 @@ class Explorer(Exploration):
     _saved: SavedOutput | None = None
 
     def __new__(cls, wrapped: Any = None, data: Any = None, **options: Any) -> Explorer:
-        return object.__new__(SeveralExplorer if cls is Explorer and takes_several(data) else cls)
+        return object.__new__(SeveralExplorer if cls is Explorer and takes_several(explorable(wrapped, data)) else cls)
 
     @property
     def widget(self) -> Any:

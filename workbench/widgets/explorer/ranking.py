@@ -20,6 +20,7 @@ from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import _record, ask
+from workbench.calibration.one_output import one_meaning
 from workbench.core.outputs import form_of, meaning_of
 from workbench.core.rows import place
 from workbench.data import Data
@@ -39,7 +40,7 @@ def asked(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict[str, Tensor
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     y, risks = ask(wrapped, place(x, like.device, like.dtype), True)
     y, risk = _without_channel(y.cpu()), {name: _without_channel(risks[name].cpu()) for name in risks.names()}
-    meant = _record(wrapped).output
+    meant = meant_by(wrapped)
     form = form_of(meant)
     shape = [len(x), *_without_channel(data.train.y[:1]).shape[1:]]
     wanted, forms = {
@@ -61,6 +62,12 @@ def asked(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict[str, Tensor
         if name != "prediction" and list(value.shape) not in (shape, [len(x)]):
             raise ValueError(f"the {name} risk is {list(value.shape)} for targets {shape}; it ranks no rows")
     return y, risk
+
+
+def meant_by(wrapped: Any) -> Any:
+    """What the one output that is explored means, of a model that gives several as well."""
+    output = _record(wrapped).output
+    return one_meaning(output) if isinstance(output, Mapping) else output
 
 
 def _without_channel(maps: Tensor) -> Tensor:
@@ -143,4 +150,4 @@ def row_numbers(
     return ranking, wrong
 
 
-__all__ = ["OF", "asked", "errors", "mean_known", "row_numbers", "scales_of", "targets_of"]
+__all__ = ["OF", "asked", "errors", "mean_known", "meant_by", "row_numbers", "scales_of", "targets_of"]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration import Selective
-from workbench.calibration.base import _record
 from workbench.core.method import evaluating
 from workbench.core.outputs import form_of
 from workbench.core.rows import bad_rows
@@ -20,12 +19,13 @@ from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import MOST_TARGETS, batch_rows, target_names
 from workbench.risk import Risk
 from workbench.widgets.common.cases import number
+from workbench.widgets.common.labelled import explorable
 from workbench.widgets.common.positions import comparable_data
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.models import named_models, naming
 from workbench.widgets.explorer.places import place_of
-from workbench.widgets.explorer.ranking import OF, asked, row_numbers, scales_of, targets_of
+from workbench.widgets.explorer.ranking import OF, asked, meant_by, row_numbers, scales_of, targets_of
 
 BATCH = 256  # rows asked at once, at most
 
@@ -51,7 +51,7 @@ class SeveralExploration(Exploration):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
-        self.data = comparable_data(data)
+        self.data = comparable_data(explorable(wrapped, data))
         if k is not None or space is not None:
             self._refuse("are not beside their neighbours: leave k and space out")
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
@@ -112,7 +112,7 @@ class SeveralExploration(Exploration):
     # ---- models
     def _use(self, name: str) -> None:
         self._model, self.wrapped = name, self._models[name]
-        self.output = form_of(_record(self.wrapped).output)
+        self.output = form_of(meant_by(self.wrapped))
         self._numbers, self._wrong = self._known_of[name]
 
     def _look_at(self, name: str) -> None:

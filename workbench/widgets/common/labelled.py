@@ -1,0 +1,73 @@
+"""Rows in dicts with `labels`, the convention of transformers, as the data that an explorer takes: one tensor of inputs, and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from workbench.calibration.base import _innermost as innermost
+from workbench.calibration.base import ask, output_of
+from workbench.core.inputs import positional_names
+from workbench.core.labelled import LabelledLoader, LabelledRows, paired
+from workbench.core.method import evaluating
+from workbench.core.rows import place
+from workbench.data import Data
+from workbench.engine.effects.private_random import own_random
+
+ROWS = 4  # that are asked
+
+
+def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
+    """A Data of rows in dicts with labels; data in any other form as they are.
+
+    Args:
+        models: the wrapped or calibrated model; of several the first says how labels belong to scores.
+        data: as for `Explorer`.
+
+    Raises:
+        ValueError: as `workbench.core.labelled.paired`; or other inputs than the first differ from row to row, as masks of padding do.
+    """
+    model: Any = next(iter(models.values())) if isinstance(models, Mapping) else models
+    if isinstance(data, str | DataLoader | Data) or not isinstance(model, nn.Module):
+        return data
+    found = paired(innermost(model), data)
+    if found is data:
+        return data
+    if isinstance(found, LabelledLoader | LabelledRows):
+        parts = list(found) if isinstance(found, LabelledLoader) else [found[i] for i in range(len(found))]
+        join = torch.cat if isinstance(found, LabelledLoader) else torch.stack
+        found = {name: join([x[name] for x, _ in parts]) for name in parts[0][0]}, join([y for _, y in parts])
+    inputs, y = found
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    few = place({name: value[:ROWS] for name, value in inputs.items()}, like.device, like.dtype)
+    main, scores = _one_input(model, inputs, few)
+    classes = None if output_of(model) == "values" else scores.shape[-1]
+    task = "regression" if classes is None else "classification"
+    return Data.from_arrays(inputs[main], y, task=task, classes=classes)
+
+
+def _one_input(model: nn.Module, inputs: dict[str, Tensor], few: dict[str, Tensor]) -> tuple[str, Tensor]:
+    """The name of the one input, and what the model says of a few rows; all other inputs must say nothing."""
+    main = next((name for name in positional_names(innermost(model)) if name in inputs), next(iter(inputs)))
+    others = [name for name in inputs if name != main]
+    differing = [name for name in others if bool((inputs[name] != inputs[name].flatten()[0]).any())]
+
+    def asked(x: Any) -> Tensor:
+        with own_random(0, next(iter(few.values())).device), torch.no_grad(), evaluating(model, whole=True):
+            return ask(model, x, False)[0]
+
+    scores = asked(few)
+    if differing or (others and not torch.allclose(scores, asked((few[main],)), rtol=1e-4, atol=1e-5)):
+        raise ValueError(
+            f"data: the inputs are {', '.join(inputs)}, and an explorer shows one tensor, but the predictions depend on "
+            f"{', '.join(differing or others)} as well: give rows of one length without padding, or look for rows by top_uncertain and "
+            "selective, which take such batches"
+        )
+    return main, scores
+
+
+__all__ = ["explorable"]
