@@ -185,6 +185,31 @@ def test_model_and_random_state_stay_as_they_were() -> None:
     assert all(torch.equal(value, state[key]) for key, value in wrapped.state_dict().items())
 
 
+class Drawing(Rows):
+    def __getitem__(self, i: int) -> Batch:
+        torch.rand(())  # as an augmentation does
+        return super().__getitem__(i)
+
+
+def overwriting(logits: Tensor, labels: Tensor, mask: Any) -> Tensor:
+    labels[labels == -100] = 0
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_what_is_given_stays_as_it_was() -> None:
+    _, _, wrapped = make("bert classes")
+    random = torch.get_rng_state()
+    calibrate(wrapped, Drawing(LABELLED["bert classes"].batch(20)), "temperature")
+    assert torch.equal(torch.get_rng_state(), random)
+    own = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(Scored(overwriting))
+    batch = tokens()
+    batch["labels"][:, 1] = -100
+    before = copy.deepcopy(batch)
+    with pytest.raises(ValueError, match="is none of"):
+        pairing_of(own, batch)
+    assert all(torch.equal(value, before[key]) for key, value in batch.items())
+
+
 # ---- what is refused
 class Scored(nn.Module):
     """Scores of three classes for each token, and a loss of one's own."""

@@ -388,7 +388,7 @@ def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batc
     loader = source if isinstance(source, DataLoader) else rows_loader(source, batch_size=size)
     for item in loader:
         if targets and not (isinstance(item, tuple | list) and len(item) == 2):
-            raise TypeError(f"data: found {type(item).__name__} in place of pairs (x, y)")
+            raise TypeError(f'data: found {type(item).__name__} in place of pairs (x, y), or of dicts with "labels"')
         x, y = split_batch(item)
         y = with_class_numbers(y)
         if targets and not isinstance(y, Tensor):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from ..engine.effects.private_random import own_random
 from .own_loss import LABELS, ROWS, Pairing, decoder_of, pairing_of, refuse_others, without_labels
 from .rows import describe
 
@@ -110,7 +111,8 @@ class LabelledRows(Dataset):
     def __init__(self, rows: Any, convert: _Converter) -> None:
         self.given, self._convert = rows, convert
         self.workers = getattr(rows, "workers", 0)
-        convert(_stacked([_columns(rows[i]) for i in range(min(ROWS, len(rows)))]))
+        with own_random(0):
+            convert(_stacked([_columns(rows[i]) for i in range(min(ROWS, len(rows)))]))
 
     def __len__(self) -> int:
         return len(self.given)
@@ -132,7 +134,8 @@ def _has_labelled_rows(data: Any) -> bool:
         return False
     if not isinstance(data, Dataset) and not hasattr(data, "column_names"):  # as those of the package datasets
         return False
-    return _is_labelled(data[0])
+    with own_random(0):
+        return _is_labelled(data[0])
 
 
 def _are_rows(first: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..engine.clone import eager
 from ..engine.effects.private_random import own_random
-from ..engine.tree import flatten, is_float, names
+from ..engine.tree import flatten, is_float, names, tree_map
 from .class_scores import Classes, Logits, Probs
 from .function import Function
 from .inputs import opened
@@ -157,7 +157,7 @@ class _Asked:
             _DependOnLabels: if it gives nothing then.
         """
         try:
-            return self._call(**self.inputs, **more)
+            return self._call(**_own(self.inputs), **more)
         except Exception as error:
             said = str(error).partition("\n")[0]
             raise _DependOnLabels(
@@ -209,7 +209,7 @@ class _Asked:
     def _with_loss(self, labels: Tensor) -> tuple[Tensor, list[Any]]:
         """What the model says its loss is, and all that it gives with labels."""
         try:
-            y = self._call(**self.inputs, **{LABELS: labels})
+            y = self._call(**_own(self.inputs), **{LABELS: labels.clone()})
         except Exception as error:
             raise ValueError(
                 f"data: the batches have {LABELS}, and of some {list(labels.shape)} the model computes no loss "
@@ -279,6 +279,11 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
             f"{kind.line.partition('(')[0]}"
         )
     return kind
+
+
+def _own(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that a model may write into, as some do into their labels."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
 def _few(inputs: dict[str, Any], labels: Tensor) -> tuple[dict[str, Any], Tensor]:

@@ -236,7 +236,10 @@ def _check_dataset(data: Dataset, name: str, targets: bool, numbered: bool) -> N
         raise TypeError(f"{name}: {type(data).__name__} has no numbered rows; give it in a DataLoader")
     row = data[0] if targets and isinstance(data, Sized) and len(data) else None
     if row is not None and not (isinstance(row, tuple | list) and len(row) == 2):
-        raise TypeError(f"{name}: {type(data).__name__} gives {describe(row)} for row 0; it must give a pair (x, y)")
+        raise TypeError(
+            f"{name}: {type(data).__name__} gives {describe(row)} for row 0; it must give a pair (x, y)"
+            + (' or, under the name "labels", what is to be predicted' if isinstance(row, Mapping) else "")
+        )
 
 
 def _inputs_alone(x: Any, name: str) -> TensorRows:

@@ -44,7 +44,9 @@ class Batches:
         if isinstance(self.source, DataLoader):
             for pair in self.source:
                 if not (isinstance(pair, tuple | list) and len(pair) == 2):
-                    raise TypeError(f"data: the DataLoader gives {describe(pair)}; it must give pairs (x, y)")
+                    raise TypeError(
+                        f'data: the DataLoader gives {describe(pair)}; it must give pairs (x, y), or dicts with "labels"'
+                    )
                 yield self._batch(None, *pair)
             return
         n = len(cast(Sized, self.source))
