@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import Risk, compose, neo, sculpt, top_uncertain, vote
+from workbench import Risk, compose, fit, neo, sculpt, top_uncertain, vote
 from workbench.calibration import calibrate, selective
 from workbench.distributions import Quantiles
 from workbench.outputs import Logits
@@ -132,6 +132,15 @@ def test_abstention_is_that_of_the_named_output(shape: str, by: str) -> None:
     assert torch.equal(part(ours.prediction, at), expected.prediction)
     if by == "epistemic":
         assert all(map(torch.equal, top_uncertain(structured, X, 5, by), top_uncertain(alone, X, 5, by)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_are_trained_by_the_named_output(shape: str) -> None:
+    pair = both(lambda **o: compose(vote.Wrapper(2, **o), sculpt.Wrapper()), shape, 1, "values")[:2]
+    for wrapped in pair:
+        fit(wrapped, (X, Y), epochs=3, progress=False)
+    ours, expected = ((wrapped.scaling.y_mean, *wrapped.parameters()) for wrapped in pair)
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
 def test_a_lone_tensor_in_a_structure_needs_no_name() -> None:

@@ -16,7 +16,7 @@ from ..engine.plan import Bank, Plan
 from ..engine.results import Running
 from ..engine.run import Branched, NotDealableError
 from ..engine.state import BranchedState, of_one_branch, states_in
-from ..engine.tree import is_float, names, tensors, tree_map
+from ..engine.tree import children, is_float, names, tensors, tree_map
 from ..risk import Risk
 from .crossfit import committee_of
 from .dealing import NO_ROWS, deal, rows_of, tell, tell_whole
@@ -241,7 +241,8 @@ def loss_of_model(
     prediction = rebuild(predictions)
     tree_names = names(prediction)
     meanings = resolve(record.output, lambda: tree_names, predictions, 0)
-    plain = all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
+    alike = children(y) is not None or children(prediction) is None  # else y is the target of one output
+    plain = alike and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
     if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
     else:
