@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from .torchscript import RefusedError, script
 
@@ -77,12 +76,13 @@ class Graph:
             _simplify(graph, values)
             self._tensors += _lift_constants(graph)
         _separate(graph)
-        self._run: Callable[..., Any] = fx.GraphModule({}, graph)
-        self.scripted = False
-        if any(map(_unsaid_writes, nodes)):
-            return  # TorchScript merges what its schema calls equal
-        with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):  # torch's private functions
-            self._run, self.scripted = script(graph, values), True
+        run: Callable[..., Any] | None = None
+        if not any(map(_unsaid_writes, nodes)):  # of which TorchScript merges what its schema calls equal
+            # torch's private functions
+            with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):
+                run = script(graph, values)
+        self.scripted = run is not None
+        self._run = run or fx.GraphModule({}, graph)
 
     def run(self, *batch: Tensor) -> list[Tensor]:
         """The same for another batch."""
@@ -143,6 +143,12 @@ class _Recorder(TorchDispatchMode):
             self._held.append(tensor)
         return self._nodes[id(tensor)]
 
+    def _with_nodes(self, value: Any) -> Any:
+        """An argument with nodes in the place of its tensors."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._with_nodes, value))
+        return self._node(value) if isinstance(value, Tensor) else value
+
     def _check_draws(self) -> None:
         if not torch.equal(torch.default_generator.get_state(), self._random):
             self._refusal = self._refusal or "random draws start anew within a step"
@@ -161,8 +167,8 @@ class _Recorder(TorchDispatchMode):
             self._refusal = self._refusal or f"{function} is no operation of torch"
         if self._refusal or function in _OF_TYPES:
             return result
-        inputs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self._graph.call_function(function, *inputs)
+        named = {name: self._with_nodes(value) for name, value in kwargs.items()}
+        node = self._graph.call_function(function, self._with_nodes(args), named)
         if isinstance(result, Tensor):
             self._note(node, result)
         elif isinstance(result, list | tuple):
