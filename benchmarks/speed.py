@@ -16,7 +16,7 @@ import speed_page
 import torch
 from speed_cases import WRAPPERS, case_of
 from speed_clock import middle, peak, timed
-from speed_fit import TRAININGS, trained
+from speed_fit import TRAININGS, raced, trained
 from speed_models import MODELS
 from speed_peers import TASKS, against, lacking
 from speed_targets import TARGETS
@@ -66,7 +66,8 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for task in tasks
     ]
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
-    return aimed + others + peers + trainings
+    races = [{"race": name, "on": "cpu"} for name, (*_, heads) in TRAININGS.items() if heads is not None]
+    return aimed + others + peers + trainings + races
 
 
 def _cell(model: str, wrapper: str, n: int, batch: int, phase: str, **how: str) -> dict[str, Any]:
@@ -189,7 +190,8 @@ def run(**cell: Any) -> dict[str, Any]:
     full = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), full:
         torch.manual_seed(0)
-        measure = against if "peer" in cell else trained if "training" in cell else _row
+        special = {"peer": against, "training": trained, "race": raced}
+        measure = next((special[name] for name in special if name in cell), _row)
         return {"hardware": hardware, **measure(**cell)}
 
 

@@ -1,9 +1,11 @@
-"""Whole trainings: `workbench.fit` with and without graphs of its steps, beside loops, torch.func and stacked weights by hand."""
+"""Whole trainings: `workbench.fit` with and without graphs of its steps, beside loops, torch.func and stacked weights by hand; and how long
+these take until their test NLL is that of `fit`."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +20,7 @@ from workbench.training.checks import LR
 from workbench.training.defaults import one_cycle
 
 ROWS, BATCH, EPOCHS, ROUNDS = 2048, 64, 32, 3  # 1024 steps
+NEAR = 0.01  # nats within which two test NLLs are the same
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -39,50 +42,134 @@ TRAININGS: dict[str, tuple[tuple[int, ...], int, Any]] = {
 }
 
 
-def trained(training: str, on: str) -> dict[str, Any]:
-    """Seconds of each way to train, taken in turn, their ratios to the ways by hand, and the error on new rows that each ends with."""
-    sizes, n, heads = TRAININGS[training]
+def _data(features: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Inputs and targets for training, inputs and targets of new rows, and the truth there."""
     draw = torch.Generator().manual_seed(1)
-    x = torch.randn(2 * ROWS, sizes[0], generator=draw)
+    x = torch.randn(2 * ROWS, features, generator=draw)
     truth = torch.sin(x.sum(1, keepdim=True))
     y = truth + 0.1 * torch.randn(truth.shape, generator=draw)
-    x, new, y = x[:ROWS], x[ROWS:], y[:ROWS]
-    wrapper = vote.Wrapper(n) if heads is None else compose(vote.Wrapper(n), heads)
-    outputs = 1 if heads is None else 2  # by hand: mean, and standard deviation
+    return x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:], truth[ROWS:]
 
-    def ours(strategy: str | None) -> Predict:
-        wrapped = wrapper(_mlp(*sizes))
-        options: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "validation": 0, "standardize": False}
-        fit(wrapped, (x, y), strategy=strategy, progress=False, **options)
-        return wrapped.eval()
 
-    def by_hand(train: Callable[..., Predict], **how: Any) -> Callable[[], Predict]:
-        return lambda: train([_mlp(*sizes[:-1], outputs) for _ in range(n)], x, y, **how)
+def _ours(training: str, x: Tensor, y: Tensor, strategy: str | None = None) -> Any:
+    """The wrapped model, trained by `fit`."""
+    sizes, n, heads = TRAININGS[training]
+    wrapped = (vote.Wrapper(n) if heads is None else compose(vote.Wrapper(n), heads))(_mlp(*sizes))
+    options: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "validation": 0, "standardize": False}
+    fit(wrapped, (x, y), strategy=strategy, progress=False, **options)
+    return wrapped.eval()
 
-    ways: dict[str, Callable[[], Predict]] = {
-        "fit": lambda: ours(None),
-        "eager": lambda: ours("eager"),
-        "loop": by_hand(_loop, fused=False),
-        "loop_fused": by_hand(_loop, fused=True),
-        "func": by_hand(_func),
-        "stacked": by_hand(_stacked),
+
+def _by_hand(training: str) -> dict[str, Callable[..., Predict]]:
+    """By name, what trains networks by hand, given rows, and perhaps `Reach`, and gives the answers of all [n, rows, outputs]."""
+    sizes, n, heads = TRAININGS[training]
+    outputs = 1 if heads is None else 2  # mean, and standard deviation
+
+    def fresh() -> list[nn.Module]:
+        return [_mlp(*sizes[:-1], outputs) for _ in range(n)]
+
+    return {
+        "loop": lambda *rows: _loop(fresh(), False, *rows),
+        "loop_fused": lambda *rows: _loop(fresh(), True, *rows),
+        "func": lambda *rows: _func(fresh(), *rows),
+        "stacked": lambda *rows: _stacked(fresh(), *rows),
+    }
+
+
+def trained(training: str, on: str) -> dict[str, Any]:
+    """Seconds of each way to train, taken in turn, their ratios to the ways by hand, and the error on new rows that each ends with."""
+    x, y, new, _, truth = _data(TRAININGS[training][0][0])
+    ways: dict[str, Callable[..., Predict]] = {
+        "fit": lambda *rows: _ours(training, *rows),
+        "eager": lambda *rows: _ours(training, *rows, "eager"),
+        **_by_hand(training),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     errors: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(-1, ROUNDS):  # the first one is to get warm
         for name, run in ways.items():
             start = time.process_time_ns()
-            predict = run()
+            predict = run(x, y)
             if round_ >= 0:
                 seconds[name].append((time.process_time_ns() - start) / 1e9)
                 with torch.no_grad():
-                    errors[name].append(F.mse_loss(predict(new), truth[ROWS:]).sqrt().item())
+                    answer = predict(new) if name in ("fit", "eager") else predict(new)[..., :1].mean(0)
+                    errors[name].append(F.mse_loss(answer, truth).sqrt().item())
     row: dict[str, Any] = {f"{name}_s": middle(values)[0] for name, values in seconds.items()}
     row |= {f"{name}_rmse": middle(values)[0] for name, values in errors.items()}
     for name in list(ways)[1:]:
         ratios = [ours / other for ours, other in zip(seconds["fit"], seconds[name], strict=True)]
         row |= dict(zip((f"fit_{name}", f"fit_{name}_low", f"fit_{name}_high"), middle(ratios), strict=True))
     return {"steps": EPOCHS * ROWS // BATCH, **row}
+
+
+class Reach:
+    """The clock of a training that ends as soon as its test NLL is near that of another; what it takes to look does not count.
+
+    Args:
+        nll: of the other.
+        x, y: test rows.
+    """
+
+    def __init__(self, nll: float, x: Tensor, y: Tensor) -> None:
+        self._goal, self._x, self._y = nll + NEAR, x, y
+        self._start, self.nll, self.seconds = time.process_time_ns(), math.inf, 0.0
+
+    @property
+    def reached(self) -> bool:
+        return self.nll <= self._goal
+
+    def after_epoch(self, members: Predict) -> bool:
+        """Whether training may end."""
+        start = time.process_time_ns()
+        self.seconds = (start - self._start) / 1e9
+        with torch.no_grad():
+            self.nll = nll_of(members(self._x), self._y)
+        self._start += time.process_time_ns() - start
+        return self.reached
+
+
+def nll_of(answers: Tensor, y: Tensor) -> float:
+    """Negative log likelihood of the even mixture of networks [n, rows, 2] that say mean and (before softplus) standard deviation."""
+    said = torch.distributions.Normal(answers[..., :1], F.softplus(answers[..., 1:]))
+    return float(math.log(len(answers)) - said.log_prob(y).logsumexp(0).mean())
+
+
+def raced(race: str, on: str) -> dict[str, Any]:
+    """Seconds that each way by hand takes until its test NLL is near that which `fit` ends with, taken in turn.
+
+    Networks have risk heads. A way that does not get there counts with all of its time, and `reached` says how often it did.
+    """
+    x, y, new, targets, _ = _data(TRAININGS[race][0][0])
+    ways = _by_hand(race)
+    seconds: dict[str, list[float]] = {name: [] for name in ("fit", *ways)}
+    nlls: dict[str, list[float]] = {name: [] for name in seconds}
+    reached = dict.fromkeys(ways, 0)
+    for round_ in range(-1, ROUNDS):  # the first one is to get warm
+        start = time.process_time_ns()
+        wrapped = _ours(race, x, y)
+        took = (time.process_time_ns() - start) / 1e9
+        with torch.no_grad():
+            nll = float(-wrapped.predictive(new).log_prob(targets).mean())
+        clocks = {}
+        for name, run in ways.items():
+            clocks[name] = Reach(nll, new, targets)
+            run(x, y, clocks[name])
+        if round_ < 0:
+            continue
+        seconds["fit"].append(took)
+        nlls["fit"].append(nll)
+        for name, clock in clocks.items():
+            seconds[name].append(clock.seconds)
+            nlls[name].append(clock.nll)
+            reached[name] += clock.reached
+    row: dict[str, Any] = {f"{name}_s": middle(values)[0] for name, values in seconds.items()}
+    row |= {f"{name}_nll": middle(values)[0] for name, values in nlls.items()}
+    row |= {f"{name}_reached": count for name, count in reached.items()}
+    for name in ways:
+        ratios = [ours / other for ours, other in zip(seconds["fit"], seconds[name], strict=True)]
+        row |= dict(zip((f"fit_{name}", f"fit_{name}_low", f"fit_{name}_high"), middle(ratios), strict=True))
+    return {"rounds": ROUNDS, **row}
 
 
 def _loss(answer: Tensor, targets: Tensor) -> Tensor:
@@ -93,27 +180,37 @@ def _loss(answer: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(mean, targets) + (std.log() + ((targets - mean) / std).square() / 2).mean()
 
 
-def _batches(x: Tensor, y: Tensor, *optimizers: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    x: Tensor, y: Tensor, members: Predict, reach: Reach | None, *optimizers: torch.optim.Optimizer
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches in a random order, with the learning rates that `fit` has: linear warm-up, then a cosine to zero."""
-    orders = (torch.randperm(len(x)).split(BATCH) for _ in range(EPOCHS))
-    for step, rows in enumerate(itertools.chain.from_iterable(orders)):
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = LR * one_cycle(step, steps=EPOCHS * len(x) // BATCH)
-        yield x[rows], y[rows]
+    step = 0
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(x)).split(BATCH):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = LR * one_cycle(step, steps=EPOCHS * len(x) // BATCH)
+            yield x[rows], y[rows]
+            step += 1
+        if reach is not None and reach.after_epoch(members):
+            return
 
 
-def _loop(models: list[nn.Module], x: Tensor, y: Tensor, fused: bool) -> Predict:
+def _loop(models: list[nn.Module], fused: bool, x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
     """Each model with an optimizer of its own."""
     optimizers = [torch.optim.Adam(each.parameters(), fused=fused or None) for each in models]
-    for inputs, targets in _batches(x, y, *optimizers):
+
+    def members(x: Tensor) -> Tensor:
+        return torch.stack([each(x) for each in models])
+
+    for inputs, targets in _batches(x, y, members, reach, *optimizers):
         for each, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             _loss(each(inputs), targets).backward()
             optimizer.step()
-    return lambda x: torch.stack([each(x)[:, :1] for each in models]).mean(0)
+    return members
 
 
-def _func(models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
+def _func(models: list[nn.Module], x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
     """One vmap over the models' gradients, and one optimizer of all, as the tutorial of torch.func has it."""
     parameters, _ = torch.func.stack_module_state(models)
     model = copy.deepcopy(models[0]).to("meta")
@@ -123,15 +220,19 @@ def _func(models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
 
     gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, None))
     optimizer = torch.optim.Adam(parameters.values(), fused=True)
-    for inputs, targets in _batches(x, y, optimizer):
+    call = torch.func.vmap(lambda weights, x: torch.func.functional_call(model, weights, x), in_dims=(0, None))
+
+    def members(x: Tensor) -> Tensor:
+        return call(parameters, x)
+
+    for inputs, targets in _batches(x, y, members, reach, optimizer):
         for name, gradient in gradients(parameters, inputs, targets).items():
             parameters[name].grad = gradient
         optimizer.step()
-    call = torch.func.vmap(lambda weights, x: torch.func.functional_call(model, weights, x), in_dims=(0, None))
-    return lambda x: call(parameters, x)[..., :1].mean(0)
+    return members
 
 
-def _stacked(models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
+def _stacked(models: list[nn.Module], x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
     """Batched matrix products of weights that are stacked by hand."""
     linears = [[layer for layer in model.modules() if isinstance(layer, nn.Linear)] for model in models]
     layers = [
@@ -143,18 +244,18 @@ def _stacked(models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
     ]
     parameters = [tensor.requires_grad_() for layer in layers for tensor in layer]
 
-    def call(x: Tensor) -> Tensor:
+    def members(x: Tensor) -> Tensor:
         x = x.expand(len(models), *x.shape)
         for weight, bias in layers[:-1]:
             x = torch.baddbmm(bias, x, weight).relu()
         return torch.baddbmm(layers[-1][1], x, layers[-1][0])
 
     optimizer = torch.optim.Adam(parameters, fused=True)
-    for inputs, targets in _batches(x, y, optimizer):
+    for inputs, targets in _batches(x, y, members, reach, optimizer):
         optimizer.zero_grad()
-        (len(models) * _loss(call(inputs), targets.expand(len(models), *targets.shape))).backward()
+        (len(models) * _loss(members(inputs), targets.expand(len(models), *targets.shape))).backward()
         optimizer.step()
-    return lambda x: call(x)[..., :1].mean(0)
+    return members
 
 
-__all__ = ["TRAININGS", "trained"]
+__all__ = ["TRAININGS", "nll_of", "raced", "trained"]

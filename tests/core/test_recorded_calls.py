@@ -228,6 +228,17 @@ def _numpy(wrapped: Any) -> None:
     wrapped.shift.numpy()[:] = 5.0
 
 
+def _other_hooks(wrapped: Any) -> None:
+    """An empty dict in the place of an empty one, into which a hook comes then."""
+    layer = wrapped.layers[0]
+    layer._forward_hooks = type(layer._forward_hooks)()
+    layer.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def _other_strides(wrapped: Any) -> None:
+    wrapped.shift.data = torch.arange(16.0).reshape(8, 2)[:, 0]
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "in place": _write,
     "data": _exchange_data,
@@ -244,6 +255,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "load": lambda w: w.load_state_dict({k: v + 1 if v.is_floating_point() else v for k, v in w.state_dict().items()}),
     "risk parameters": lambda w: w.set_risk_parameters({n: p.detach() + 1 for n, p in w.named_risk_parameters()}),
     "layer's forward": lambda w: setattr(w.layers[0], "forward", lambda h: h),
+    "other hooks": _other_hooks,
+    "other strides": _other_strides,
     "frozen parameters": lambda w: w.requires_grad_(False),
 }
 

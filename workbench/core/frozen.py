@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from ..engine.effects.attributes import ModuleContents, modules, structure
 from ..engine.effects.contents import Contents
 from ..engine.surroundings import guarded
-from ..engine.tree import versions
 from ..errors import FrozenModelError
 from .ownership import engine_of
 
 _KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_VERSION = operator.attrgetter("_version")
 _LOCK = threading.Lock()
 _ACTIVE: list[Frozen] = []  # those that are inside of a block, of all threads
 
@@ -44,12 +45,11 @@ class Frozen:
         self._objects = Contents(
             self._tree, self._impure
         )  # first: recurrent layers make lists anew when they are asked
-        self._names = [
-            *(name for name, _ in nn.Module.named_parameters(root)),
-            *(name for name, _ in root.named_buffers()),
-        ]
-        self._tensors = [*nn.Module.parameters(root), *root.buffers()]
-        self._versions = versions(self._tensors)
+        named = [*nn.Module.named_parameters(root), *root.named_buffers()]
+        self._tensors = [tensor for _, tensor in named]
+        counted = [(name, tensor) for name, tensor in named if not tensor.is_inference()]  # those don't count writes
+        self._names, self._counted = [name for name, _ in counted], [tensor for _, tensor in counted]
+        self._versions = list(map(_VERSION, self._counted))
         self._held = {
             (path, kind): dict(module.__dict__ if not kind else module.__dict__[kind])
             for path, module in self._tree.items()
@@ -60,11 +60,11 @@ class Frozen:
 
     def same_numbers(self) -> bool:
         """Whether nobody has written into its tensors."""
-        return versions(self._tensors) == self._versions
+        return list(map(_VERSION, self._counted)) == self._versions
 
     def unchanged(self) -> bool:
         """Whether it is as it was."""
-        if versions(self._tensors) != self._versions or not self._objects.unchanged():
+        if not self.same_numbers() or not self._objects.unchanged():
             return False
         if self._impure:  # attributes that forward itself changes
             return structure(self._tree, self._impure) == self._facts
@@ -92,8 +92,8 @@ class Frozen:
         """What was changed, in words."""
         written = [
             name
-            for name, now, before in zip(self._names, versions(self._tensors), self._versions, strict=True)
-            if now != before
+            for name, tensor, before in zip(self._names, self._counted, self._versions, strict=True)
+            if tensor._version != before
         ]
         if written:
             return f"{_some(written)} {'was' if len(written) == 1 else 'were'} written into"

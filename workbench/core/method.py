@@ -208,7 +208,8 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
     """
     y = parts["y"]
     out = {name: value.mean(dim) for name, value in parts.items()}
-    out["epistemic"] = out.get("epistemic", 0) + _variance(y, out["y"], dim)
+    variance = _variance(y, out["y"], dim)
+    out["epistemic"] = out["epistemic"] + variance if "epistemic" in out else variance
     return out
 
 

@@ -29,8 +29,8 @@ from .traceable import Facts, UntraceableError
 
 log = logging.getLogger("workbench")
 
-LEAST_CALLS = 50  # of a kind before, for making a graph takes as long as some dozens of them
-LEAST_FROZEN = 3  # of them inside of a `frozen` block
+LEAST_CALLS = 15  # of a kind before: making a graph, and its first runs, take about as long
+LEAST_FROZEN = 1  # of them inside of a `frozen` block, which says that more will come
 TRIALS = 4  # calls that are taken both ways, for numbers and times
 LONGEST = 0.005  # seconds of a call beyond which what Python takes does not count, and recording would hold much memory
 KINDS = 64  # of calls that are counted

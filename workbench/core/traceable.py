@@ -75,7 +75,12 @@ class Facts:
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
-        self._functions, read = _check_code(modules)
+        functions, read = _check_code(modules)
+        self._spaces, self._names, self._functions = zip(
+            *((vars(cls), name, f) for cls, name, f, _ in functions), strict=True
+        )
+        self._written = [f for _, _, f, code in functions if code is not None]
+        self._codes = [code for *_, code in functions if code is not None]
         record = self._record = wrapped._workbench
         taken_over = {owner for name in record.released for owner in record.slots[name].owners}
         for path, module in modules.items():
@@ -83,44 +88,48 @@ class Facts:
         modules |= auxiliary or {}
         self._modules = list(modules.values())
         self._classes = list(map(type, self._modules))
-        # held here, so that no other object gets the place in memory of one of them
         self._holders = [*_holders(self._modules), *_settings_of(record)]
-        self._items = list(itertools.chain.from_iterable(map(dict.values, self._holders)))
+        self._sizes = list(map(len, self._holders))
+        entries = [(holder, key) for holder in self._holders for key in holder if key not in _ASIDE]
+        # in columns, so that one `map` asks for all of them; the values are held here, so that no other object gets the place in memory of one
+        self._dicts = [*(holder for holder, _ in entries), *(holder for holder, _, _ in read)]
+        self._keys = [*(key for _, key in entries), *(key for _, key, _ in read)]
+        self._items = [*(holder[key] for holder, key in entries), *(value for _, _, value in read)]
         self._said = _SAID(record)
-        self._globals = [(holder, name) for holder, name, _ in read]
-        self._read = [value for _, _, value in read]
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
         self._tensors = [*self.parameters, *self.frozen, *self.buffers]
-        self._forms = self._forms_now()
+        self._dtypes, self._shapes = list(map(_DTYPE, self._tensors)), list(map(_SHAPE, self._tensors))
         if any(
             type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
             for t in self._tensors
         ):
             raise UntraceableError("a tensor is not on the CPU, or has another layout")
 
-    def _forms_now(self) -> list[Any]:
-        return [(t.dtype, t.shape, t.stride()) for t in self._tensors]
-
     def hold(self) -> bool:
         """Whether nothing has changed."""
-        now = itertools.chain.from_iterable(map(dict.values, self._holders))
         return (
-            sum(map(len, self._holders)) == len(self._items)
-            and all(map(operator.is_, now, self._items))
+            all(map(operator.is_, map(dict.get, self._dicts, self._keys, _NOTHING), self._items))
+            and list(map(len, self._holders)) == self._sizes
             and all(map(operator.is_, map(type, self._modules), self._classes))
             and all(map(operator.is_, _SAID(self._record), self._said))
-            and self._forms_now() == self._forms
-            and all(holder.get(name) is value for (holder, name), value in zip(self._globals, self._read, strict=True))
-            and all(
-                vars(cls).get(name) is f and getattr(f, "__code__", None) is code
-                for cls, name, f, code in self._functions
-            )
+            and all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
+            and list(map(_SHAPE, self._tensors)) == self._shapes
+            and all(map(Tensor.is_contiguous, self._tensors))
+            and all(map(operator.is_, map(types.MappingProxyType.get, self._spaces, self._names), self._functions))
+            and all(map(operator.is_, map(_CODE, self._written), self._codes))
         )
 
 
 _CONTENTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+# what torch keeps in every module and no call asks for that takes no gradients, where there are no hooks
+_NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_hooks _is_full_backward_hook _forward_hooks_with_kwargs
+    _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+    _load_state_dict_post_hooks"""
+_ASIDE = frozenset(_NAMES.split())
+_NOTHING = itertools.repeat(object())  # in the place of what is gone
+_DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
 _SAID = operator.attrgetter("output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods")
 
 

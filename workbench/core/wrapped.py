@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -278,24 +279,20 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         runtime.asked[current_thread()] = risk
+    gradients = nullcontext() if frozen is None else torch.no_grad()
     if compiling:
-        if frozen is None:
-            return calling.predict(wrapped, args, kwargs, risk, tile)
-        with torch.no_grad():
+        with gradients:
             return calling.predict(wrapped, args, kwargs, risk, tile)
     surroundings = Surroundings()
     try:  # `guarded` would be one more frame between warnings and the line that they name
-        if frozen is None:
+        if frozen is not None:
+            frozen.check()
+        with gradients:
             answer = calling.predict(wrapped, args, kwargs, risk, tile)
             if trial is not None:
                 trial.end(answer)
-            return answer
-        frozen.check()
-        with torch.no_grad():
-            answer = calling.predict(wrapped, args, kwargs, risk, tile)
-            if trial is not None:
-                trial.end(answer)
-        frozen.go_on()
+        if frozen is not None:
+            frozen.go_on()
         return answer
     except BaseException as error:
         surroundings.restore(error)

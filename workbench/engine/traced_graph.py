@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from .torchscript import RefusedError, script
 
@@ -23,6 +22,23 @@ _FORMS = (
     _aten.detach.default,
     _aten.alias.default,
     _aten._unsafe_view.default,
+    _aten.permute.default,
+    _aten.transpose.int,
+)
+# show the memory of their first argument, whatever its sizes
+_VIEWS = frozenset(
+    (
+        _aten.transpose.int,
+        _aten.t.default,
+        _aten.permute.default,
+        _aten.view.default,
+        _aten.expand.default,
+        _aten.unsqueeze.default,
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.detach.default,
+        _aten.diagonal.default,
+    )
 )
 _UNSAID_VIEWS = (
     _aten._unsafe_view.default,
@@ -73,16 +89,21 @@ class Graph:
         self.writes = bool(writes)  # into buffers, or into what it has made itself
         self.draws = any(_draws(node) for node in nodes)
         _drop_unused(graph)
+        self._places: list[int] = []
+        self._views: list[Tensor] = []  # of the tensors, as long as these lie there
+        self._make_views: Callable[..., Any] | None = None
         if not writes:
             _simplify(graph, values)
             self._tensors += _lift_constants(graph)
+            self._make_views = _lift_views(graph)
         _separate(graph)
-        self._run: Callable[..., Any] = fx.GraphModule({}, graph)
-        self.scripted = False
-        if any(map(_unsaid_writes, nodes)):
-            return  # TorchScript merges what its schema calls equal
-        with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):  # torch's private functions
-            self._run, self.scripted = script(graph, values), True
+        run: Callable[..., Any] | None = None
+        if not any(map(_unsaid_writes, nodes)):  # of which TorchScript merges what its schema calls equal
+            # torch's private functions
+            with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):
+                run = script(graph, values)
+        self.scripted = run is not None
+        self._run = run or fx.GraphModule({}, graph)
 
     def run(self, *batch: Tensor) -> list[Tensor]:
         """The same for another batch."""
@@ -90,7 +111,11 @@ class Graph:
         try:  # as `torch.no_grad` and `torch.jit.optimized_execution` do, which take as long as some operations
             torch._C._set_grad_enabled(False)
             torch._C._set_graph_executor_optimize(False)  # which could round otherwise
-            results = self._run(*self._tensors, *batch)
+            views = self._views
+            if self._make_views is not None and self._places != (places := list(map(Tensor.data_ptr, self._tensors))):
+                views = self._views = self._make_views(*self._tensors)
+                self._places = places
+            results = self._run(*self._tensors, *views, *batch)
         finally:
             torch._C._set_grad_enabled(gradients)
             torch._C._set_graph_executor_optimize(optimized)
@@ -143,6 +168,12 @@ class _Recorder(TorchDispatchMode):
             self._held.append(tensor)
         return self._nodes[id(tensor)]
 
+    def _with_nodes(self, value: Any) -> Any:
+        """An argument with nodes in the place of its tensors."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._with_nodes, value))
+        return self._node(value) if isinstance(value, Tensor) else value
+
     def _check_draws(self) -> None:
         if not torch.equal(torch.default_generator.get_state(), self._random):
             self._refusal = self._refusal or "random draws start anew within a step"
@@ -161,8 +192,8 @@ class _Recorder(TorchDispatchMode):
             self._refusal = self._refusal or f"{function} is no operation of torch"
         if self._refusal or function in _OF_TYPES:
             return result
-        inputs = tree_map_only(Tensor, self._node, (args, kwargs))
-        node = self._graph.call_function(function, *inputs)
+        named = {name: self._with_nodes(value) for name, value in kwargs.items()}
+        node = self._graph.call_function(function, self._with_nodes(args), named)
         if isinstance(result, Tensor):
             self._note(node, result)
         elif isinstance(result, list | tuple):
@@ -254,9 +285,9 @@ def _drop_unused(graph: fx.Graph) -> None:
 
 
 def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Leave out views of what has that form already, and what is computed twice; in a graph that writes nothing."""
+    """Leave out views and copies of what has that form already, and what is computed twice; in a graph that writes nothing."""
     for node in list(graph.nodes):
-        if (node.target in _FORMS or _is_once(node)) and values[node] == values[node.args[0]]:
+        if (node.target in _FORMS or _is_once(node) or _is_copy(node)) and values[node] == values[node.args[0]]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     known: dict[Any, fx.Node] = {}
@@ -273,7 +304,12 @@ def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
 
 def _is_once(node: fx.Node) -> bool:
     """Whether it multiplies by one."""
-    return node.target is _aten.mul.Tensor and type(node.args[1]) is int and node.args[1] == 1
+    return node.target in (_aten.mul.Tensor, _aten.mul.Scalar) and type(node.args[1]) is int and node.args[1] == 1
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Whether it copies what no output shows."""
+    return node.target is _aten.clone.default and all(user.op != "output" for user in node.users)
 
 
 def _lift_constants(graph: fx.Graph) -> list[Tensor]:
@@ -287,6 +323,35 @@ def _lift_constants(graph: fx.Graph) -> list[Tensor]:
                 node.replace_all_uses_with(graph.placeholder(f"constant_{len(constants)}"))
             graph.erase_node(node)
     return constants
+
+
+def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
+    """Make inputs of the views of what is held, behind it; gives what makes them of it, None where there are none."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    held = [node for node in inputs if not node.name.startswith("batch_")]
+    steps: list[
+        tuple[Any, int, tuple[Any, ...], dict[str, Any]]
+    ] = []  # operation, which of held and views it shows, other arguments
+    known = {node: i for i, node in enumerate(held)}
+    lifted = []
+    for node in graph.nodes:
+        if node.target in _VIEWS and node.args[0] in known and not any(isinstance(a, fx.Node) for a in node.args[1:]):
+            steps.append((node.target, known[node.args[0]], node.args[1:], dict(node.kwargs)))
+            known[node] = len(known)
+            lifted.append(node)
+    for i, node in enumerate(lifted):
+        with graph.inserting_before(inputs[len(held)]):
+            node.replace_all_uses_with(graph.placeholder(f"shown_{i}"))
+    for node in reversed(lifted):
+        graph.erase_node(node)
+
+    def make(*tensors: Tensor) -> list[Tensor]:
+        every = [tensor.detach() for tensor in tensors]
+        for operation, source, others, named in steps:
+            every.append(operation(every[source], *others, **named))
+        return every[len(tensors) :]
+
+    return make if steps else None
 
 
 def _separate(graph: fx.Graph) -> None:

@@ -1,0 +1,99 @@
+"""Graphs of tensor operations: the numbers of the function, whatever happens to the memory of the tensors that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.engine.traced_graph import Graph, share_memory
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+
+
+def _weights() -> tuple[nn.Parameter, nn.Parameter]:
+    draw = torch.Generator().manual_seed(0)
+    return nn.Parameter(torch.randn(3, 4, 4, generator=draw)), nn.Parameter(torch.randn(3, 4, generator=draw))
+
+
+def _function(weight: Tensor, bias: Tensor) -> Callable[[Tensor], list[Tensor]]:
+    """Views of what is held, one behind another, a copy, a permutation that is none, and products by one."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        h = torch.bmm(x.expand(3, 5, 4), weight.transpose(1, 2)) + (bias * 1).unsqueeze(1)
+        return [h.permute(0, 1, 2).clone().exp(), weight[0].t().diagonal() + x.sum(), x.clone(), weight.transpose(1, 2)]
+
+    return function
+
+
+def _copy(parameter: nn.Parameter) -> None:
+    parameter.data = 2 * parameter.data
+
+
+def _other_sight(parameter: nn.Parameter) -> None:
+    """Another part of the same memory."""
+    parameter.data = torch.cat([parameter.data, 3 * parameter.data])[len(parameter) :]
+
+
+def _resized(parameter: nn.Parameter) -> None:
+    """Memory that is given back, and had anew."""
+    values, storage = parameter.detach().clone(), parameter.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    parameter.data.copy_(4 * values)
+
+
+CHANGES: dict[str, Callable[[nn.Parameter], object]] = {
+    "in place": lambda parameter: parameter.data.mul_(2),
+    "numpy": lambda parameter: parameter.detach().numpy().__imul__(2),
+    "data": _copy,
+    "part of other memory": _other_sight,
+    "set": lambda parameter: parameter.data.set_(5 * parameter.data),
+    "resized": _resized,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scripted", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_views_of_what_is_held_follow_it(name: str, scripted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not scripted:  # TorchScript's reader of graphs is gone
+        monkeypatch.delattr(torch._C, "parse_ir")
+    weight, bias = _weights()
+    function = _function(weight, bias)
+    graph = Graph(function, [weight, bias], [], (X,))
+    assert graph.scripted is scripted
+    before = weight.data
+    for _ in range(2):
+        assert all(map(torch.equal, graph.run(X), function(X)))
+        CHANGES[name](weight)
+        results = graph.run(X)
+        assert all(map(torch.equal, results, function(X)))
+    weight.data = before  # where it lay at first
+    assert all(map(torch.equal, graph.run(2 * X), function(2 * X)))
+
+
+@torch.no_grad()
+def test_outputs_have_memory_of_their_own() -> None:
+    weight, bias = _weights()
+    graph = Graph(_function(weight, bias), [weight, bias], [], (X,))
+    results = graph.run(X)
+    assert not share_memory(results, [weight, bias, X])
+    first = [result.clone() for result in results]
+    for result in results:
+        result.zero_()
+    assert all(map(torch.equal, graph.run(X), first))
+
+
+def test_gradients_stay_out_of_it() -> None:
+    weight, bias = _weights()
+    with torch.no_grad():
+        graph = Graph(_function(weight, bias), [weight, bias], [], (X,))
+    assert not any(result.requires_grad for result in graph.run(X))
+    weight.sum().backward()
+    with torch.no_grad():
+        weight.sub_(weight.grad)
+        assert all(map(torch.equal, graph.run(X), _function(weight, bias)(X)))
