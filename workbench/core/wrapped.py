@@ -279,10 +279,12 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         runtime.asked[current_thread()] = risk
-    gradients = nullcontext() if frozen is None else torch.no_grad()
-    if compiling:
-        with gradients:
+    if compiling:  # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
+        if frozen is None:
             return calling.predict(wrapped, args, kwargs, risk, tile)
+        with torch.no_grad():
+            return calling.predict(wrapped, args, kwargs, risk, tile)
+    gradients = nullcontext() if frozen is None else torch.no_grad()
     surroundings = Surroundings()
     try:  # `guarded` would be one more frame between warnings and the line that they name
         if frozen is not None:

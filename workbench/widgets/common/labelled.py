@@ -31,7 +31,7 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
     Raises:
         ValueError: as `workbench.core.labelled.paired`; or other inputs than the first differ from row to row, as masks of padding do.
     """
-    model: Any = next(iter(models.values())) if isinstance(models, Mapping) else models
+    model: Any = next(iter(models.values()), None) if isinstance(models, Mapping) else models
     if isinstance(data, str | DataLoader | Data) or not isinstance(model, nn.Module):
         return data
     found = paired(innermost(model), data)
