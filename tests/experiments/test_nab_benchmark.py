@@ -17,6 +17,7 @@ from conftest import ROOT
 from torch import Tensor
 
 from workbench.data.registry import entries
+from workbench.experiments.store import read
 from workbench.experiments.worker import load_file
 
 FILE = "nab/nab.json.gz"
@@ -128,3 +129,14 @@ def test_every_second_series_chooses(nab: ModuleType) -> None:
     found = nab.judged(risks, list(series))
     assert (found["first_half"], found["second_half"], found["standard"]) == pytest.approx((0, 100, 50))
     assert found["second_half_by_first"] == 0  # where silence was best
+
+
+def test_the_results_show_what_the_page_claims() -> None:
+    frame = read(ROOT / "benchmarks" / "results" / "nab.csv")
+    best = frame.sort_values("first_half", ascending=False, kind="stable").iloc[0]
+    assert best["standard"] > 70
+    plain = frame[(frame["by"] == "risk") & ~frame["rest"].astype(bool)].set_index("risk")
+    assert plain.loc["clock", "standard"] > 25
+    bench = load_file(ROOT / "benchmarks" / "nab.py")
+    found = plain.loc["relative entropy", ["standard", "low_fp", "low_fn"]].tolist()
+    assert [round(score, 1) for score in found] == list(bench.PUBLISHED["relative entropy"])
