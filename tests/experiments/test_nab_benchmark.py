@@ -134,7 +134,9 @@ def test_every_second_series_chooses(nab: ModuleType) -> None:
 def test_the_results_show_what_the_page_claims() -> None:
     frame = read(ROOT / "benchmarks" / "results" / "nab.csv")
     best = frame.sort_values("first_half", ascending=False, kind="stable").iloc[0]
+    assert best["risk"] == "novelty of 1"
     assert best["standard"] > 70
+    assert frame.loc[frame["risk"].str.startswith("forecaster"), "standard"].max() < 50
     plain = frame[(frame["by"] == "risk") & ~frame["rest"].astype(bool)].set_index("risk")
     assert plain.loc["clock", "standard"] > 25
     bench = load_file(ROOT / "benchmarks" / "nab.py")
