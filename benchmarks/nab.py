@@ -285,8 +285,10 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
         for name, (standard, low_fp, low_fn) in PUBLISHED.items()
     ]
     way = best["by"] + (", with rests" if best["rest"] else "")
-    return f"""Chosen on the first half: *{best["risk"]}*, alarms by *{way}*: {best["standard"]:.1f} of 100 on all series (standard
-profile), {best["second_half"]:.1f} on the other half, {best["second_half_by_first"]:.1f} there with the threshold of the first.
+    return f"""Chosen on the first half, every second series by name: *{best["risk"]}*, alarms by *{way}*: {best["standard"]:.1f} of 100 on all
+series (standard profile), {best["second_half"]:.1f} on the other half, {best["second_half_by_first"]:.1f} there with the threshold of the first.
+A risk is made of the values so far; the first 15 % of a series (750 values at most) do not count. The first half chose its numbers, too: of some
+dozens of forms that were tried, novelty's root of the time and unit, and a third of those 15 % for the rests.
 
 Each risk by the way that did best on the first half. Columns but one take the threshold that is best for their own series, as the
 benchmark does.

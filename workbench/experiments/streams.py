@@ -20,7 +20,7 @@ def novelty(series: Any, window: int = 1) -> Tensor:
     At each time t, with w = window, the distance of the latest w values to the nearest w values that ended at least w before, in units of the
     range of the values so far:
 
-        risk_t = sqrt(t) / sqrt(w) * min_s |x_(t-w+1..t) - x_(s-w+1..s)| / (max - min),   s <= t - w
+        risk_t = sqrt(t / w) min_s |x_(t-w+1..t) - x_(s-w+1..s)| / (max - min)
 
     The distance is the left matrix profile (Yeh et al. 2016, without their scaling of each window). The longer a series, the nearer its nearest
     value: the root of the time makes risks early and late in a series alike (chosen on series of the Numenta Anomaly Benchmark,
