@@ -69,8 +69,8 @@ def ngboost(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said
 
 
 def boosted_quantiles(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """Histogram gradient boosting of scikit-learn: a mean, and quantiles of 5 and 95 %, whose distance, times a factor that held-out rows
-    choose, is the width of a normal distribution."""
+    """Histogram gradient boosting of scikit-learn: a mean, and quantiles of 5 and 95 %, whose distance and a constant, both times a factor that
+    held-out rows choose, make the width of a normal distribution."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     train, held = _parted(len(x), seed)
@@ -86,10 +86,17 @@ def boosted_quantiles(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: in
         said(loss="quantile", quantile=0.05),
         said(loss="quantile", quantile=0.95),
     )
-    widths = [np.maximum((up - down) / (2 * 1.6449), 1e-3) for up, down in zip(high, low, strict=True)]
-    factors = np.geomspace(0.3, 4, 36)
-    costs = [np.mean(np.log(f * widths[0]) + 0.5 * ((y[held] - mean[0]) / (f * widths[0])) ** 2) for f in factors]
-    width = factors[int(np.argmin(costs))] * widths[1]
+    # quantiles may cross, so that what is the same everywhere is added
+    left = y[held] - mean[0]
+    widths = [np.maximum(up - down, 0) / (2 * 1.6449) for up, down in zip(high, low, strict=True)]
+    even = float(np.sqrt(np.mean(left**2)))
+    best, width = np.inf, widths[1]
+    for factor in (0.0, *np.geomspace(0.3, 4, 16)):
+        for share in np.geomspace(0.05, 1.5, 16):
+            scales = [np.sqrt((factor * one) ** 2 + (share * even) ** 2) for one in widths]
+            cost = np.mean(np.log(scales[0]) + 0.5 * (left / scales[0]) ** 2)
+            if cost < best:
+                best, width = cost, scales[1]
     return Said(mean[1][None], width[None], low[1], high[1])
 
 
