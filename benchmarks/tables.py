@@ -34,15 +34,18 @@ FOLDS = 5
 DECAYS = (0.02, 0.5)  # a weak and a strong one, which rows out of fold weigh
 CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # rows of their first splits, out of fold
 
-INTRODUCTION = f"""Means and standard errors over splits. *Tabular* is `models.tabular(data)` as it comes, ten voters with a noise of their
-own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`; *tabular, rank-one* 16 voters of TabM's kind and *vote + sculpt* five voters on
-standardised columns, `fit` as it comes. Activation, weight decays and the rule by which `tabular` chooses its embedding were looked at on
-training rows of {", ".join(CHOSEN_ON)} that voters had not seen, the rule on training rows of other tables as well; test rows chose
-nothing. The Gaussian process has a length for each column, RBF or Matern 5/2, whichever is likelier; NGBoost is stopped by held-out rows;
-*boosted quantiles* are the mean and the quantiles of 5 and 95 % of scikit-learn's histogram boosting, as a normal distribution whose width
-held-out rows correct; *deep ensemble* is five networks of two layers of 100 units with a variance, written out in plain torch, each stopped
-by held-out rows (`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a Gaussian process can do
-in seconds. *First*: of the tables that all methods here were run on."""
+INTRODUCTION = f"""Means and standard errors over the splits that all methods here were run on. *Tabular* is `models.tabular(data)` as it
+comes, ten voters with a noise of their own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. Activation, weight decays and the rule by which
+`tabular` chooses its embedding were looked at on training rows of {", ".join(CHOSEN_ON)} that voters had not seen, the rule on training
+rows of other tables as well; test rows chose nothing. The Gaussian process has a length for each column, RBF or Matern 5/2, whichever is
+likelier; NGBoost is stopped by held-out rows; *boosted quantiles* are the mean and the quantiles of 5 and 95 % of scikit-learn's histogram
+boosting, as a normal distribution whose width held-out rows correct, with the quantiles themselves as interval; *deep ensemble* is five
+networks of two layers of 100 units with a variance, written out in plain torch, each stopped by held-out rows
+(`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a Gaussian process can do in seconds."""
+OTHERS_OF_OURS = {
+    "tabular, rank-one": "*Tabular, rank-one*: 16 voters of TabM's kind on the same network, `fit` as it comes.",
+    "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` as it comes.",
+}
 
 
 def plain(data: Data) -> nn.Module:
@@ -164,6 +167,8 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
     import pandas as pd
 
     methods = [method for method in METHODS if method in set(frame["method"])]
+    # or a method would be compared on other splits than the next
+    frame = frame[frame.groupby(["data", "split"])["method"].transform("nunique") == len(methods)]
     means = {score: frame.groupby(["data", "method"])[score].mean().unstack()[methods] for score in ("nll", "rmse")}
     whole = {score: values.dropna() for score, values in means.items()}
     counts = []
@@ -183,7 +188,8 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         row["seconds of the processor"] = f"{frame[frame['method'] == method]['cost'].median():.0f}"
         counts.append(row)
     packages = ", ".join(sorted(set(frame["package"].dropna()))) if "package" in frame else ""
-    parts = [INTRODUCTION + (f" Packages: {packages}." if packages else ""), table(pd.DataFrame(counts))]
+    told = [INTRODUCTION, *(words for method, words in OTHERS_OF_OURS.items() if method in methods)]
+    parts = [" ".join([*told, *([f"Packages: {packages}."] if packages else [])]), table(pd.DataFrame(counts))]
     for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
         rows = []
         for data in (*UCI, *OTHERS):
