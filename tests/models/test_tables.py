@@ -52,7 +52,7 @@ def by_hand(model: nn.Sequential, data: Data, x: Tensor, bins: int) -> np.ndarra
 
 def test_the_first_layer_gets_standardised_columns_and_how_far_they_are_through_their_bins() -> None:
     data = table()
-    model = tabular(data, bins=5).double()
+    model = tabular(data, embedding="piecewise", bins=5).double()
     for x in (data.train.x, data.test.x - 1e6 + 3, data.test.x):
         expected = by_hand(model, data, x, bins=5)
         assert expected.shape == (len(x), 4 + 2 * 5)
@@ -63,14 +63,18 @@ def test_the_first_layer_gets_standardised_columns_and_how_far_they_are_through_
 def test_test_rows_change_nothing() -> None:
     data = table()
     other = replace(data, test=data.test.take([0, 3]))
-    for one, two in zip(tabular(data).buffers(), tabular(other).buffers(), strict=True):
+    for one, two in zip(
+        tabular(data, embedding="piecewise").buffers(), tabular(other, embedding="piecewise").buffers(), strict=True
+    ):
         assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("units", [1e-6, 1e6])
 def test_answers_do_not_depend_on_units(units: float) -> None:
     data = table()
-    model, other = (tabular(Data.from_arrays(data.train.x * u, data.train.y, test=[0])) for u in (1.0, units))
+    model, other = (
+        tabular(Data.from_arrays(data.train.x * u, data.train.y, test=[0]), embedding="piecewise") for u in (1.0, units)
+    )
     other.load_state_dict({**other.state_dict(), **dict(model.named_parameters())})
     torch.testing.assert_close(other(data.train.x * units), model(data.train.x), rtol=1e-3, atol=1e-3)
 
@@ -86,7 +90,7 @@ class Recorded(nn.Sequential):
 @pytest.mark.parametrize("standardize", [None, True])
 def test_fit_leaves_its_inputs_as_they_are_and_standardises_targets(standardize: bool | None) -> None:
     data = table()
-    wrapped = compose()(Recorded(*tabular(data, width=4)))
+    wrapped = compose()(Recorded(*tabular(data, width=4, embedding="piecewise")))
     fit(wrapped, data, epochs=1, progress=False, standardize=standardize)
     scaling = wrapped.scaling
     assert scaling is not None
@@ -102,7 +106,7 @@ def test_fit_leaves_its_inputs_as_they_are_and_standardises_targets(standardize:
 class Beside(nn.Module):
     def __init__(self, data: Data) -> None:
         super().__init__()
-        self.table, self.other = tabular(data, width=4), nn.Linear(2, 1)
+        self.table, self.other = tabular(data, width=4, embedding="piecewise"), nn.Linear(2, 1)
 
     def forward(self, table: Tensor, other: Tensor) -> Tensor:
         return self.table(table) + self.other(other)
@@ -150,7 +154,7 @@ def test_categories_and_gaps_of_a_frame_stay_columns_of_0_and_1() -> None:
         {"size": np.r_[np.nan, np.arange(39.0)], "colour": ["red", "blue", "green", "red"] * 10, "y": np.arange(40.0)}
     )
     data = Data.from_dataframe(frame, target="y")
-    model = tabular(data, width=4)
+    model = tabular(data, width=4, embedding="piecewise")
     assert [str(data.features[number]) for number in model[1].columns] == ["size"]
     assert model(data.test.x).isfinite().all()
 
@@ -159,7 +163,7 @@ def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_and_know_where_it_ends
     x = torch.rand(300, 1)
     data = Data.from_arrays(x, (x > 0.37).float() + 0.05 * torch.randn(300, 1))
     wrapped = compose(vote.Wrapper(3, share="rank1"), sculpt.Wrapper(n_layers=1), neo.Wrapper())(
-        tabular(data, width=16)
+        tabular(data, width=16, embedding="piecewise")
     )
     fit(wrapped, data, epochs=20, lr=0.02, progress=False)
     with torch.no_grad():
@@ -174,19 +178,19 @@ def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_and_know_where_it_ends
 
 def test_saved_copied_and_exported_it_answers_the_same() -> None:
     data = table()
-    model, x = tabular(data, width=6, embedding_dim=3).eval(), data.train.x[:7]
+    model, x = tabular(data, width=6, embedding_dim=3, embedding="piecewise").eval(), data.train.x[:7]
     expected = model(x)
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
-    again = tabular(data, width=6, embedding_dim=3)
+    again = tabular(data, width=6, embedding_dim=3, embedding="piecewise")
     again.load_state_dict(torch.load(buffer))
     for other in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(x), expected)
     exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},)).module()
     torch.testing.assert_close(exported(data.train.x), model(data.train.x))
-    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6)).eval()
-    other = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6)).eval()
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6, embedding="piecewise")).eval()
+    other = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6, embedding="piecewise")).eval()
     other.load_state_dict(wrapped.state_dict())
     for found, same in zip(other(x, return_risk=True)[1], wrapped(x, return_risk=True)[1], strict=True):
         assert torch.equal(found, same) if isinstance(found, Tensor) else found == same
@@ -226,7 +230,11 @@ REFUSED = {
         {},
         r"regression of shape \[4, 4\] in each",
     ),
-    "embedding": (table, {"embedding": "plr"}, "embedding must be one of 'piecewise', 'periodic', 'none'; found 'plr'"),
+    "embedding": (
+        table,
+        {"embedding": "plr"},
+        "embedding must be one of 'auto', 'piecewise', 'periodic', 'none'; found 'plr'",
+    ),
     "bins": (table, {"bins": 0}, "bins must be a whole number of at least 1; found 0"),
     "width": (table, {"width": 2.5}, "width must be a whole number of at least 1; found 2.5"),
     "dropout": (table, {"dropout": 1.0}, "dropout must be at least 0 and below 1; found 1.0"),
@@ -244,7 +252,7 @@ def test_random_state_and_default_dtype_are_respected() -> None:
     data = table()
     torch.set_default_dtype(torch.float64)
     try:
-        model = tabular(data, width=4)
+        model = tabular(data, width=4, embedding="piecewise")
     finally:
         torch.set_default_dtype(torch.float32)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float64, torch.int64}

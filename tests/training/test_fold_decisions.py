@@ -25,6 +25,14 @@ def test_decisions_on_numbers_that_can_be_checked() -> None:
     assert found.df in (math.inf, 20.0)
 
 
+def test_a_noise_far_below_what_is_said_is_found() -> None:
+    """That of the first snapshot is about the spread of all targets, of which the noise may be a hundredth."""
+    y = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)).double() * 0.02
+    loc = torch.zeros(1, 1, 1, 4000, 1).double()
+    found = decide(loc, torch.ones_like(loc), y, Normal(), members=5)
+    assert found.factor[0] == pytest.approx(float(y.square().mean().sqrt()), rel=0.08)
+
+
 def test_heavy_tails_are_found() -> None:
     generator = torch.Generator().manual_seed(0)
     zeros = torch.zeros(4000, 1, dtype=torch.float64)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +19,9 @@ from workbench.metrics._inputs import numbers, tensor_of
 
 LARGEST = 1e6  # weight of a row, against the mean of those held out
 CHANCE = 1e-4  # of a false alarm, for all rows of a call
+MODELS = ("linear", "quadratic")
+MOST_COLUMNS = 3000  # of a logistic regression, which solves for all at once
+FOLDS = 5  # of a classifier of the user's
 
 
 def weighted_quantile(scores: Tensor, weights: Tensor, new: Tensor, coverage: float = 0.9) -> Tensor:
@@ -148,31 +154,49 @@ def row_numbers(name: str, function: Callable[[Any], Any], x: Any, n_rows: int) 
 class DensityRatio:
     """The density of inputs of a new place by that of those held out, for `calibrate(..., "conformal", weight=...)`.
 
-    By logistic regression of which place a row comes from, with a ridge: w(x) = P(new | x) / P(held out | x) times n_held_out / n_new (Sugiyama
-    et al. 2012; used so by Tibshirani et al. 2019). It knows shifts that are linear in the features: of their means. Give features in which
-    the shift is such, of images those of a network.
+    By a classifier of which place a row comes from: w(x) = P(new | x) / P(held out | x) times n_held_out / n_new (Sugiyama et al. 2012; used so
+    by Tibshirani et al. 2019). A classifier sees the shifts that it can tell: give features in which it can, of images those of a network.
 
     Args:
         held_out: inputs of the held-out rows, [n, ...].
         new: inputs of the new place, without targets, [m, ...].
         features: from a batch of inputs to [rows, k]; None: the inputs themselves, flattened.
-        ridge: strength of the penalty on standardised features, against one row's log loss.
+        ridge: strength of the penalty on standardised columns, against one row's log loss; of "linear" and "quadratic".
+        model: "linear", logistic regression on the features, which knows shifts of their means and no others; "quadratic", on their squares and
+            products as well, which knows shifts of spread and correlation too (of two normal distributions the ratio is such), and wants
+            many more rows than the k (k + 3) / 2 columns; or a classifier with `fit` and `predict_proba`, such as one of scikit-learn.
+            Of that, copies are trained: a row that was given here is asked of the one that was trained without its fifth of the rows,
+            others of all five, whose log odds are averaged.
 
     Raises:
-        ValueError: there are fewer than two rows of a place, or a feature is not finite.
+        TypeError: model is none of these.
+        ValueError: there are fewer than two rows of a place (of different ones five for a classifier), more columns than can be
+            solved for, or a feature is not finite.
 
     Example:
-        >>> held_out, new = torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), torch.ones(100, 2)
-        >>> ratio = DensityRatio(held_out, new)
-        >>> bool(ratio(torch.ones(1, 2)) > ratio(-torch.ones(1, 2)))
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> held_out, new = torch.randn(500, 2, generator=draw), 0.5 * torch.randn(500, 2, generator=draw)
+        >>> ratio = DensityRatio(held_out, new, model="quadratic")
+        >>> bool(ratio(torch.zeros(1, 2)) > 10 * ratio(torch.full((1, 2), 2.0)))
         True
     """
 
     def __init__(
-        self, held_out: Any, new: Any, features: Callable[[Any], Tensor] | None = None, ridge: float = 1.0
+        self,
+        held_out: Any,
+        new: Any,
+        features: Callable[[Any], Tensor] | None = None,
+        ridge: float = 1.0,
+        model: Any = "linear",
     ) -> None:
         if not ridge > 0:
             raise ValueError(f"ridge must be above 0; found {ridge!r}")
+        if not (
+            model in MODELS if isinstance(model, str) else hasattr(model, "fit") and hasattr(model, "predict_proba")
+        ):
+            raise TypeError(
+                f"model must be {' or '.join(map(repr, MODELS))}, or a classifier with fit and predict_proba; found {model!r}"
+            )
         self.features = features
         rows = [self._features(x) for x in (held_out, new)]
         for name, x in zip(("held_out", "new"), rows, strict=True):
@@ -181,10 +205,11 @@ class DensityRatio:
         if rows[0].shape[1] != rows[1].shape[1]:
             raise ValueError(f"new has {rows[1].shape[1]} features a row, held_out {rows[0].shape[1]}")
         x, is_new = torch.cat(rows), torch.cat([torch.zeros(len(rows[0])), torch.ones(len(rows[1]))]).double()
-        self._mean = x.mean(0)
-        spread = x.std(0, correction=0)
-        self._scale = spread.where(spread > 0, 1.0)
-        self._coefficients = _logistic((x - self._mean) / self._scale, is_new, ridge)
+        self._log_odds: Callable[[Any, Tensor], Tensor]
+        if isinstance(model, str):
+            self._log_odds = _Logistic(x, is_new, ridge, products=model == "quadratic")
+        else:
+            self._log_odds = _CrossFitted(model, _names(held_out, rows[0]) + _names(new, rows[1]), x, is_new)
         self._offset = math.log(len(rows[0]) / len(rows[1]))
 
     def _features(self, x: Any) -> Tensor:
@@ -195,9 +220,84 @@ class DensityRatio:
 
     def __call__(self, x: Any) -> Tensor:
         """The ratio for each row of a batch of inputs, float64 [rows] on the CPU; at most 1e6."""
-        standard = (self._features(x) - self._mean) / self._scale
-        logit = standard @ self._coefficients[1:] + self._coefficients[0] + self._offset
-        return logit.clamp_max(math.log(LARGEST)).exp()
+        log_ratio = self._log_odds(x, self._features(x)) + self._offset
+        return log_ratio.clamp_max(math.log(LARGEST)).exp()
+
+
+class _Logistic:
+    """Log odds by logistic regression on standardised features, with their squares and products or without."""
+
+    def __init__(self, x: Tensor, is_new: Tensor, ridge: float, products: bool) -> None:
+        self.products: tuple[Tensor, Tensor] | None = None
+        if products:
+            count = x.shape[1]
+            if (columns := count * (count + 3) // 2) > MOST_COLUMNS:
+                raise ValueError(
+                    f'model="quadratic": {count} features make {columns} columns, more than {MOST_COLUMNS}; give fewer by features=, or a '
+                    "classifier as model="
+                )
+            self.centre = _standardising(x)
+            self.products = tuple(torch.triu_indices(count, count))
+        self.scaling = _standardising(self._columns(x))
+        self.coefficients = _logistic(self._standard(x), is_new, ridge)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        if self.products is None:
+            return x
+        x = (x - self.centre[0]) / self.centre[1]
+        return torch.cat([x, x[:, self.products[0]] * x[:, self.products[1]]], 1)
+
+    def _standard(self, x: Tensor) -> Tensor:
+        return (self._columns(x) - self.scaling[0]) / self.scaling[1]
+
+    def __call__(self, given: Any, x: Tensor) -> Tensor:
+        return self._standard(x) @ self.coefficients[1:] + self.coefficients[0]
+
+
+class _CrossFitted:
+    """Log odds by copies of a classifier, each trained without a fifth of the rows, which are asked of that one.
+
+    What a flexible classifier says of rows that it was trained on is too sure, and those held out would count for nothing.
+    """
+
+    def __init__(self, classifier: Any, names: list[bytes], x: Tensor, is_new: Tensor) -> None:
+        self.fold: dict[bytes, int] = {}
+        for place, what in enumerate(("held_out", "new")):
+            # rows that are there twice are in one fold
+            different = list(
+                dict.fromkeys(name for name, new in zip(names, is_new.tolist(), strict=True) if new == place)
+            )
+            if len(different) < FOLDS:
+                raise ValueError(f"{what}: a classifier as model= needs {FOLDS} different rows; found {len(different)}")
+            order = torch.randperm(len(different), generator=torch.Generator().manual_seed(place)).tolist()
+            for number, at in enumerate(order):
+                self.fold.setdefault(different[at], number % FOLDS)
+        fold = torch.tensor([self.fold[name] for name in names])
+        self.classifiers = []
+        for number in range(FOLDS):
+            one, kept = copy.deepcopy(classifier), fold != number
+            if len(is_new[kept].unique()) < 2:
+                raise ValueError("held_out and new: too many rows are in both to tell the places apart")
+            self.classifiers.append(one.fit(x[kept].numpy(), is_new[kept].long().numpy()))
+
+    def __call__(self, given: Any, x: Tensor) -> Tensor:
+        said = torch.stack([torch.as_tensor(one.predict_proba(x.numpy())[:, 1]) for one in self.classifiers])
+        odds = said.double().clamp(1 / LARGEST, 1 - 1 / LARGEST).logit()
+        unseen_by = [self.fold.get(name, -1) for name in _names(given, x)]
+        own = torch.tensor(unseen_by)
+        return odds.mean(0).where(own < 0, odds.gather(0, own.clamp_min(0)[None])[0])
+
+
+def _standardising(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column, 1 for a column that never varies."""
+    spread = x.std(0, correction=0)
+    return x.mean(0), spread.where(spread > 0, 1.0)
+
+
+def _names(given: Any, features: Tensor) -> list[bytes]:
+    """What tells each row from others: its input, to the last bit, since features of a network may differ with the batch that it is in."""
+    rows = given.detach().cpu() if isinstance(given, Tensor) else given if isinstance(given, np.ndarray) else features
+    return [hashlib.blake2b(torch.as_tensor(row).double().numpy().tobytes(), digest_size=16).digest() for row in rows]
 
 
 def _logistic(x: Tensor, y: Tensor, ridge: float) -> Tensor:

@@ -13,7 +13,16 @@ from workbench.distributions import Normal, StudentT
 from workbench.distributions.base import Distribution
 
 DEGREES = (math.inf, 20.0, 10.0, 6.0, 4.0, 3.0)  # of freedom, tried where the distribution is Normal
-FACTORS = torch.logspace(math.log10(0.3), math.log10(4), 36, dtype=torch.float64)
+# down to 0.01, since noise that is the same everywhere is best said by the first snapshot, which says about the spread of all targets
+FACTORS = torch.cat(
+    [
+        torch.logspace(start, end, n, dtype=torch.float64)[first:]
+        for start, end, n, first in (
+            (math.log10(0.01), math.log10(0.3), 47, 0),
+            (math.log10(0.3), math.log10(4), 36, 1),
+        )
+    ]
+)
 MOST_ROWS = 2000  # that scale and tails are chosen on: three numbers need no more
 ROUNDS = 200  # of expectation maximisation
 

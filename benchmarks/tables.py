@@ -1,0 +1,209 @@
+"""Regression on tables beside a Gaussian process, NGBoost, boosted quantiles and a deep ensemble by hand, in the same run.
+
+Nine tables of UCI and seven others. Every method gets the same rows, 2,000 at most, and is as it comes: nothing is tuned on a table, and what
+stops a training or widens a scale is held out of the training rows. NLL and RMSE are of test rows, in the units of the table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tables_data import MOST_ROWS, OTHERS, UCI, rows_of
+from tables_rivals import RIVALS
+
+from workbench import compose, fit, models, sculpt, vote
+from workbench.distributions import Normal
+from workbench.distributions.mixture import Mixture
+from workbench.experiments.bench import table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor, nn
+
+    from workbench.data import Data
+
+SMALL = ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes", "friedman1", "friedman2", "friedman3")
+SPLITS = {name: 3 if name in SMALL else 2 for name in (*UCI, *OTHERS)}
+COVERAGE = 0.9
+FOLDS = 5
+DECAYS = (0.02, 0.5)  # a weak and a strong one, which rows out of fold weigh
+CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # rows of their first splits, out of fold
+
+INTRODUCTION = f"""Means and standard errors over the splits that all methods here were run on. *Tabular* is `models.tabular(data)` as it
+comes, ten voters with a noise of their own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. Activation, weight decays and the rule by which
+`tabular` chooses its embedding were looked at on training rows of {", ".join(CHOSEN_ON)} that voters had not seen, the rule on training
+rows of other tables as well; test rows chose nothing. The Gaussian process has a length for each column, RBF or Matern 5/2, whichever is
+likelier; NGBoost is stopped by held-out rows; *boosted quantiles* are the mean and the quantiles of 5 and 95 % of scikit-learn's histogram
+boosting, as a normal distribution whose width held-out rows correct, with the quantiles themselves as interval; *deep ensemble* is five
+networks of two layers of 100 units with a variance, written out in plain torch, each stopped by held-out rows
+(`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a Gaussian process can do in seconds."""
+OTHERS_OF_OURS = {
+    "tabular, rank-one": "*Tabular, rank-one*: 16 voters of TabM's kind on the same network, `fit` as it comes.",
+    "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` as it comes.",
+}
+
+
+def plain(data: Data) -> nn.Module:
+    """Two hidden layers of 100 units, without embeddings."""
+    return models.tabular(data, embedding="none")
+
+
+def voters_and_noise(data: Data, seed: int, epochs: int) -> Any:
+    wrapped = compose(vote.Wrapper(5), sculpt.Wrapper())(plain(data))
+    fit(wrapped, data, seed=seed, progress=False, **epochs_of(epochs))
+    return wrapped
+
+
+def rank_one(data: Data, seed: int, epochs: int) -> Any:
+    wrapped = compose(vote.Wrapper(16, share="rank1"), sculpt.Wrapper())(models.tabular(data))
+    fit(wrapped, data, seed=seed, progress=False, **epochs_of(epochs))
+    return wrapped
+
+
+def cross_fitted(data: Data, seed: int, epochs: int) -> Any:
+    """What is recommended."""
+    wrapped = compose(vote.Wrapper(2 * FOLDS), sculpt.Wrapper(Normal(beta=0.5)))(models.tabular(data))
+    fit(wrapped, data, seed=seed, folds=FOLDS, weight_decay=DECAYS, progress=False, **epochs_of(epochs))
+    return wrapped
+
+
+def epochs_of(epochs: int) -> dict[str, int]:
+    """As `fit` does it, or so many."""
+    return {"epochs": epochs} if epochs else {}
+
+
+OURS = {"tabular": cross_fitted, "tabular, rank-one": rank_one, "vote + sculpt": voters_and_noise}
+METHODS = (*OURS, *RIVALS)
+PACKAGES = {"Gaussian process": "scikit-learn", "NGBoost": "ngboost", "boosted quantiles": "scikit-learn"}
+
+
+def possible(cell: dict[str, Any]) -> str:
+    """NGBoost is no package of ours."""
+    lacking = cell["method"] == "NGBoost" and importlib.util.find_spec("ngboost") is None
+    return "the package ngboost is not installed" if lacking else ""
+
+
+def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """Every split of a table, and every method."""
+    if smoke:
+        return [
+            {"data": "friedman1", "split": 0, "method": method, "epochs": 1, "rows": 60}
+            for method in METHODS
+            if method != "NGBoost"
+        ]
+    return [
+        {"data": data, "split": split, "method": method, "epochs": 0, "rows": MOST_ROWS}
+        for split in range(max(SPLITS.values()))
+        for data in SPLITS
+        for method in METHODS
+        if split < SPLITS[data]
+    ]
+
+
+def run(data: str, split: int, method: str, epochs: int, rows: int) -> dict[str, Any]:
+    """One row: scores on test rows.
+
+    Args:
+        data: name of the table.
+        split: of the rows.
+        method: of `METHODS`.
+        epochs: of our trainings; 0 leaves it to `fit`.
+        rows: training rows at most.
+    """
+    start, given = time.process_time(), rows_of(data, split, rows)
+    ends = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(split)
+        if method in OURS:
+            wrapped = OURS[method](given, split, epochs)
+            with torch.no_grad():
+                mixture = wrapped.predictive(given.test.x)
+                mixture = Mixture(mixture.family, mixture.loc.double(), mixture.risk.double(), mixture.weights.double())
+        else:
+            mixture, ends = rival(method, given, split)
+    return {
+        **scores(mixture, given.test.y.double(), ends),
+        "train": len(given.train),
+        "cost": time.process_time() - start,
+        **({"package": f"{PACKAGES[method]} {version(PACKAGES[method])}"} if method in PACKAGES else {}),
+    }
+
+
+def rival(method: str, given: Data, seed: int) -> tuple[Mixture, tuple[Tensor, Tensor] | None]:
+    """What a rival says of the test rows, in the units of the table, and its own interval where it has one."""
+    x, y = given.train.x.double(), given.train.y.double()
+    scale = x.std(0, correction=0)
+    scale = scale.where(scale > 0, 1.0)
+    middle, unit = float(y.mean()), float(y.std(correction=0))
+    standard = [((values - x.mean(0)) / scale).numpy() for values in (x, given.test.x.double())]
+    said = RIVALS[method](standard[0], ((y - middle) / unit)[:, 0].numpy(), standard[1], seed)
+    loc, risk = (torch.as_tensor(values).double()[..., None] * unit for values in (said.mean, said.scale))
+    mixture = Mixture(Normal(), loc + middle, risk, torch.full((len(loc),), 1 / len(loc)).double())
+    if said.low is None or said.high is None:
+        return mixture, None
+    low, high = (torch.as_tensor(end).double()[:, None] * unit + middle for end in (said.low, said.high))
+    return mixture, (low, high)
+
+
+def scores(mixture: Mixture, y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
+    """Of a predictive distribution, on rows with targets y [n, 1]."""
+    tail = (1 - COVERAGE) / 2
+    low, high = ends or (mixture.icdf(tail), mixture.icdf(1 - tail))
+    return {
+        "nll": float(-mixture.log_prob(y).mean()),
+        "rmse": float((mixture.mean - y).square().mean().sqrt()),
+        "coverage": float(((y >= low) & (y <= high)).double().mean()),
+        "width": float((high - low).mean()),
+    }
+
+
+def summary(frame: pd.DataFrame, images: Path) -> str:
+    """A table for each score, and on how many tables each method is first."""
+    import pandas as pd
+
+    methods = [method for method in METHODS if method in set(frame["method"])]
+    # or a method would be compared on other splits than the next
+    frame = frame[frame.groupby(["data", "split"])["method"].transform("nunique") == len(methods)]
+    means = {score: frame.groupby(["data", "method"])[score].mean().unstack()[methods] for score in ("nll", "rmse")}
+    whole = {score: values.dropna() for score, values in means.items()}
+    counts = []
+    for method in methods:
+        row: dict[str, Any] = {"method": method}
+        for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
+            values = whole[score]
+            for label, part in (
+                ("UCI", [n for n in UCI if n in values.index]),
+                ("others", [n for n in OTHERS if n in values.index]),
+            ):
+                ranks = values.loc[part].rank(axis=1)[method]
+                row[f"{name}, {label}: first"] = f"{int((ranks == 1).sum())} of {len(part)}"
+                row[f"{name}, {label}: mean rank"] = f"{ranks.mean():.1f}" if len(part) else ""
+        off = (frame[frame["method"] == method].groupby("data")["coverage"].mean() - COVERAGE).abs()
+        row["coverage off by"] = f"{off.mean():.1%}"
+        row["seconds of the processor"] = f"{frame[frame['method'] == method]['cost'].median():.0f}"
+        counts.append(row)
+    packages = ", ".join(sorted(set(frame["package"].dropna()))) if "package" in frame else ""
+    told = [INTRODUCTION, *(words for method, words in OTHERS_OF_OURS.items() if method in methods)]
+    parts = [" ".join([*told, *([f"Packages: {packages}."] if packages else [])]), table(pd.DataFrame(counts))]
+    for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
+        rows = []
+        for data in (*UCI, *OTHERS):
+            here = frame[frame["data"] == data]
+            if len(here):
+                row = {"table": data, "rows": f"{int(here['train'].max()):,}", "splits": str(here["split"].nunique())}
+                rows.append(row | {method: _cell(here[here["method"] == method][score]) for method in methods})
+        parts += [f"### {name}", table(pd.DataFrame(rows))]
+    return "\n\n".join(parts)
+
+
+def _cell(values: Any) -> str:
+    """Mean and standard error over splits."""
+    if not len(values):
+        return ""
+    digits = 3 if values.abs().mean() > 0.05 else 5
+    return f"{values.mean():.{digits}f}" + (f" ± {values.sem():.{digits}f}" if len(values) > 1 else "")

@@ -1,0 +1,62 @@
+"""Tables of the benchmark `tables`: those of UCI on their own splits, and others."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from workbench.data import Data, load
+
+UCI = ("boston", "concrete", "energy", "wine-red", "yacht", "kin8nm", "naval", "power", "protein")
+OTHERS = ("diabetes", "adult age", "oil of transformers", "friedman1", "friedman2", "friedman3", "robot arm")
+MOST_ROWS, MOST_TEST = 2000, 1000  # of a table: what an exact Gaussian process can do here
+
+
+def rows_of(name: str, split: int, most: int = MOST_ROWS) -> Data:
+    """A table with at most so many training rows; which they are, the split says.
+
+    Args:
+        name: of `UCI` or `OTHERS`.
+        split: of the set's own splits, or the seed of the draw.
+        most: of the training rows.
+    """
+    if name in UCI or name == "diabetes":
+        data = load(name, split=split)
+        train, test = (data.train.x, data.train.y), (data.test.x, data.test.y)
+    else:
+        x, y = _drawn(name, split)
+        tested = min(MOST_TEST, len(x) // 5)
+        train, test = (x[tested:], y[tested:]), (x[:tested], y[:tested])
+    draw = torch.Generator().manual_seed(split)
+    (x, y), (x_test, y_test) = (
+        (x[chosen], y[chosen])
+        for (x, y), limit in ((train, most), (test, MOST_TEST))
+        for chosen in [torch.randperm(len(x), generator=draw)[:limit].sort().values]
+    )
+    return Data.from_arrays(x, y, test=(x_test, y_test), name=name)
+
+
+def _drawn(name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of a table that has no splits of its own, in a new order."""
+    from sklearn import datasets
+
+    draw = np.random.default_rng(seed)
+    if name == "adult age":  # of people, from the thirteen other columns
+        adult = load("adult")
+        column = [one.name for one in adult.features].index("age")
+        x, y = np.delete(adult.train.x.numpy(), column, 1), adult.train.x[:, column].numpy()
+        x = np.concatenate([x, adult.train.y.numpy()[:, None]], 1)
+    elif name == "oil of transformers":  # its temperature, from the loads of the hour
+        one = load("ett-h1", input_length=1, horizon=1).train.x[:, :, 0].numpy()
+        x, y = one[:, :6], one[:, 6]
+    elif name == "robot arm":  # how far eight joints bring the hand: smooth, without noise but for the sensor's
+        angles = draw.uniform(-np.pi / 2, np.pi / 2, (4000, 8))
+        bent = angles.cumsum(1) * 0.5
+        distance = np.hypot(np.cos(bent).sum(1), np.sin(bent).sum(1)) / 8
+        x, y = angles, distance + draw.normal(0, 0.01 + 0.03 * (angles[:, 0] > 0), len(angles))
+    else:
+        make = getattr(datasets, f"make_{name}")
+        noise = {"friedman1": 1.0, "friedman2": 100.0, "friedman3": 0.1}[name]
+        x, y = make(n_samples=1000, noise=noise, random_state=seed)
+    order = draw.permutation(len(x))[: MOST_ROWS + MOST_TEST]
+    return torch.as_tensor(x[order]).float(), torch.as_tensor(y[order]).float().reshape(-1, 1)

@@ -1,0 +1,106 @@
+"""The benchmark `tables`: its cells, its scores against scipy, and rivals on rows whose noise is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from scipy import stats
+
+from workbench.data import Data
+from workbench.distributions import Normal
+from workbench.distributions.mixture import Mixture
+from workbench.experiments.worker import load_file
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    return load_file(ROOT / "benchmarks" / "tables.py")
+
+
+def test_cells_are_json_and_each_is_there_once(tables: ModuleType) -> None:
+    for smoke in (True, False):
+        cells = tables.cells(smoke)
+        assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)
+
+
+def test_every_method_of_ours_and_some_rivals_give_finite_scores_twice_the_same(tables: ModuleType) -> None:
+    for cell in tables.cells(smoke=True):
+        if cell["method"] in (*tables.OURS, "boosted quantiles"):
+            first, second = tables.run(**cell), tables.run(**cell)
+            assert first | {"cost": 0} == second | {"cost": 0}
+            assert all(np.isfinite(first[score]) for score in ("nll", "rmse", "coverage", "width"))
+
+
+def test_scores_are_those_of_scipy(tables: ModuleType) -> None:
+    draw = np.random.default_rng(0)
+    loc, scale, y = draw.normal(size=(3, 20, 1)), draw.uniform(0.5, 2, (3, 20, 1)), draw.normal(size=(20, 1))
+    mixture = Mixture(Normal(), torch.tensor(loc), torch.tensor(scale), torch.full((3,), 1 / 3).double())
+    found = tables.scores(mixture, torch.tensor(y))
+    assert found["nll"] == pytest.approx(-np.log(stats.norm.pdf(y, loc, scale).mean(0)).mean())
+    assert found["rmse"] == pytest.approx(np.sqrt(((loc.mean(0) - y) ** 2).mean()))
+    shares = stats.norm.cdf(y, loc, scale).mean(0)
+    assert found["coverage"] == pytest.approx(((shares >= 0.05) & (shares <= 0.95)).mean())
+
+
+@pytest.mark.parametrize("name", ["Gaussian process", "NGBoost", "boosted quantiles", "deep ensemble"])
+def test_rivals_find_a_line_and_its_noise(tables: ModuleType, name: str) -> None:
+    if name == "NGBoost" and importlib.util.find_spec("ngboost") is None:
+        pytest.skip("ngboost is not installed")
+    draw = np.random.default_rng(0)
+    x, x_test = draw.normal(size=(400, 2)), draw.uniform(-1, 1, (200, 2))
+    y = 2 * x[:, 0] + 0.5 * draw.normal(size=400)
+    said = tables.RIVALS[name](x, y, x_test, 0)
+    error = np.sqrt(((said.mean.mean(0) - 2 * x_test[:, 0]) ** 2).mean())
+    assert error < 0.35
+    assert 0.4 < np.median(said.scale) < 0.9
+    half = tables.RIVALS[name](x, y, x_test[:100], 0)  # what is said of a test row does not hang on others
+    np.testing.assert_allclose(half.mean, said.mean[:, :100], rtol=1e-3, atol=1e-3)
+
+
+def test_a_rival_speaks_in_the_units_of_the_table(tables: ModuleType) -> None:
+    given = tables.rows_of("friedman1", 0, 80)
+    other = Data.from_arrays(
+        100 * given.train.x + 7, 1000 * given.train.y - 5, test=(100 * given.test.x + 7, 1000 * given.test.y - 5)
+    )
+    (first, _), (second, _) = (tables.rival("Gaussian process", one, 0) for one in (given, other))
+    torch.testing.assert_close(second.mean, 1000 * first.mean - 5, rtol=1e-3, atol=5.0)
+    torch.testing.assert_close(second.stddev, 1000 * first.stddev, rtol=1e-2, atol=1.0)
+
+
+def test_tables_have_no_test_row_among_those_to_train_on_and_the_rows_that_were_asked_for(tables: ModuleType) -> None:
+    for name in ("friedman2", "robot arm", "diabetes"):
+        one, again, other = (tables.rows_of(name, split, 300) for split in (0, 0, 1))
+        assert torch.equal(one.train.x, again.train.x)
+        assert not torch.equal(one.test.x, other.test.x)
+        assert len(one.train) == 300
+        seen = {tuple(row) for row in one.train.x.tolist()}
+        assert not any(tuple(row) in seen for row in one.test.x.tolist())
+
+
+def test_the_page_counts_who_is_first(tables: ModuleType) -> None:
+    rows = [
+        {
+            "data": data,
+            "split": split,
+            "method": method,
+            "nll": nll + split,
+            "rmse": nll,
+            "coverage": 0.88,
+            "train": 50,
+            "cost": 1.0,
+        }
+        for data, better in (("yacht", "NGBoost"), ("diabetes", "Gaussian process"))
+        for split in (0, 1)
+        for method, nll in ((better, 1.0), *((m, 2.0) for m in ("NGBoost", "Gaussian process") if m != better))
+    ]
+    page = tables.summary(pd.DataFrame(rows), ROOT)
+    line = next(line for line in page.splitlines() if line.startswith("| NGBoost"))
+    assert [part.strip() for part in line.split("|")[2:4]] == ["1 of 1", "1.0"]
+    assert "1.500 ± 0.500" in page

@@ -1,0 +1,84 @@
+"""`tabular(embedding="auto")`: the error of rows left out against a loop without them, and which targets it wants bins for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench.data import Data
+from workbench.models import NumericColumns, tabular
+from workbench.models import embedding_choice as choice
+
+
+def rows(n: int = 300, seed: int = 0) -> Tensor:
+    return 4 * torch.rand(n, 3, generator=torch.Generator().manual_seed(seed)) - 2
+
+
+def test_the_error_of_rows_left_out_is_that_of_a_loop_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WIDTHS", (0.7,))
+    monkeypatch.setattr(choice, "NOISES", (0.05,))
+    x = rows(30).double().numpy()
+    y = np.stack([np.sin(x[:, 0]), x[:, 1]], 1)
+    squared = ((x[:, None] - x) ** 2).sum(2)
+    median = float(torch.tensor(squared[squared > 0]).median())
+    kernel = np.exp(-squared / (2 * 0.7 * median))
+    errors = []
+    for i in range(len(x)):
+        rest = np.arange(len(x)) != i
+        weights = np.linalg.solve(kernel[np.ix_(rest, rest)] + 0.05 * np.eye(len(x) - 1), y[rest])
+        errors.append((y[i] - kernel[i, rest] @ weights) ** 2)
+    assert choice.left_out_error(torch.tensor(x), torch.tensor(y)) == pytest.approx(np.mean(errors), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("target", "bins"),
+    [
+        (lambda x: (x[:, :1] + x[:, 1:2]).sin() + 0.1 * x[:, 2:], False),
+        (lambda x: (x[:, :1] > 0.3).float() - 2 * (x[:, 1:2] > 1).float(), True),
+        (lambda x: ((x[:, 0] + x[:, 1]) > 0).long(), False),
+        (lambda x: (x[:, 0] > 0.3).long() + (x[:, 1] > 1).long(), True),
+    ],
+    ids=["smooth", "steps", "smooth classes", "classes by steps"],
+)
+def test_targets_with_steps_want_bins_and_smooth_ones_do_not(target: Callable[[Tensor], Tensor], bins: bool) -> None:
+    x = rows()
+    before = torch.get_rng_state()
+    model = tabular(Data.from_arrays(x, target(x), test=[0]), width=4, depth=0)
+    assert any(isinstance(module, NumericColumns) for module in model) == bins
+    torch.set_rng_state(before)
+    named = tabular(
+        Data.from_arrays(x, target(x), test=[0]), embedding="piecewise" if bins else "none", width=4, depth=0
+    )
+    assert [tuple(p.shape) for p in model.parameters()] == [tuple(p.shape) for p in named.parameters()]
+    assert all(map(torch.equal, model.parameters(), named.parameters()))  # the choice draws nothing
+
+
+def test_rows_that_are_there_twice_do_not_choose() -> None:
+    """With each row twice, the twin of a row that is left out tells its target, whatever the embedding."""
+    x = rows(100)
+    twice = torch.cat([x, x])
+    assert choice.chosen_rows(twice).tolist() == list(range(100))
+    many = rows(5000)
+    assert len(choice.chosen_rows(many)) == choice.MOST_ROWS
+    assert int(choice.chosen_rows(many).max()) == 4999
+
+
+@pytest.mark.parametrize("y", [torch.ones(20, 1), torch.arange(20.0)[:, None]], ids=["one value", "values"])
+def test_what_tells_nothing_goes_without_bins(y: Tensor) -> None:
+    few = Data.from_arrays(rows(20), y, test=list(range(13, 20)))
+    assert not any(isinstance(module, NumericColumns) for module in tabular(few))
+
+
+def test_the_hidden_layers_have_the_activation_that_was_asked_for() -> None:
+    x = rows(40)
+    data = Data.from_arrays(x, x[:, :1], test=[0])
+    assert [type(module) for module in tabular(data)] == [
+        *(type(tabular(data)[0]), nn.Linear, nn.SiLU, nn.Linear, nn.SiLU, nn.Linear)
+    ]
+    assert sum(isinstance(module, nn.ReLU) for module in tabular(data, activation="relu")) == 2
+    with pytest.raises(ValueError, match="activation must be one of 'silu', 'relu'; found 'gelu'"):
+        tabular(data, activation="gelu")  # type: ignore[arg-type]
