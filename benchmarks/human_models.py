@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.atomic import replacing
-from workbench.data.drawing import subset
 from workbench.data.files import cache_folder, locate, read
+from workbench.data.split_drawing import subset
 
 IMAGES = "cifar10-jpeg"
 NETWORKS = {

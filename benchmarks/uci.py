@@ -170,7 +170,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     """
     from workbench import compose, sculpt, vote
     from workbench.calibration.conformal import conformal_quantile
-    from workbench.core.rows import TensorRows
+    from workbench.core.batches.rows import TensorRows
     from workbench.data import load
     from workbench.distributions import Normal
     from workbench.training.cross_fitting import CrossFit

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
         widgets,
     )
     from .calibration import calibrate, selective, top_uncertain
-    from .core.files import load, save
-    from .core.pretrained_folders import from_pretrained
     from .core.registry import register
+    from .core.saving.files import load, save
+    from .core.saving.from_pretrained import from_pretrained
     from .core.settings import setting
     from .core.wrapped import Wrapped, is_wrapped, unwrap
     from .core.wrapper import Wrapper, compose
@@ -87,9 +87,9 @@ _HOMES = {
     **dict.fromkeys(("Wrapped", "is_wrapped", "unwrap"), "core.wrapped"),
     **dict.fromkeys(("Wrapper", "compose"), "core.wrapper"),
     **dict.fromkeys(("calibrate", "selective", "top_uncertain"), "calibration"),
-    **dict.fromkeys(("load", "save"), "core.files"),
+    **dict.fromkeys(("load", "save"), "core.saving.files"),
     "Risk": "risk",
-    "from_pretrained": "core.pretrained_folders",
+    "from_pretrained": "core.saving.from_pretrained",
     "check_wrapper": "testing",
     "diagnose": "doctor",
     "register": "core.registry",

@@ -1,6 +1,6 @@
 """What the outputs of a model mean, for the option `output=` of every wrapper."""
 
-from .core.class_scores import Binary, Logits, Probs
-from .core.meanings import Detections, Mean, Meaning, State, Values
+from .core.outputs.class_scores import Binary, Logits, Probs
+from .core.outputs.meanings import Detections, Mean, Meaning, State, Values
 
 __all__ = ["Binary", "Detections", "Logits", "Mean", "Meaning", "Probs", "State", "Values"]

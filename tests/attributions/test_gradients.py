@@ -11,7 +11,7 @@ from helpers.calibration_models import known, rng
 from torch import Tensor, nn
 
 from workbench import attributions, compose, data, neo, sample, sculpt, vote
-from workbench.core.class_scores import Logits
+from workbench.core.outputs.class_scores import Logits
 
 
 def seeded(make: Any) -> Any:

@@ -69,7 +69,7 @@ def test_a_class_that_is_ruled_out_changes_no_temperature() -> None:
 
 
 def test_rows_without_numbers_and_truth_values_that_are_none_are_refused() -> None:
-    from workbench.core.rows import read
+    from workbench.core.batches.rows import read
 
     with pytest.raises(TypeError, match=r"x is a tensor \[2, 2\] of torch.sparse_coo; give x.to_dense\(\)"):
         read((torch.ones(2, 2).to_sparse(), torch.ones(2, 1)))

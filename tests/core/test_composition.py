@@ -11,8 +11,8 @@ from helpers.models import mlp
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.core.calls.predict import plan_of, run
 from workbench.core.method import Call
-from workbench.core.predict import plan_of, run
 
 MAKERS = {
     "vote": lambda: vote.Wrapper(3),

@@ -16,7 +16,7 @@ from helpers.checkpoint_models import answers, assert_same, facts, net, wrapped_
 from torch import nn
 
 from workbench import compose, laplace, sculpt, snapshot, swag, vote
-from workbench.core.files import load, save
+from workbench.core.saving.files import load, save
 
 
 def as_before(path: Path) -> None:

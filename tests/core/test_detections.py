@@ -11,7 +11,7 @@ from torch import nn
 
 import workbench
 from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, vote
-from workbench.core.detections import match, overlaps
+from workbench.core.outputs.detections import match, overlaps
 from workbench.outputs import Detections, Values
 from workbench.testing.models import build, inputs
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from workbench import compose, distributions, is_wrapped, neo, sample, sculpt, vote
-from workbench.core.files import load, save
+from workbench.core.saving.files import load, save
 from workbench.methods.densities import Gaussian
 from workbench.methods.vote import Vote
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from workbench import calibrate, fit, selective, top_uncertain, vote
-from workbench.core.own_loss import pairing_of
+from workbench.core.batches.own_loss import pairing_of
 from workbench.outputs import Binary, Logits, Values
 
 transformers = pytest.importorskip("transformers")

@@ -11,9 +11,9 @@ from helpers.reference_from_copies import ROWS, VOTERS
 from torch import Tensor, nn
 
 from workbench import sculpt, vote
+from workbench.core.calls.predict import plan_of
 from workbench.core.method import Call
 from workbench.core.ownership import engine_of
-from workbench.core.predict import plan_of
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

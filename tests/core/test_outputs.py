@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import WorkbenchWarning, calibrate, compose, fit, laplace, neo, sculpt, vote
-from workbench.core.outputs import from_json, read, to_json
+from workbench.core.outputs.options import from_json, read, to_json
 from workbench.outputs import Binary, Logits, Mean, Probs, State, Values
-from workbench.training.criteria import LossByMeaning
+from workbench.training.default_losses import LossByMeaning
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from workbench import vote
-from workbench.core import running
+from workbench.core.calls import running_moments
 from workbench.errors import OutputShapeError
 from workbench.outputs import Binary, Logits, Probs
 
@@ -43,8 +43,8 @@ def test_pieces_are_the_whole(name: str, piece: int, monkeypatch: pytest.MonkeyP
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, all_at_once = wrapped(x, return_risk=True)
-        monkeypatch.setattr(running, "PIECE", piece)
-        monkeypatch.setitem(running.OF_BRANCH, "cpu", piece)
+        monkeypatch.setattr(running_moments, "PIECE", piece)
+        monkeypatch.setitem(running_moments.OF_BRANCH, "cpu", piece)
         y, risk = wrapped(x, return_risk=True)
         only = wrapped(x)
         scores = [voter(x) for voter in wrapped.voters()]
@@ -120,7 +120,7 @@ def test_large_maps_with_classes_that_are_ruled_out() -> None:
     scores = torch.randn(3, 1, 4, 300, 300, generator=torch.Generator().manual_seed(0))
     scores[:, :, 1] = -torch.inf
     scores[1, :, 2] = -torch.inf
-    means = running.RunningClasses(Logits(dim=-3), scores, return_risk=True)
+    means = running_moments.RunningClasses(Logits(dim=-3), scores, return_risk=True)
     means.add(scores)
     y, risks = means.result()
     probs = scores.double().softmax(2)
@@ -131,6 +131,6 @@ def test_large_maps_with_classes_that_are_ruled_out() -> None:
 
 def test_branches_of_other_shapes_are_refused_with_chunk() -> None:
     like = torch.zeros(1, 1, 4, 30, 30)
-    means = running.RunningClasses(Logits(dim=-3), like, return_risk=True)
+    means = running_moments.RunningClasses(Logits(dim=-3), like, return_risk=True)
     with pytest.raises(OutputShapeError, match="other shapes"):
         means.add(like[..., :-1])

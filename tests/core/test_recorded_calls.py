@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, neo, sample, sculpt, vote
-from workbench.core import recorded_calls
-from workbench.core.recorded_calls import RecordedCalls
+from workbench.core.calls import recorded_calls
+from workbench.core.calls.recorded_calls import RecordedCalls
 from workbench.errors import WorkbenchWarning
 from workbench.outputs import Detections
 

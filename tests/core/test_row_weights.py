@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
 from workbench import WorkbenchWarning, compose, fit, sculpt, vote
-from workbench.core.row_weights import row_weights
+from workbench.core.batches.row_weights import row_weights
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, sculpt, vote
-from workbench.core import predict
+from workbench.core.calls import predict
 from workbench.distributions import JointNormal, Normal, Quantiles, StudentT
 
 

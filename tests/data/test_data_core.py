@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench.data import Card, Column, Data, Split
-from workbench.data.core import digest
+from workbench.data.data_set import digest
 
 CARD = Card("a <small> table", "made up", "none & free", "nobody, 2024", ("beware",))
 

@@ -21,7 +21,7 @@ from conftest import ROOT
 
 from workbench import data
 from workbench.data import files, usage
-from workbench.data.core import digest
+from workbench.data.data_set import digest
 from workbench.data.registry import entries
 
 YACHT = "uci-regression/yacht.npz"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from workbench import calibrate, compose, data, fit, laplace, neo, sculpt, vote
-from workbench.core.rows import TensorRows, read
+from workbench.core.batches.rows import TensorRows, read
 from workbench.data.reader import data_of
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import laplace, neo, snapshot, swag, vote
-from workbench.core.outputs import has_classes
+from workbench.core.outputs.options import has_classes
 from workbench.core.wrapper import Wrapper
 from workbench.methods.densities import DENSITIES
 

@@ -38,9 +38,9 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.core.calls.predict import plan_of
 from workbench.core.method import Call
 from workbench.core.ownership import engine_of
-from workbench.core.predict import plan_of
 from workbench.engine import branch as body
 from workbench.engine import plan
 from workbench.engine import rank_one as factored

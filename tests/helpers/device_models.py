@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import Risk, compose, fit, laplace, neo, sample, sculpt, snapshot, swag, vote
-from workbench.core.outputs import has_classes
+from workbench.core.outputs.options import has_classes
 from workbench.core.wrapper import Wrapper
 from workbench.distributions import LogitNormal, NormalInverseGamma, Quantiles, StudentT
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from helpers import pretend_device
 from helpers.device_models import WRAPPERS, leaves, mlp, quiet, still
 from workbench import Risk
-from workbench.core.outputs import has_classes
+from workbench.core.outputs.options import has_classes
 
 DEVICE = pretend_device.NAME
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, data, vote
-from workbench.core.row_weights import row_weights
+from workbench.core.batches.row_weights import row_weights
 from workbench.errors import WorkbenchWarning
 from workbench.outputs import Logits
 from workbench.training import RandomCrop, RandomFlip

@@ -11,7 +11,7 @@ from helpers.training_models import Interrupt, net, plain, plane, quiet, same, w
 from torch import nn
 
 from workbench import compose
-from workbench.core.rows import TensorRows
+from workbench.core.batches.rows import TensorRows
 from workbench.errors import WorkbenchWarning
 from workbench.training import checkpoint as checkpoint_module
 from workbench.training import defaults

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import compose, fit
-from workbench.core.rows import Batch
+from workbench.core.batches.rows import Batch
 from workbench.training import running_loss as module
 from workbench.training.running_loss import RunningLoss
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import fit, laplace, sculpt, vote
-from workbench.core.class_scores import Logits, Probs
+from workbench.core.outputs.class_scores import Logits, Probs
 from workbench.distributions import LogitNormal
 from workbench.methods.laplace import _surprise
 

@@ -330,7 +330,7 @@ def test_autoencoders_whose_targets_are_their_inputs(made: list[TracedStep]) -> 
 
 def test_short_trainings_make_no_graph() -> None:
     steps = TracedStep(vote.Wrapper(3)(mlp()), F.mse_loss, lambda batch: torch.zeros(()))
-    from workbench.core.rows import Batch
+    from workbench.core.batches.rows import Batch
 
     x, y = _rows(16)
     assert all(steps.take(Batch(None, x, y), 50) is None for _ in range(5))

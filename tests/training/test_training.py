@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from workbench import compose, neo, sample, sculpt
 from workbench.training import History, fit
-from workbench.training.criteria import cross_entropy_of_probs
+from workbench.training.default_losses import cross_entropy_of_probs
 from workbench.training.defaults import one_cycle
 
 # ---- every wrapper ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workbench import compose, data, sample, sculpt, vote
-from workbench.core.rows import TensorRows
+from workbench.core.batches.rows import TensorRows
 from workbench.training.batches import Batches
 from workbench.training.standardization import moments
 from workbench.training.validation import hold_out

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from workbench import compose, neo, sculpt, vote
-from workbench.core.class_scores import Binary, Logits
+from workbench.core.outputs.class_scores import Binary, Logits
 from workbench.data import Data
 from workbench.data.columns import Column
 from workbench.widgets import Explorer

@@ -15,8 +15,8 @@ from workbench.attributions.one_input import one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import ask, check_model, output_of
+from workbench.core.batches.rows import bad_rows, place
 from workbench.core.method import evaluating
-from workbench.core.rows import bad_rows, place
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.rows import bad_rows
+from workbench.core.batches.rows import bad_rows
 
 
 def one_input(x: Any, of: int | str | None, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:

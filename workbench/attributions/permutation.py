@@ -13,7 +13,7 @@ from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
 from workbench.calibration.base import check_model, collect, output_of
-from workbench.core.rows import bad_rows
+from workbench.core.batches.rows import bad_rows
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
 from workbench.data.reader import data_of

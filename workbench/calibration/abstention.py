@@ -24,7 +24,7 @@ from workbench.calibration.answers import (
 from workbench.calibration.base import check_model, class_dim, collect, named, output_name, output_of, risks_at
 from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
-from workbench.core.pretrained import SavesPretrained
+from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve

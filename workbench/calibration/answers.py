@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.meanings import IGNORED
+from workbench.core.outputs.meanings import IGNORED
 from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 

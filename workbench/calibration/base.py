@@ -13,14 +13,23 @@ from torch.utils.data import DataLoader
 
 from workbench.calibration.answers import Answers, precise
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
-from workbench.core.inputs import opened
-from workbench.core.labelled import paired
+from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.labelled import paired
+from workbench.core.batches.rows import (
+    Batch,
+    TensorRows,
+    bad_rows,
+    place,
+    read,
+    rows_loader,
+    split_batch,
+    with_class_numbers,
+)
 from workbench.core.method import evaluating
-from workbench.core.outputs import form_of
+from workbench.core.outputs.options import form_of
+from workbench.core.outputs.slips import warn_unsaid
 from workbench.core.ownership import extra
-from workbench.core.pretrained import SavesPretrained
-from workbench.core.rows import Batch, TensorRows, bad_rows, place, read, rows_loader, split_batch, with_class_numbers
-from workbench.core.slips import warn_unsaid
+from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.core.meanings import Meaning
-from workbench.core.outputs import form_of
-from workbench.core.resolution import resolve
+from workbench.core.outputs.meanings import Meaning
+from workbench.core.outputs.options import form_of
+from workbench.core.outputs.resolution import resolve
 from workbench.engine.tree import flatten, names, replace_node
 
 FORMS = ("values", "logits", "probs")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import attributes, places
-from .frozen import Freezable, refuse_change
+from .calls.frozen import Freezable, refuse_change
 from .ownership import MARK, Record, table_of
 from .runtime import plain_clone, portable, restore
-from .savepoint import Savepoint
-from .state_dict import SETTINGS, Loading, described
+from .saving.savepoint import Savepoint
+from .saving.state_dict import SETTINGS, Loading, described
 
 
 class Persistent(Freezable):

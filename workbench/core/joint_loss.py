@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..engine.tree import is_float
-from .meanings import Values
-from .outputs import meaning_of
+from .outputs.meanings import Values
+from .outputs.options import meaning_of
 
 # means over the elements of a target that is shaped like the prediction
 _FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)

@@ -17,17 +17,17 @@ from ..distributions.parametric import Parametric
 from ..engine.run import Branched
 from ..engine.state import Path
 from ..risk import Risk
-from .class_scores import Classes
+from .calls.predict import loss_of_model, plan_of, run
+from .calls.risks import meanings_of, pair_of, reduced
 from .crossfit import Committee, committee_of
-from .meanings import Values
 from .method import Call, split_heads
-from .outputs import form_of
+from .outputs.class_scores import Classes
+from .outputs.meanings import Values
+from .outputs.options import form_of
+from .outputs.resolution import check_numbers
+from .outputs.said_distributions import mixture, with_moments
+from .outputs.slips import listening, warn_unsaid
 from .ownership import extra, table_of
-from .predict import loss_of_model, plan_of, run
-from .reduction import meanings_of, pair_of, reduced
-from .resolution import check_numbers
-from .said_distributions import mixture, with_moments
-from .slips import listening, warn_unsaid
 from .standardize import Scaling
 
 

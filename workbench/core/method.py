@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..engine.plan import Axis, Intervention, RankOne, Rule, Shared, Split, Stacked
 from ..engine.surroundings import Reverted
-from .call import Call
-from .class_scores import Classes
-from .meanings import Meaning
+from .calls.call import Call
+from .outputs.class_scores import Classes
+from .outputs.meanings import Meaning
 from .settings import settings_of
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import OptimizerMismatchError, WorkbenchWarning
+from .batches.dealing import tell
+from .batches.row_weights import rows_equal
+from .calls.frozen import refuse_step
 from .crossfit import members_axis
-from .dealing import tell
-from .frozen import refuse_step
 from .parameters import split_for_decay, stacked_names
-from .row_weights import rows_equal
 
 _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> every wrapped object that lives
 _histories: dict[int, _History] = {}  # id -> every optimizer that has stepped and lives

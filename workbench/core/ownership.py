@@ -15,7 +15,7 @@ from ..engine.clone import is_scripted, places, structural_copy
 from ..engine.plan import Bank, RankOne, Rule, Shared
 from ..engine.tree import version
 from ..introspect.references import used_by
-from .lone_calls import Alone
+from .calls.lone_calls import Alone
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..deprecation import warn_deprecated
 from ..engine.plan import RankOne, Rule, Split, Stacked
-from .frozen import refuse_change
+from .calls.frozen import refuse_change
 from .ownership import EXTRAS, MARK
 
 

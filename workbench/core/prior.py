@@ -14,13 +14,13 @@ from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, S
 from ..engine.results import Result
 from ..engine.run import Branched
 from ..engine.tree import flatten, names, tree_map
-from .class_scores import Binary, Classes, Logits
-from .dealing import tell
-from .meanings import Meaning, Values
+from .batches.dealing import tell
+from .calls.risks import meanings_of
 from .method import evaluating
-from .outputs import has_detections, meaning_of
+from .outputs.class_scores import Binary, Classes, Logits
+from .outputs.meanings import Meaning, Values
+from .outputs.options import has_detections, meaning_of
 from .ownership import EXTRAS, add_extra, engine_of, extra, is_scripted, table_of
-from .reduction import meanings_of
 
 NAME = "prior"
 

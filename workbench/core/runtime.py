@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ..engine.clone import places, structural_copy
 from ..engine.plan import Split, Stacked
 from ..engine.run import Engine
-from .feedback import Marks
-from .frozen import Frozen
+from .calls.feedback import Marks
+from .calls.frozen import Frozen
+from .calls.recorded_calls import RecordedCalls
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
-from .recorded_calls import RecordedCalls
-from .state_dict import Loading
+from .saving.state_dict import Loading
 
 HOOKS = (
     "_forward_hooks",

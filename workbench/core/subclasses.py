@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from .adapters import refusals_of
-from .lone_calls import watched_methods
+from .calls.lone_calls import watched_methods
 from .ownership import MARK
-from .pretrained import saving_pretrained
+from .peft_refusals import refusals_of
+from .saving.save_pretrained import saving_pretrained
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

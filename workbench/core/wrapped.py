@@ -16,23 +16,23 @@ from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
-from . import predict as calling
+from .batches.call_arguments import opened, positional_names
+from .calls import predict as calling
+from .calls.frozen import asked, refuse_change
+from .calls.recorded_calls import Taken
+from .calls.surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 from .copying import Persistent
-from .frozen import asked, refuse_change
-from .inputs import opened, positional_names
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
 from .parameters import WrappedParameters
 from .prior import NAME as PRIOR
 from .prior import install
-from .recorded_calls import Taken
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
-from .savepoint import Savepoint
+from .saving.savepoint import Savepoint
+from .saving.state_dict import extract
 from .standardize import Scaling
-from .state_dict import extract
 from .subclasses import subclass
-from .surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 
 if TYPE_CHECKING:
     from ..distributions.mixture import Mixture

@@ -18,18 +18,18 @@ from ..engine.effects.private_random import CPU, generator_of, own_random
 from ..engine.execution import Execution
 from ..engine.surroundings import Surroundings
 from ..introspect.objects import is_keras
+from .calls.lone_calls import watch_layers
 from .decorated import decorated
 from .frameworks import wrap_foreign, wrap_foreign_function
 from .function import Function
-from .last_layers import watched
-from .lone_calls import watch_layers
+from .layer_order import watched
 from .method import Method
 from .optimizer_guard import watch
-from .outputs import Output, has_detections, read, states_of
+from .outputs.options import Output, has_detections, read, states_of
+from .outputs.state_paths import state_paths
 from .ownership import table_of
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
-from .state_paths import state_paths
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
 M = TypeVar("M", bound=nn.Module)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from workbench.data import toy
 from workbench.data.columns import Card, Column
-from workbench.data.core import Data
+from workbench.data.data_set import Data
 from workbench.data.files import fetch
 from workbench.data.loading import load, names
 from workbench.data.provenance import checksum

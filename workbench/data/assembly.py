@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import PickedColumns, lazily, targets
-from workbench.data.drawing import partition, whole_number
 from workbench.data.folders import find_files, is_grey
 from workbench.data.frames import FrameEncoding
 from workbench.data.images import open_image
+from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import LazySplit, Split, row_index
 from workbench.data.targets import as_inputs
 from workbench.engine.tree import tensors

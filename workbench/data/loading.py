@@ -12,12 +12,12 @@ import torch
 
 from workbench.data import toy
 from workbench.data.columns import Column
-from workbench.data.core import Data
-from workbench.data.drawing import partition, subset, whole_number
+from workbench.data.data_set import Data
 from workbench.data.files import is_local, read
 from workbench.data.published_images import camvid, cifar10, cifar10h, cifar10n
 from workbench.data.published_tables import adult, clinc, curve, ett, nab
 from workbench.data.registry import card, entries, resolve
+from workbench.data.split_drawing import partition, subset, whole_number
 from workbench.data.splits import Split
 from workbench.data.usage import AVAILABLE, note
 from workbench.errors import require

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from workbench.data.columns import Column
-from workbench.data.core import Data
-from workbench.data.drawing import partition, subset
+from workbench.data.data_set import Data
 from workbench.data.files import read
 from workbench.data.images import open_image, to_tensor
 from workbench.data.registry import card, entries
+from workbench.data.split_drawing import partition, subset
 from workbench.data.splits import Split
 from workbench.data.targets import VOID
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from workbench.data.columns import Column
-from workbench.data.core import Data
-from workbench.data.drawing import partition, whole_number
+from workbench.data.data_set import Data
 from workbench.data.files import read
 from workbench.data.frames import FrameEncoding
 from workbench.data.registry import card, entries
+from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import Split
 from workbench.data.targets import VOID
 from workbench.data.texts import Vocabulary

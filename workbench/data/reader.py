@@ -1,4 +1,4 @@
-"""Read rows from every form that users give: names of data sets here, all others by `workbench.core.rows`."""
+"""Read rows from every form that users give: names of data sets here, all others by `workbench.core.batches.rows`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.rows import Source, TensorRows, rows_loader, with_class_numbers
-from workbench.core.rows import read as read_rows
+from workbench.core.batches.rows import Source, TensorRows, rows_loader, with_class_numbers
+from workbench.core.batches.rows import read as read_rows
 from workbench.data.columns import Card, Column
-from workbench.data.core import Data
-from workbench.data.drawing import partition
+from workbench.data.data_set import Data
 from workbench.data.loading import load
+from workbench.data.split_drawing import partition
 from workbench.data.splits import Split
 from workbench.data.targets import VOID, kind
 
@@ -23,7 +23,7 @@ HELD_OUT = 0.2  # share of the rows that become test rows, where they are not a 
 
 
 def read(data: Any, name: str = "data", several: bool = False) -> Source:
-    """The rows to train on: those of a named data set, or of any form that `workbench.core.rows.read` takes.
+    """The rows to train on: those of a named data set, or of any form that `workbench.core.batches.rows.read` takes.
 
     Args:
         data: a name that `load` takes, or rows.
@@ -31,7 +31,7 @@ def read(data: Any, name: str = "data", several: bool = False) -> Source:
         several: whether a tuple or dict of targets is taken, one for each output.
 
     Raises:
-        TypeError, ValueError: as `load` and `workbench.core.rows.read`.
+        TypeError, ValueError: as `load` and `workbench.core.batches.rows.read`.
     """
     return read_rows(load(data) if isinstance(data, str) else data, name, several=several)
 

@@ -9,7 +9,7 @@ Adding a data set is adding an entry, from its name to:
 - `task`: "regression" or "classification"; only for scikit-learn.
 - `features` and `target`: columns as pairs [name, unit]; scikit-learn may name its features itself. `classes`: names of the classes.
 - `splits`: how many fixed splits there are; without it a split is a seed.
-- `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.core.digest` counts it, of the
+- `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.data_set.digest` counts it, of the
   unpacked bytes of a .gz but an archive), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a
   slash; none where nobody offers these files. `bytes`: what the files take on the disk, in their order, where they can be downloaded.
   `remote`: name of a file below an address, or its own whole address; null where nobody offers it.

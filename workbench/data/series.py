@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.data.drawing import whole_number
+from workbench.data.split_drawing import whole_number
 
 
 class Windows(NamedTuple):

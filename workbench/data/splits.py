@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from workbench.core.rows import rows_loader
+from workbench.core.batches.rows import rows_loader
 from workbench.data.targets import kind
 from workbench.engine.tree import tensors, tree_map
 

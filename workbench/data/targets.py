@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.rows import bad_rows, describe
+from workbench.core.batches.rows import bad_rows, describe
 
 Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
 TASKS: tuple[str, ...] = get_args(Task)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.data.columns import Column
-from workbench.data.core import Data
-from workbench.data.drawing import whole_number
+from workbench.data.data_set import Data
 from workbench.data.registry import card
+from workbench.data.split_drawing import whole_number
 from workbench.data.splits import Split
 
 

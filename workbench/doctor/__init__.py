@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.batches.call_arguments import takes
 from ..core.function import Function
-from ..core.inputs import takes
 from ..core.ownership import extra
 from ..core.wrapped import Wrapped, is_wrapped, unwrap
 from ..engine.clone import eager

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.class_scores import Binary, Logits, Probs
-from ..core.meanings import Detections, Mean, Meaning
-from ..core.resolution import _key, _written, resolve
+from ..core.outputs.class_scores import Binary, Logits, Probs
+from ..core.outputs.meanings import Detections, Mean, Meaning
+from ..core.outputs.resolution import _key, _written, resolve
 from ..engine.tree import children, flatten, is_float, names, tensors
 from .observed_run import ObservedRun
 from .tracers import SQUASHING

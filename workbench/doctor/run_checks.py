@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.dealing import _alike
+from ..core.batches.dealing import _alike
 from ..core.wrapped import is_wrapped
 from ..engine.dependence import reached
 from ..engine.tree import flatten, is_float, names, paths, tensors, tree_map

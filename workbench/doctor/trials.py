@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.meanings import Meaning
+from ..core.calls.predict import plan_of
 from ..core.method import Call
-from ..core.predict import plan_of
+from ..core.outputs.meanings import Meaning
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
 from ..engine.tree import flatten, is_float, tensors, tree_map

@@ -17,8 +17,8 @@ from workbench import metrics
 from workbench.calibration.base import check_model, named, output_of
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
-from workbench.data.drawing import whole_number
 from workbench.data.series import as_series, chosen, windows
+from workbench.data.split_drawing import whole_number
 from workbench.distributions.mixture import Mixture
 from workbench.engine.effects.private_random import own_random
 from workbench.errors import require

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from .. import metrics
 from ..calibration.base import ask, distribution_of
-from ..core.class_scores import Binary
-from ..core.outputs import meaning_of
+from ..core.outputs.class_scores import Binary
+from ..core.outputs.options import meaning_of
 from ..risk import Risk
 from .environment import peak_memory
 from .positions import batch_rows, has_class_positions, has_labels, labelled, target_names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.class_scores import Binary, Logits
+from ..core.outputs.class_scores import Binary, Logits
 from ..data.targets import VOID, kind
 from ..engine.effects.private_random import own_random
 from ..risk import Risk

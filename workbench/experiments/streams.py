@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.data.drawing import whole_number
+from workbench.data.split_drawing import whole_number
 from workbench.metrics._inputs import numbers
 
 ROWS = 256  # windows that are compared with all before them at a time

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.class_scores import Classes
-from ..core.meanings import Values
-from ..core.outputs import has_classes
+from ..core.outputs.class_scores import Classes
+from ..core.outputs.meanings import Values
+from ..core.outputs.options import has_classes
+from ..core.outputs.resolution import resolve
 from ..core.ownership import table_of
-from ..core.resolution import resolve
 from ..engine.tree import flatten, names
 from .densities import Density
 from .densities.features import Head

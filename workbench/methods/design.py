@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.class_scores import Classes
+from ..core.calls.predict import plan_of, run
+from ..core.calls.risks import reduced
 from ..core.method import evaluating
-from ..core.outputs import form_of
+from ..core.outputs.class_scores import Classes
+from ..core.outputs.options import form_of
+from ..core.outputs.resolution import resolve
 from ..core.ownership import MARK, engine_of, extra, table_of
-from ..core.predict import plan_of, run
-from ..core.reduction import reduced
-from ..core.resolution import resolve
 from ..engine.effects.private_random import own_random
 from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, names, tree_map
@@ -272,7 +272,7 @@ def _batches(wrapped: Any, inputs: Any, what: str) -> Iterator[tuple[tuple, dict
     """Inputs as the model takes them."""
     from tqdm.auto import tqdm
 
-    from ..core.inputs import batches_of
+    from ..core.batches.call_arguments import batches_of
 
     device, scaling = next(wrapped.parameters()).device, extra(wrapped, "scaling")
     for args, kwargs, _ in tqdm(batches_of(inputs, wrapped), desc=what, delay=2, leave=False):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.class_scores import Classes, at_least_float32, cross_entropy
 from ..core.method import Call, Method, evaluating, sqrt
-from ..core.outputs import form_of, has_classes
+from ..core.outputs.class_scores import Classes, at_least_float32, cross_entropy
+from ..core.outputs.options import form_of, has_classes
+from ..core.outputs.resolution import resolve
 from ..core.ownership import engine_of, extra, table_of
-from ..core.resolution import resolve
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
@@ -206,7 +206,7 @@ class Laplace(Method):
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
-        from ..core.inputs import batches_of
+        from ..core.batches.call_arguments import batches_of
 
         if not self._draws or self.wrapper.prior_precision is not None:
             return
@@ -246,7 +246,7 @@ class Laplace(Method):
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
         from tqdm.auto import tqdm
 
-        from ..core.inputs import batches_of
+        from ..core.batches.call_arguments import batches_of
 
         table = table_of(wrapped)
         places, names = self.places(table), self.layer_names(table)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.method import Method, evaluating
-from ..core.outputs import form_of, has_classes
+from ..core.outputs.options import form_of, has_classes
 from ..core.ownership import add_extra, extra, table_of
 from ..core.prior import run_with_prior
 from ..core.settings import setting

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.class_scores import Binary, Classes
-from ..core.meanings import Meaning, Values
-from ..core.outputs import meaning_of
-from ..core.resolution import resolve
+from ..core.outputs.class_scores import Binary, Classes
+from ..core.outputs.meanings import Meaning, Values
+from ..core.outputs.options import meaning_of
+from ..core.outputs.resolution import resolve
 from ..engine.tree import flatten, names, tree_map
 from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap

@@ -15,8 +15,8 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
+from .learned_noise import MetSites, noisy_weights
 from .noise import Bernoulli, Noise, Normal
-from .noise_amounts import MetSites, noisy_weights
 from .weight_sets import method_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.inputs import batches_of
-from ..core.rows import in_batches
+from ..core.batches.call_arguments import batches_of
+from ..core.batches.rows import in_batches
 from ..engine.tree import tensors
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.inputs import batches_of
+from ..core.batches.call_arguments import batches_of
 from ..core.method import Call, Method, evaluating
 from ..core.ownership import engine_of, extra, table_of
 from ..core.settings import setting

@@ -26,11 +26,11 @@ from workbench.metrics import (  # noqa: F401
     anomalies,
     boxes,
     classification,
-    detection,
     disentanglement,
     ensembles,
     forecasts,
     intervals,
+    out_of_distribution,
     regression,
     selective,
 )
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from workbench.metrics.anomalies import *  # noqa: F403
     from workbench.metrics.boxes import *  # noqa: F403
     from workbench.metrics.classification import *  # noqa: F403
-    from workbench.metrics.detection import *  # noqa: F403
     from workbench.metrics.disentanglement import *  # noqa: F403
     from workbench.metrics.ensembles import *  # noqa: F403
     from workbench.metrics.forecasts import *  # noqa: F403
     from workbench.metrics.intervals import *  # noqa: F403
     from workbench.metrics.modules import *  # noqa: F403
+    from workbench.metrics.out_of_distribution import *  # noqa: F403
     from workbench.metrics.regression import *  # noqa: F403
     from workbench.metrics.selective import *  # noqa: F403
 

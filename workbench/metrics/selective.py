@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.metrics._inputs import numbers, real, same_shape
 from workbench.metrics._pieces import counted, some, value_pieces
-from workbench.metrics.detection import auroc_of, ranks
+from workbench.metrics.out_of_distribution import auroc_of, ranks
 from workbench.metrics.registry import metric
 
 

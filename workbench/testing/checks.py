@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.outputs import has_classes
+from ..core.outputs.options import has_classes
 from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.wrapped import Wrapped, is_wrapped

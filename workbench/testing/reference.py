@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.calls.predict import plan_of
 from ..core.method import Call
 from ..core.ownership import engine_of
-from ..core.predict import plan_of
 from ..engine.plan import Bank, Intervention, Plan, Shared
 from ..engine.run import Branched
 from ..engine.tree import is_float, tensors

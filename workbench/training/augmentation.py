@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.meanings import IGNORED
-from workbench.core.rows import Batch, describe, with_class_numbers
+from workbench.core.batches.rows import Batch, describe, with_class_numbers
+from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.tree import flatten, names, tensors
 
 Augmentation = Callable[[Any, Any, torch.Generator], tuple[Any, Any]]  # (x, y, generator) of a batch -> (x, y)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.rows import Batch, Source, TensorRows, describe, rows_loader, with_class_numbers
+from workbench.core.batches.rows import Batch, Source, TensorRows, describe, rows_loader, with_class_numbers
 from workbench.engine.tree import tree_map
 
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 
 from workbench.atomic import replacing
-from workbench.core.labelled import kind_of
-from workbench.core.rows import Source, TensorRows
+from workbench.core.batches.labelled import kind_of
+from workbench.core.batches.rows import Source, TensorRows
 
 EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 

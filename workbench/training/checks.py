@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench.core.inputs import opened
-from workbench.core.meanings import IGNORED
+from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.rows import Batch, TensorRows
+from workbench.core.outputs.meanings import IGNORED
 from workbench.core.ownership import add_extra, remove_extra
-from workbench.core.rows import Batch, TensorRows
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
 from workbench.engine.tree import is_float, tensors
-from workbench.training.criteria import Criterion, LossByMeaning
+from workbench.training.default_losses import Criterion, LossByMeaning
 
 LR = 0.01  # of the default optimizer
 FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"

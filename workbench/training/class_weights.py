@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.class_scores import Binary, Classes
-from workbench.core.meanings import IGNORED
-from workbench.core.outputs import form_of
-from workbench.core.reduction import pair_of
-from workbench.core.rows import Source, TensorRows, rows_loader, split_batch, with_class_numbers
+from workbench.core.batches.rows import Source, TensorRows, rows_loader, split_batch, with_class_numbers
+from workbench.core.calls.risks import pair_of
+from workbench.core.outputs.class_scores import Binary, Classes
+from workbench.core.outputs.meanings import IGNORED
+from workbench.core.outputs.options import form_of
 from workbench.core.wrapped import Wrapped
-from workbench.training.criteria import LossByMeaning
+from workbench.training.default_losses import LossByMeaning
 from workbench.training.unshadowed import unshadowed
 
 Weights = Literal["balanced"] | Tensor | Sequence[float]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.core.labelled import kind_of
+from workbench.core.batches.labelled import kind_of
+from workbench.core.batches.rows import Batch, Source
 from workbench.core.method import evaluating
-from workbench.core.rows import Batch, Source
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
 from workbench.training.batches import Batches

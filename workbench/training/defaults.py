@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from workbench.core.rows import Source
+from workbench.core.batches.rows import Source
 from workbench.core.wrapped import Wrapped
 from workbench.training.batches import Batches
 from workbench.training.checks import FROZEN

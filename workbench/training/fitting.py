@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from workbench.core.batches.labelled import paired
+from workbench.core.batches.rows import Batch, Source, TensorRows, place
+from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import seat
-from workbench.core.labelled import paired
-from workbench.core.outputs import has_detections
-from workbench.core.reduction import pair_of
-from workbench.core.rows import Batch, Source, TensorRows, place
-from workbench.core.said_distributions import nll
-from workbench.core.savepoint import Savepoint
+from workbench.core.outputs.options import has_detections
+from workbench.core.outputs.said_distributions import nll
+from workbench.core.saving.savepoint import Savepoint
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.engine.effects.private_random import own_random
@@ -32,9 +32,9 @@ from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
 from workbench.training.checks import LR, check_numbers, trained_alone, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
-from workbench.training.criteria import Criterion, LossByMeaning, cross_entropy_of_probs, default_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, agree, join
+from workbench.training.default_losses import Criterion, LossByMeaning, cross_entropy_of_probs, default_criterion
 from workbench.training.defaults import (
     default_batch_size,
     make_optimizer,

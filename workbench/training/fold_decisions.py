@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.meanings import IGNORED
+from workbench.core.outputs.meanings import IGNORED
 from workbench.distributions import Normal, StudentT
 from workbench.distributions.base import Distribution
 

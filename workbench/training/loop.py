@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.core.batches.rows import Batch, bad_rows
 from workbench.core.method import Method
-from workbench.core.rows import Batch, bad_rows
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.surroundings import Surroundings

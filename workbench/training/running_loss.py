@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workbench.core.rows import Batch
+from workbench.core.batches.rows import Batch
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.core.dealing import tell
-from workbench.core.outputs import has_classes
-from workbench.core.rows import Source, TensorRows
+from workbench.core.batches.dealing import tell
+from workbench.core.batches.rows import Source, TensorRows
+from workbench.core.outputs.options import has_classes
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import keeps_meaning
-from workbench.training.criteria import Criterion
+from workbench.training.default_losses import Criterion
 from workbench.training.unshadowed import unshadowed
 
 FAR = 10.0  # from mean 0 and standard deviation 1

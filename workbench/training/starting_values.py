@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.inputs import opened
-from workbench.core.outputs import form_of
+from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.rows import Source, TensorRows
+from workbench.core.outputs.options import form_of
 from workbench.core.ownership import Table, table_of
-from workbench.core.rows import Source, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.distributions import FromTorch
 from workbench.distributions.mixture import Mixture

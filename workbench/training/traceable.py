@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
-from workbench.core.outputs import form_of
-from workbench.core.traceable import Facts, UntraceableError, check_contents, is_plain, torch_now
+from workbench.core.calls.traceable import Facts, UntraceableError, check_contents, is_plain, torch_now
+from workbench.core.outputs.options import form_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.values import Cauchy, Laplace, Normal
 from workbench.methods.sculpt import Sculpt
 from workbench.methods.vote import Vote
-from workbench.training.criteria import LossByMeaning, cross_entropy_of_probs
+from workbench.training.default_losses import LossByMeaning, cross_entropy_of_probs
 
 _FUNCTIONS: tuple[Any, ...] = (
     *(None, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.cross_entropy, F.nll_loss, cross_entropy_of_probs),

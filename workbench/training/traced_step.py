@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.batches.rows import Batch
 from workbench.core.ownership import engine_of
-from workbench.core.rows import Batch
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import CPU, generator_of
 from workbench.engine.traced_graph import Graph, same, share_memory

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from workbench.core.rows import Source, TensorRows
+from workbench.core.batches.rows import Source, TensorRows
 from workbench.data.reader import read
 
 

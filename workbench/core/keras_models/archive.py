@@ -13,8 +13,8 @@ import keras
 
 from ...atomic import replacing
 from ...engine.execution import Execution
-from ..descriptions import built, described, options_of, unknown_methods
 from ..ownership import MARK
+from ..saving.wrapper_json import built, described, options_of, unknown_methods
 from .files import seeds_of, write_into
 from .model import SAVED, WrappedKeras, wrapped_twin
 from .plain import new_like, rebuilt

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...engine.plan import Stacked
 from ...risk import Risk
-from ..outputs import has_classes
+from ..outputs.options import has_classes
 from ..ownership import MARK, table_of
 
 NO_LOSS = (

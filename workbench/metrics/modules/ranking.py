@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.metrics import detection, selective
+from workbench.metrics import out_of_distribution, selective
 from workbench.metrics._pieces import value_pieces
 from workbench.metrics.modules.base import RowsMetric
 
@@ -22,26 +22,28 @@ class _Detection(RowsMetric):
         if risk_in is None and risk_out is None:
             raise ValueError("give risk_in, risk_out or both")
         if risk_in is not None and risk_out is not None:
-            detection.splits(risk_in, risk_out)  # labels in place of one of them are noticed
+            out_of_distribution.splits(risk_in, risk_out)  # labels in place of one of them are noticed
         checked = [
-            (s, detection.split(s, r)) for s, r in zip(self.states, (risk_in, risk_out), strict=True) if r is not None
+            (s, out_of_distribution.split(s, r))
+            for s, r in zip(self.states, (risk_in, risk_out), strict=True)
+            if r is not None
         ]
         for state, risk in checked:
             getattr(self, state).append(risk.detach().to(self.device))
 
 
-class AUROC(_Detection, of=detection.auroc):
+class AUROC(_Detection, of=out_of_distribution.auroc):
     """Area under the ROC curve of out-of-distribution detection; see `auroc`."""
 
 
-class AUPR(_Detection, of=detection.aupr):
+class AUPR(_Detection, of=out_of_distribution.aupr):
     """Area under the precision-recall curve of out-of-distribution detection; see `aupr`."""
 
 
-class FPR95(_Detection, of=detection.fpr95):
+class FPR95(_Detection, of=out_of_distribution.fpr95):
     """False positive rate where 95 % of out-of-distribution rows are found; see `fpr95`."""
 
-    of_rows = staticmethod(detection.fpr95)
+    of_rows = staticmethod(out_of_distribution.fpr95)
 
 
 class RiskErrorCorrelation(RowsMetric, of=selective.risk_error_correlation):

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from workbench.calibration.base import _innermost as innermost
 from workbench.calibration.base import ask, output_of
-from workbench.core.inputs import positional_names
-from workbench.core.labelled import LabelledLoader, LabelledRows, paired
+from workbench.core.batches.call_arguments import positional_names
+from workbench.core.batches.labelled import LabelledLoader, LabelledRows, paired
+from workbench.core.batches.rows import place
 from workbench.core.method import evaluating
-from workbench.core.rows import place
 from workbench.data import Data
 from workbench.engine.effects.private_random import own_random
 
@@ -29,7 +29,7 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
         data: as for `Explorer`.
 
     Raises:
-        ValueError: as `workbench.core.labelled.paired`; or other inputs than the first differ from row to row, as masks of padding do.
+        ValueError: as `workbench.core.batches.labelled.paired`; or other inputs than the first differ from row to row, as masks of padding do.
     """
     model: Any = next(iter(models.values()), None) if isinstance(models, Mapping) else models
     if isinstance(data, str | DataLoader | Data) or not isinstance(model, nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.base import ask
-from workbench.core.outputs import meaning_of
+from workbench.core.outputs.options import meaning_of
 from workbench.data import Data, load
 from workbench.data.reader import data_of
 from workbench.engine.effects.private_random import own_random

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.base import output_of
-from workbench.core.rows import bad_rows
+from workbench.core.batches.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, number

@@ -21,8 +21,8 @@ from torch import Tensor
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import _record, ask
 from workbench.calibration.one_output import one_meaning
-from workbench.core.outputs import form_of, meaning_of
-from workbench.core.rows import place
+from workbench.core.batches.rows import place
+from workbench.core.outputs.options import form_of, meaning_of
 from workbench.data import Data
 from workbench.data.targets import VOID
 

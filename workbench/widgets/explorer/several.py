@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration import Selective
+from workbench.core.batches.rows import bad_rows
 from workbench.core.method import evaluating
-from workbench.core.outputs import form_of
-from workbench.core.rows import bad_rows
+from workbench.core.outputs.options import form_of
 from workbench.data import Data
 from workbench.data.targets import VOID
 from workbench.engine.effects.private_random import own_random

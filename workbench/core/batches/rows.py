@@ -1,0 +1,302 @@
+"""Read training rows from the forms that users have them in: tensors, arrays, data sets, Datasets, DataLoaders, batches."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from ...engine.tree import tensors, tree_map
+
+FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
+BATCH = 1024  # rows at once where the size of a batch makes no difference
+
+
+@dataclass(frozen=True, eq=False)
+class TensorRows:
+    """Rows in memory.
+
+    Args:
+        x: inputs [n, ...]: a tensor, a tuple of positional inputs, or a dict of keyword inputs (or of the items of one input).
+        y: targets [n, ...], or a tuple or dict of them, one for each output of the model that is trained.
+    """
+
+    x: Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+    y: Any
+
+    def __len__(self) -> int:
+        return len(self.targets[0])
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The inputs as positional arguments."""
+        return self.x if isinstance(self.x, tuple) else (self.x,)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """All tensors of the inputs."""
+        return tuple(tensors(self.x))
+
+    @property
+    def targets(self) -> tuple[Tensor, ...]:
+        """All tensors of the targets."""
+        return tuple(tensors(self.y))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the targets are."""
+        return self.targets[0].device
+
+    def take(self, index: Tensor) -> TensorRows:
+        """Some of the rows, by number."""
+        x, y = tree_map(lambda t: t[index.to(t.device)], (self.x, self.y))
+        return TensorRows(x, y)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> TensorRows:
+        """The rows on a device, floating-point numbers in a dtype."""
+        return TensorRows(place(self.x, device, dtype), place(self.y, device, dtype))
+
+    def batches(self, size: int) -> Iterator[TensorRows]:
+        """The rows in their order, so many at a time."""
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield TensorRows(*tree_map(operator.itemgetter(rows), (self.x, self.y)))
+
+
+Source = TensorRows | Dataset | DataLoader
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch: numbers of its rows (None where a DataLoader made it), inputs and targets; and of changed rows, the pair as it was."""
+
+    numbers: Tensor | None
+    x: Any
+    y: Any
+    source: tuple[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter([*tensors(self.y), *tensors(self.x)])))
+
+
+def read(
+    data: Any, name: str = "data", *, targets: bool = True, numbered: bool = True, several: bool = False
+) -> Source:
+    """Rows in any form, as `TensorRows` where they are in memory, else the Dataset or DataLoader itself.
+
+    Args:
+        data: a workbench Data (its training rows) or Split, a pair (x, y) of tensors or arrays, where x may be a tuple of positional or a dict
+            of keyword inputs, a TensorDataset, another Dataset of pairs, or a DataLoader.
+        name: of the argument, for errors.
+        targets: whether targets are needed; if not, inputs alone are read as well (y is then zeros [n]).
+        numbered: whether rows are asked for by number, which an IterableDataset does not have.
+        several: whether a tuple or dict of targets is taken, one for each output.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: x and y do not belong together, or hold numbers that nothing can be learned from.
+    """
+    if isinstance(data, TensorDataset):
+        if len(data.tensors) == 1 and not targets:
+            return _inputs_alone(data.tensors[0], name)
+        if len(data.tensors) != 2:
+            raise TypeError(f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y")
+        return _pair(*data.tensors, name=name)
+    if isinstance(data, DataLoader):
+        return data
+    data = _training_rows(data)
+    if isinstance(data, Dataset):
+        _check_dataset(data, name, targets, numbered)
+        return data
+    if _has_columns(data):
+        return _pair(data.x, data.y, name, several)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return _pair(data[0], data[1], name, several)
+    if not targets and isinstance(data, Tensor | np.ndarray | Mapping):
+        return _inputs_alone(data, name)
+    raise TypeError(f"{name}: found {describe(data)}; give {FORMS}")
+
+
+def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
+    """Rows in any form as batches, in their order: inputs, or pairs (x, y).
+
+    Args:
+        data: what `read` takes, inputs alone, or an iterable of batches. Two tensors of as many rows are a pair (x, y) in a tuple, and two
+            batches in a list. A tensor and batches are handed on as they are.
+        wrapped: the model, in whose dtype the floating-point numbers of other forms are given.
+
+    Raises:
+        TypeError, ValueError: as `read`.
+    """
+    if isinstance(data, Tensor):
+        return data.split(BATCH)
+    if isinstance(data, IterableDataset | DataLoader):
+        return data
+    data = _training_rows(data)
+    alone = isinstance(data, np.ndarray | Mapping) or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
+    if alone or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
+        source = read(data, targets=not (alone or isinstance(data, Dataset)), several=True)
+        if not isinstance(source, TensorRows):
+            return rows_loader(cast(Dataset, source), batch_size=BATCH)
+        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        batches = (rows.to(rows.device, like.dtype) for rows in source.batches(BATCH))
+        return [rows.x if alone else (rows.x, rows.y) for rows in batches]
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes):
+        raise TypeError(f"data: found {describe(data)}; give {FORMS}, or batches of inputs or of such pairs in a list")
+    return data
+
+
+def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
+    """A DataLoader that reads rows in as many processes as the dataset, or the one that it is some rows of, asks for by `workers`."""
+    whole: Any = dataset
+    while isinstance(whole, Subset):
+        whole = whole.dataset
+    return DataLoader(dataset, **{"num_workers": getattr(whole, "workers", 0), **options})
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch, None where there are none; collating has made a list of a tuple of positional inputs."""
+    x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+    return tuple(x) if isinstance(x, list) else x, rest[0] if rest else None
+
+
+def place(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """The tensors of a tree on a device, floating-point ones in a dtype."""
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
+
+    return tree_map(moved, tree)
+
+
+def bad_rows(values: Any, infinite: bool = True) -> Tensor:
+    """Numbers of the rows of a tensor [n, ...] that hold NaN (or infinity)."""
+    if not isinstance(values, Tensor) or not (values.is_floating_point() or values.is_complex()) or not values.numel():
+        return torch.empty(0, dtype=torch.int64)
+    bad = ~values.isfinite() if infinite else values.isnan()
+    return bad.reshape(len(values), -1).any(1).nonzero()[:, 0].cpu()
+
+
+def with_class_numbers(y: Any) -> Any:
+    """Targets with class numbers as int64, whatever integers they came as."""
+    return tree_map(lambda t: t if not isinstance(t, Tensor) or t.is_floating_point() else t.long(), y)
+
+
+def describe(value: Any) -> str:
+    """What was given, for errors.
+
+    Example:
+        >>> describe(torch.zeros(2, 3)), describe((1, 2)), describe("text")
+        ('a tensor [2, 3]', 'a tuple of 2', 'str')
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def _training_rows(data: Any) -> Any:
+    """The training rows of a workbench Data, or what looks like one; all else as it is."""
+    rows = getattr(data, "train", data)
+    return rows if isinstance(rows, Dataset) or _has_columns(rows) else data
+
+
+def _has_columns(data: Any) -> bool:
+    """Whether it is a workbench Split, or looks like one."""
+    return hasattr(data, "x") and hasattr(data, "y")
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether a tuple holds x and y rather than two batches."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        return False
+    x, y = data
+    if isinstance(y, Mapping):
+        targets = list(y.values())
+        alike = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
+    else:
+        targets, alike = [y], False
+    if alike or not all(isinstance(target, Tensor | np.ndarray) and target.ndim for target in targets):
+        return False
+    inputs = tensors(tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, x))
+    return {len(t) for t in inputs if t.dim()} == {len(target) for target in targets}
+
+
+def _check_dataset(data: Dataset, name: str, targets: bool, numbered: bool) -> None:
+    if numbered and (isinstance(data, IterableDataset) or not isinstance(data, Sized)):
+        raise TypeError(f"{name}: {type(data).__name__} has no numbered rows; give it in a DataLoader")
+    row = data[0] if targets and isinstance(data, Sized) and len(data) else None
+    if row is not None and not (isinstance(row, tuple | list) and len(row) == 2):
+        raise TypeError(
+            f"{name}: {type(data).__name__} gives {describe(row)} for row 0; it must give a pair (x, y)"
+            + (' or, under the name "labels", what is to be predicted' if isinstance(row, Mapping) else "")
+        )
+
+
+def _inputs_alone(x: Any, name: str) -> TensorRows:
+    inputs = _inputs(x, name)
+    return TensorRows(inputs, torch.zeros(len(next(iter(tensors(inputs))))))
+
+
+def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
+    targets = _targets(y, name)
+    if not several and not isinstance(targets, Tensor):
+        raise TypeError(f"{name}: y is {describe(y)} of targets; this takes one tensor of targets [rows, ...]")
+    rows = TensorRows(_inputs(x, name), with_class_numbers(targets))
+    for leaf in (*rows.inputs, *rows.targets):
+        if len(leaf) != len(rows):
+            raise ValueError(f"{name}: x has {len(leaf)} rows and y has {len(rows)}; both need the same number of rows")
+    # an infinite number is meant where one of several arguments is a mask, and an error anywhere else
+    several = len(rows.inputs) > 1
+    for label, leaf in [*(("x", leaf) for leaf in rows.inputs), *(("y", leaf) for leaf in rows.targets)]:
+        bad = bad_rows(leaf, infinite=label == "y" or not several)
+        if len(bad):
+            raise ValueError(
+                f"{name}: {label} holds NaN or infinite numbers in {len(bad)} of {len(leaf)} rows, first in row "
+                f"{int(bad[0])}; drop these rows or fill the gaps"
+            )
+    return rows
+
+
+def _targets(y: Any, name: str, label: str = "y") -> Any:
+    """One tensor, or a tree of them; a tuple of numbers is one column."""
+    if isinstance(y, tuple) and y and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in y):
+        return tuple(_targets(part, name, f"{label}[{i}]") for i, part in enumerate(y))
+    if isinstance(y, Mapping) and y:
+        return {key: _targets(part, name, f"{label}[{key!r}]") for key, part in y.items()}
+    return _tensor(y, label, name)
+
+
+def _inputs(x: Any, name: str) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_tensor(value, f"x[{i}]", name) for i, value in enumerate(x))
+    if isinstance(x, Mapping) and x:
+        return {key: _tensor(value, f"x[{key!r}]", name) for key, value in x.items()}
+    return _tensor(x, "x", name)
+
+
+def _tensor(value: Any, label: str, name: str) -> Tensor:
+    try:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: {label} is {describe(value)} and can't be made a tensor of numbers: {error}"
+        ) from error
+    if not tensor.dim():
+        raise ValueError(f"{name}: {label} is a single number; its first dimension must be the rows")
+    if tensor.layout not in (torch.strided, torch.jagged):  # rows of others can't be taken by number
+        raise TypeError(
+            f"{name}: {label} is a tensor {list(tensor.shape)} of {tensor.layout}; give {label}.to_dense(), or batches in a DataLoader"
+        )
+    if tensor.is_meta:
+        raise TypeError(f"{name}: {label} is a tensor {list(tensor.shape)} on the meta device, which has no numbers")
+    return tensor

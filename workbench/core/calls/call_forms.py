@@ -1,0 +1,88 @@
+"""Forms of calls that one graph can answer: inputs, shape of the answer, and the modes that torch is in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
+
+from ...engine.traced_graph import RefusedError
+from ...engine.tree import tree_map
+from ...risk import Risk
+
+_FUNCTORCH: Any = torch._C._functorch
+
+
+def in_mode() -> bool:
+    """Whether torch is in a mode of this thread in which a call is not what it is else."""
+    return bool(
+        torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or _FUNCTORCH.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or torch_module._has_any_global_hook()
+    )
+
+
+def around() -> tuple[Any, ...]:
+    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+
+def form_of(args: tuple) -> Any:
+    """What inputs of one graph have in common; None for those that have none."""
+    form: list[Any] = []
+    for tensor in args:
+        if (
+            type(tensor) is not Tensor
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or tensor.requires_grad
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return None
+        form += (tensor.shape, tensor.stride(), tensor.dtype)
+    if len(args) > 1:
+        form += ([id(tensor) for tensor in args].index(id(tensor)) for tensor in args)
+    return tuple(form) or None
+
+
+def leaves_of(answer: Any) -> list[Tensor]:
+    """The tensors in an answer of containers that can be made again.
+
+    Raises:
+        RefusedError: it holds anything else.
+    """
+    if answer is None:
+        return []
+    if type(answer) is Tensor:
+        return [answer]
+    if type(answer) not in (tuple, list, dict, Risk):
+        raise RefusedError(f"a {type(answer).__name__} in the answer")
+    parts = vars(answer).values() if type(answer) is Risk else answer.values() if type(answer) is dict else answer
+    return [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
+    """What puts tensors into the shape of an answer."""
+    if type(answer) is Tensor:
+        return operator.itemgetter(0)
+    if type(answer) is tuple and [*map(type, answer)] == [Tensor, Tensor]:
+        return operator.itemgetter(0, 1)
+    shape = tree_map(lambda leaf: leaf is not None, answer)
+
+    def rebuild(results: Sequence[Tensor]) -> Any:
+        left = iter(results)
+        return tree_map(lambda there: next(left) if there else None, shape)
+
+    return rebuild
+
+
+__all__ = ["around", "form_of", "in_mode", "leaves_of", "rebuilding"]

@@ -1,0 +1,237 @@
+"""Blocks in which a wrapped object serves: nobody may change it there, and what changes it all the same is told before a number comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ...engine.effects.attributes import ModuleContents, modules, structure
+from ...engine.effects.contents import Contents
+from ...engine.surroundings import guarded
+from ...errors import FrozenModelError
+from ..ownership import engine_of
+
+_KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_VERSION = operator.attrgetter("_version")
+_LOCK = threading.Lock()
+_ACTIVE: list[Frozen] = []  # those that are inside of a block, of all threads
+
+
+class Frozen:
+    """What a wrapped object was when its block began.
+
+    Seen are writes that torch counts, and everything that its modules hold; not writes through `.data` or a view of numpy, which each call
+    reads anew.
+
+    Args:
+        wrapped: the object, in evaluation mode.
+    """
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+        self.blocks = 0
+        self._look()
+
+    def _look(self) -> None:
+        root = self._wrapped
+        self._impure = engine_of(root).clones.impure
+        self._tree = modules(root)
+        self._objects = Contents(
+            self._tree, self._impure
+        )  # first: recurrent layers make lists anew when they are asked
+        named = [*nn.Module.named_parameters(root), *root.named_buffers()]
+        self._tensors = [tensor for _, tensor in named]
+        counted = [(name, tensor) for name, tensor in named if not tensor.is_inference()]  # those don't count writes
+        self._names, self._counted = [name for name, _ in counted], [tensor for _, tensor in counted]
+        self._versions = list(map(_VERSION, self._counted))
+        self._held = {
+            (path, kind): dict(module.__dict__ if not kind else module.__dict__[kind])
+            for path, module in self._tree.items()
+            for kind in ("", *_KINDS)
+        }
+        self._modules = ModuleContents(self._tree, self._impure)
+        self._facts = structure(self._tree, self._impure) if self._impure else ()
+
+    def same_numbers(self) -> bool:
+        """Whether nobody has written into its tensors."""
+        return list(map(_VERSION, self._counted)) == self._versions
+
+    def unchanged(self) -> bool:
+        """Whether it is as it was."""
+        if not self.same_numbers() or not self._objects.unchanged():
+            return False
+        if self._impure:  # attributes that forward itself changes
+            return structure(self._tree, self._impure) == self._facts
+        return self._modules.unchanged()
+
+    def check(self) -> None:
+        """Raise FrozenModelError if somebody has changed it."""
+        if not self.unchanged():
+            raise FrozenModelError(
+                f"{self._wrapped._get_name()} was changed inside of `with wrapped.frozen():` ({self._difference()}), where it serves as it was: "
+                "make changes outside of the block, or on copy.deepcopy(wrapped)"
+            )
+
+    def go_on(self) -> None:
+        """After a call that was not taken from a graph: what its own forward has changed is no change from outside."""
+        if not self.unchanged():
+            self._look()
+
+    def holds(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether any of these tensors is one of its own."""
+        mine = set(map(id, self._tensors))
+        return any(id(tensor) in mine for tensor in tensors)
+
+    def _difference(self) -> str:
+        """What was changed, in words."""
+        written = [
+            name
+            for name, tensor, before in zip(self._names, self._counted, self._versions, strict=True)
+            if tensor._version != before
+        ]
+        if written:
+            return f"{_some(written)} {'was' if len(written) == 1 else 'were'} written into"
+        for (path, kind), before in self._held.items():
+            contents = self._tree[path].__dict__
+            contents = contents[kind] if kind else contents
+            for name in {**before, **contents}:
+                if (path, name) not in self._impure and before.get(name, _KINDS) is not contents.get(name, _KINDS):
+                    word = "a hook" if "hooks" in kind else str(name)
+                    return f"{path}.{word}" if path else word
+        return "a list, a dict or another object that it holds"
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def enter(wrapped: Any) -> Frozen:
+    """Begin a block; blocks of one object may lie in each other, and in several threads.
+
+    Raises:
+        RuntimeError: if the object is in training mode.
+    """
+    with _LOCK:
+        runtime = wrapped.__dict__["_engine"]
+        if runtime.frozen is None:
+            if wrapped.training:
+                raise RuntimeError(
+                    f"{wrapped._get_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() before"
+                )
+            runtime.frozen = Frozen(wrapped)
+            _ACTIVE.append(runtime.frozen)
+        runtime.frozen.blocks += 1
+        return runtime.frozen
+
+
+def leave(wrapped: Any) -> None:
+    """End a block."""
+    with _LOCK:
+        runtime = wrapped.__dict__["_engine"]
+        runtime.frozen.blocks -= 1
+        if not runtime.frozen.blocks:
+            _ACTIVE.remove(runtime.frozen)
+            runtime.frozen = None
+
+
+def refuse_change(wrapped: Any, what: str) -> None:
+    """Raise FrozenModelError if a wrapped object is inside of a block, where this would change it."""
+    runtime = wrapped.__dict__.get("_engine")
+    if runtime is not None and runtime.frozen is not None:
+        raise FrozenModelError(
+            f"{what} would change {wrapped._get_name()}, which is inside of `with wrapped.frozen():`; call it outside of the block, or on "
+            "copy.deepcopy(wrapped)"
+        )
+
+
+def refuse_step(optimizer: Any) -> None:
+    """Raise FrozenModelError if an optimizer is about to write into an object that is inside of a block."""
+    for frozen in list(_ACTIVE):
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if frozen.holds(trained):
+            refuse_change(frozen._wrapped, f"{type(optimizer).__name__}.step()")
+
+
+def asked(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
+    """`guarded`, and as it is asked for inside of a `frozen` block."""
+    if (frozen := wrapped.__dict__["_engine"].frozen) is None:
+        return guarded(function, wrapped, *args)
+    frozen.check()
+    with torch.no_grad():
+        answer = guarded(function, wrapped, *args)
+    frozen.go_on()
+    return answer
+
+
+class Freezable(nn.Module):
+    """Has blocks in which it is frozen, and refuses there what changes a module of torch by its own methods."""
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Self]:
+        """A block for serving: nobody may change the model in it, calls take no gradients, and give the numbers that they give outside.
+
+        Inside, what would change the model raises: `train()`, `fit`, `load_state_dict`, `to`, hooks, steps of an optimizer, new attributes.
+        What no method tells, such as a write into a parameter or into a layer, raises at the next call, or at the end of the block. Writes
+        through `.data` or a numpy view, which torch does not count, count at once, as outside. Copies made inside are not frozen.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            RuntimeError: if the object is in training mode.
+            FrozenModelError: if the object was changed inside.
+
+        Example:
+            >>> import torch
+            >>> from workbench import vote
+            >>> model = vote.Wrapper(5)(torch.nn.Linear(2, 1)).eval()
+            >>> with model.frozen() as served:
+            ...     y, risk = served(torch.zeros(4, 2), return_risk=True)
+            >>> y.requires_grad
+            False
+        """
+        frozen = enter(self)
+        try:
+            yield self
+            frozen.check()
+        finally:
+            leave(self)
+
+    def train(self, mode: bool = True) -> Any:
+        if all(module.training is mode for module in self.modules()):
+            return self
+        refuse_change(self, "train()" if mode else "eval()")
+        return super().train(mode)
+
+    def __delattr__(self, name: str) -> None:
+        refuse_change(self, f"del {name}")
+        super().__delattr__(name)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        refuse_change(self, "register_buffer()")
+        super().register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        refuse_change(self, "register_parameter()")
+        super().register_parameter(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        refuse_change(self, "add_module()")
+        super().add_module(*args, **kwargs)
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_change(self, "register_forward_hook()")
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_change(self, "register_forward_pre_hook()")
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+
+__all__ = ["Freezable", "Frozen", "asked", "enter", "leave", "refuse_change", "refuse_step"]

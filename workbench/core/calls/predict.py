@@ -1,0 +1,296 @@
+"""Calls of a wrapped object: the plan of a run, its prediction, its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engine.combine import Ragged
+from ...engine.effects.inputs import may_change, own_inputs
+from ...engine.effects.random import values_unavailable
+from ...engine.plan import Bank, Plan
+from ...engine.results import Running
+from ...engine.run import Branched, NotDealableError
+from ...engine.state import BranchedState, of_one_branch, states_in
+from ...engine.tree import children, is_float, names, tensors, tree_map
+from ...risk import Risk
+from ..batches.dealing import NO_ROWS, deal, rows_of, tell, tell_whole
+from ..batches.row_weights import weighed
+from ..crossfit import committee_of
+from ..joint_loss import joined
+from ..layer_order import check_tails
+from ..method import Call, split_heads
+from ..outputs.detections import ragged_leaves
+from ..outputs.meanings import Meaning, Values
+from ..outputs.options import has_classes, has_detections
+from ..outputs.resolution import resolve, targets_of
+from ..outputs.slips import listening, warn_unsaid
+from ..ownership import engine_of, extra, table_of
+from ..prior import run_with_prior
+from .feedback import carries_mean, mark_means, refuse_means
+from .risks import meanings_of, pair_of, reduced
+from .running_moments import folding_of
+
+
+# ---- the plan of a call
+def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None) -> Plan:
+    """What the branches of a call are."""
+    record, table = wrapped._workbench, table_of(wrapped)
+    axes = tuple(axis for axis in [method.axis(call) for method in record.methods] if axis is not None)
+    interventions = tuple(i for i in [method.intervention(table, call) for method in record.methods] if i is not None)
+    separate = any(axis.apart for axis in axes)
+    looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
+    return Plan(
+        axes,
+        record.rules,
+        Bank(table.get),
+        interventions,
+        shares_trunk=not separate and not call.dealt and table.has_trunk(tuple(axis.name for axis in axes)),
+        loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
+        dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
+        rows=() if rows is None else rows,
+        chunk=record.chunk,
+        purity=record.purity,
+        state=record.state or (),
+        ragged=ragged_leaves(record.output),
+    )
+
+
+def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
+    if not torch.compiler.is_dynamo_compiling():
+        refuse_means(wrapped, args, kwargs)
+    elif carries_mean(args, kwargs):
+        from .outside_graph import refuse_means_outside
+
+        refuse_means_outside(wrapped, args, kwargs)
+    branched, results = run_with_prior(wrapped, plan, args, kwargs, wrapped._workbench.strategy)
+    for intervention in plan.interventions:
+        if intervention.plain_dtypes:
+            branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
+    check_tails(wrapped, args, kwargs)
+    return branched, results
+
+
+# ---- prediction
+def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
+    """See `Wrapped.forward`."""
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
+    if torch.compiler.is_dynamo_compiling() and has_detections(
+        record.output
+    ):  # how many boxes there are is in no graph
+        from ...engine.executors import graph_break
+
+        return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
+    raw_args = args
+    if scaling is not None:
+        args, kwargs = scaling.inputs(args, kwargs)
+    measuring = [method for method in record.methods if method.own_pass] if return_risk else []
+    for method in record.methods if return_risk else ():
+        method.check_ready(wrapped)
+    if measuring and len(record.methods) == 1 and not may_change(engine_of(wrapped).effects, args, kwargs):
+        y, risk = measuring[0].measure(wrapped, args, kwargs)
+        y = of_one_branch(y, record.state or ())
+        _warn_nan(wrapped, raw_args, risk)
+        return (scaling.prediction(y) if scaling is not None else y), risk
+    rows = None
+    n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
+    if has_detections(record.output):
+        n = 0  # no row of the output answers a row of the input
+    if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
+        states = states_in((args, kwargs))
+        rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
+    call = Call(wrapped.training, return_risk, dealt=rows is not None)
+    probe = (args, kwargs)
+    asks = return_risk and not wrapped.training and not call.dealt
+    # not behind a condition: under Python 3.12 Dynamo does not follow a comprehension there
+    refining = [method for method in record.methods if asks and method.refines]
+    if measuring or refining:  # as they are now: a model may write into them also where it has not done so before
+        probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
+    plan = plan_of(wrapped, call, rows)
+    if not call.dealt:
+        plan.folding = folding_of(wrapped, plan.axes, committee_of(wrapped), return_risk)
+    try:
+        branched, _ = run(wrapped, plan, args, kwargs)
+    except NotDealableError:
+        record.dealable = False
+        tell_whole(wrapped, "mixed", NO_ROWS)
+        branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
+    if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
+        # as in calls that keep no branch, to the last bit
+        branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
+    y, risks = reduced(wrapped, branched, return_risk, scaling)
+    mark_means(wrapped, plan, y)
+    if not return_risk:
+        return y
+    for method in refining:
+        risks = method.refine(wrapped, *probe, y, risks)
+    for method in measuring:
+        risks[method.kind] = method.measure(wrapped, *probe)[1]
+    _warn_nan(wrapped, raw_args, risks)
+    measured = [name for name in risks if name != "total"]
+    if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
+        return y, risks[measured[0]]
+    return y, Risk(**risks)
+
+
+def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
+    if "nan" in wrapped._workbench.told or values_unavailable():
+        return
+    leaves = [leaf for leaf in tensors(list(risks.values()) if isinstance(risks, dict) else risks) if is_float(leaf)]
+    # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet
+    if any(
+        leaf.device.type == "cpu" and math.isnan(leaf.detach().sum()) and bool(leaf.isnan().any()) for leaf in leaves
+    ):
+        rows = [int(x.flatten(1).isnan().any(1).sum()) for x in tensors(args) if is_float(x) and x.dim() > 1]
+        tell(
+            wrapped,
+            "nan",
+            f"the risk is NaN in some rows; {max(rows, default=0)} rows of the input hold NaN. Other rows are not affected",
+        )
+
+
+# ---- training
+def loss(
+    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, kwargs: dict[str, Any], y: Any
+) -> Tensor:
+    """See `Wrapped.loss`."""
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
+    if scaling is not None:
+        (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
+    axes = branched.axes
+    warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
+    leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
+    pair = pair_of(record, axes)
+    if pair is None and criterion is None:
+        raise ValueError(
+            "criterion: without sculpt there is no likelihood to train by; give criterion(prediction, target)"
+        )
+    if pair is not None and axes[-1] != pair.name:
+        raise RuntimeError(
+            f"{pair.name} has an axis with own_first, which must be the innermost one (its `order` the highest)"
+        )
+    sizes = branched.sizes()
+    models = sizes[:-1] if pair is not None else sizes
+    together = joined(record, models, leaves, criterion, y, pair)
+    criterion = listening(
+        wrapped, criterion, y
+    )  # in another form in its first batch, by which `joined` would not know it
+    if together is not None:
+        rows, targets = together
+        total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
+    else:
+        total = _mean_loss(record, branched.rebuild, models, leaves, criterion, y, pair)
+    for method in record.methods:
+        if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
+            total = total + term
+    return total
+
+
+def _mean_loss(
+    record: Any,
+    rebuild: Callable[[list[Any]], Any],
+    models: Sequence[int],
+    leaves: Sequence[Any],
+    criterion: Any,
+    y: Any,
+    pair: Any,
+) -> Tensor:
+    """The mean over the models of `loss_of_model`, in their order."""
+    answers = [_of_models(leaf, models) for leaf in leaves]
+    terms = [
+        loss_of_model(record, rebuild, [of_leaf[k] for of_leaf in answers], criterion, y, pair)
+        for k in range(math.prod(models))
+    ]
+    return torch.stack(terms).mean()
+
+
+def _of_models(leaf: Any, models: Sequence[int]) -> Sequence[Any]:
+    """What each model gives in the place of a leaf, which has dimensions of these sizes in front.
+
+    One `unbind` for all, since the backward pass of a `select` for each would fill a tensor of all models' size.
+    """
+    if isinstance(leaf, Ragged):
+        return leaf.items
+    if not isinstance(leaf, Tensor):
+        return [leaf] * math.prod(models)
+    # torch lets nobody write into views of an unbind, and a criterion may write into what it is given
+    return [answer.clone() for answer in leaf.reshape(-1, *leaf.shape[len(models) :]).unbind(0)]
+
+
+def loss_of_model(
+    record: Any, rebuild: Callable[[list[Any]], Any], leaves: list[Any], criterion: Any, y: Any, pair: Any
+) -> Tensor:
+    """What one model is trained by: the criterion, and the likelihood of its risk heads.
+
+    Args:
+        rebuild: puts leaves into the shape of the model's output.
+        leaves: of the output, with the heads' axis in front if there is a pair.
+        criterion: `criterion(prediction, target)`, None for the likelihood alone.
+        y: the target.
+        pair: the method of the risk heads, if there is one.
+    """
+    if pair is None:
+        return criterion(rebuild(leaves), y)
+    split = [split_heads(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
+    predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    prediction = rebuild(predictions)
+    tree_names = names(prediction)
+    meanings = resolve(record.output, lambda: tree_names, predictions, 0)
+    alike = children(y) is not None or children(prediction) is None  # else y is the target of one output
+    plain = alike and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
+    if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
+        likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
+    else:
+        targets = targets_of(y, tree_names, meanings)
+        terms = [
+            pair.likelihood(target, *pairs, meaning)
+            for target, pairs, meaning in zip(targets, split, meanings, strict=True)
+            if target is not None
+        ]
+        likelihood = torch.stack(terms).mean()
+    if criterion is None:
+        return likelihood
+    judged = [
+        pair.prediction(*heads) if isinstance(meaning, Values) else leaf
+        for heads, meaning, leaf in zip(split, meanings, predictions, strict=True)
+    ]
+    return criterion(rebuild(judged), y) + likelihood
+
+
+def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """See `Wrapped.quantiles`."""
+    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
+    if scaling is not None:
+        args, kwargs = scaling.inputs(args, kwargs)
+    branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True)), args, kwargs)
+    pair = pair_of(record, branched.axes)
+
+    def levels_of(leaf: Any, meaning: Meaning | None) -> Tensor | None:
+        if pair is None or not isinstance(meaning, Values):
+            return None
+        levels = pair.quantiles(*split_heads(leaf, branched.axes.index(pair.name)))
+        others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
+        return levels if levels is None or not others else levels.mean(others)
+
+    out = [levels_of(*pairs) for pairs in zip(branched.leaves, meanings_of(record, branched), strict=True)]
+    if all(leaf is None for leaf in out):
+        raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
+    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None stays
+
+
+def fit(wrapped: Any, inputs: Any) -> None:
+    """See `Wrapped.fit`."""
+    methods = wrapped._workbench.methods
+    if not any(method.needs_fit for method in methods):
+        names = [method.name for method in methods] or ["compose() without wrappers"]
+        raise ValueError(
+            f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} nothing to fit in closed form; "
+            "to train the model call workbench.fit(wrapped, data)"
+        )
+    for method in methods:
+        method.fit(wrapped, inputs)

@@ -1,0 +1,75 @@
+"""Which layers are the last: what an example shows, and a look at the first call where there was none."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from ..engine.effects.random import values_unavailable
+from ..engine.execution import Execution, Watch
+from ..engine.plan import Bank, Plan
+from ..errors import WorkbenchWarning
+from .outputs.options import has_detections
+from .ownership import engine_of, table_of
+
+
+def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any], output: Any = None) -> Execution | None:
+    """What one pass of a wrapped object's first branch shows; None if the pass fails. `output` is what a wrapper to come says of it."""
+    record, table = wrapped._workbench, table_of(wrapped)
+    owners = {
+        f"{path}.{attribute}" if path else attribute: slot.owners[0][0]
+        for slot in record.slots.values()
+        for path, attribute in slot.owners
+        if not slot.buffer
+    }
+    matrices = any(table.value(name).dim() >= 2 for name in table.parameters())
+    watch = Watch(owners, contractions=matrices, choices=not has_detections(output or record.output))
+    try:
+        engine_of(wrapped).look(Plan((), record.rules, Bank(table.get), (watch,), keep_state=False), args, kwargs)
+    except Exception:  # what is wrong with it shows where the model is called
+        return None
+    return watch.execution
+
+
+def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """At the first call: do the layers that were taken for the last ones, by the order of registration, run last?
+
+    Raises:
+        ValueError: if a main output depends on none of them, so that it would have no risk of its own.
+    """
+    record = wrapped._workbench
+    if not record.tails or record.ordered or torch.compiler.is_compiling() or values_unavailable():
+        return
+    execution, layers = watched(wrapped, args, kwargs), table_of(wrapped).layers()
+    if execution is None:
+        record.ordered = True
+        return
+    # the weight of a language model's head is that of its embedding, too, and so lies in the trunk
+    tied = {slot.owners[0][0] for slot in record.slots.values() if len({path for path, _ in slot.owners}) > 1}
+    for argument, n in record.tails.items():
+        chosen = [path or "its own" for path in layers[-n:]]
+        for name, output in zip(execution.names, execution.outputs, strict=True):
+            ran = [path or "its own" for path in output if path in layers and path not in tied]
+            after = next((i for i, path in enumerate(reversed(ran)) if path in chosen), len(ran))
+            if not after:  # what lies between them may be shared
+                continue
+            says = (
+                f"{argument}={n} took {', '.join(chosen)} for the last layers of {type(wrapped)._plain_class.__name__}, by the order in which "
+                f"they are registered, and {name} "
+            )
+            remedy = "Wrap with example=x, inputs that the model takes: then the order counts in which layers run, for each output"
+            if after == len(ran):
+                raise ValueError(
+                    f"{says}does not depend on them, so that it would have no risk of its own: it ends in {ran[-1]}. {remedy}"
+                )
+            warnings.warn(
+                f"{says}comes from others after them: {', '.join(ran[-after:])}. {remedy}",
+                WorkbenchWarning,
+                stacklevel=6,
+            )
+    record.ordered = True
+
+
+__all__ = ["check_tails", "watched"]

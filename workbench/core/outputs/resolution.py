@@ -1,0 +1,186 @@
+"""Which output of a model has which meaning, and which target belongs to which output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...engine.effects.random import values_unavailable
+from ...engine.tree import children, flatten, is_float
+from ...engine.tree import names as tree_names
+from .class_scores import Classes, Logits
+from .meanings import Detections, Mean, Meaning, State, Values
+from .options import MEAN, SHORT, VALUES, has_detections, meaning_of
+
+
+def detections_at(output: Any, names: Sequence[str]) -> dict[int, Detections]:
+    """Those of the leaves with these dotted names that belong to detections, by their places."""
+    if isinstance(output, Detections):
+        return dict.fromkeys(range(len(names)), output)
+    keys = {i: _key_of(name, output) for i, name in enumerate(names)}
+    return {i: output[key] for i, key in keys.items() if key is not None and isinstance(output[key], Detections)}
+
+
+def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], depth: int) -> list[Meaning | None]:
+    """The meaning of each leaf of an output, None of what holds no floating-point numbers.
+
+    Args:
+        output: the option as `read` gives it.
+        names: the dotted names of the leaves, "" if the output is a single one.
+        leaves: tensors have so many dimensions of branches in front.
+        depth: that number.
+
+    Raises:
+        ValueError: if it cannot be told; the message shows the lines to write.
+    """
+    floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+    meanings: list[Meaning | None] = [None] * len(leaves)
+    for i in floats:
+        meanings[i] = MEAN
+    if isinstance(output, Mapping):
+        _by_name(output, names(), leaves, floats, depth, meanings)
+    if has_detections(output):
+        for i, detections in detections_at(output, names()).items():
+            sized = (
+                not isinstance(leaves[i], Tensor) or leaves[i].dim() > depth
+            )  # losses are numbers without dimensions
+            meanings[i] = detections if sized else MEAN if is_float(leaves[i]) else None
+        return meanings
+    if isinstance(output, Mapping):
+        return meanings
+    meaning = VALUES if output is None else meaning_of(output)
+    sized = [i for i in floats if leaves[i].dim() > depth] if len(floats) > 1 else floats
+    if isinstance(meaning, Classes) and len(sized) > 1:
+        sized = _named(meaning, names(), leaves, sized, depth)
+    for i in sized or floats:
+        meanings[i] = _checked(meaning, leaves[i], depth, names() if len(leaves) > 1 else [""], i)
+    return meanings
+
+
+def _named(meaning: Classes, names: list[str], leaves: Sequence[Any], sized: list[int], depth: int) -> list[int]:
+    """The one output that bears the name of the meaning."""
+    chosen = [i for i in sized if names[i].rpartition(".")[2] == meaning.short]
+    if len(chosen) == 1:
+        return chosen
+    lines = [f"    {_key(names[i])}: ...,  # {list(leaves[i].shape[depth:])}" for i in sized]
+    raise ValueError(
+        f'output="{meaning.short}": the model gives {len(sized)} outputs, and any of them could hold the scores. Write\n'
+        f"    output={{{_key(names[sized[0]])}: {_written(meaning)}}}\n"
+        "if it is that one (the others are averaged, without a risk), or say more of\n" + "\n".join(lines)
+    )
+
+
+def _by_name(
+    output: Mapping[str, Any],
+    names: list[str],
+    leaves: Sequence[Any],
+    floats: list[int],
+    depth: int,
+    meanings: list[Meaning | None],
+) -> None:
+    unused = dict(output)
+    for i in floats:
+        key = _key_of(names[i], output)
+        if key is not None:
+            unused.pop(key, None)
+            if leaves[i].dim() == depth and isinstance(meaning_of(output[key]), Classes) and len(floats) > 1:
+                shapes = ", ".join(f"{_key(names[j])}: {list(leaves[j].shape[depth:])}" for j in floats)
+                raise ValueError(
+                    f"output={{{_key(key)}: {_written(meaning_of(output[key]))}}}, but {_key(names[i])} is a number without dimensions, such as "
+                    f"a loss, which some models put first where they are given labels; here the model gives {shapes}. Name the scores for the "
+                    "calls that you make, or let the model return names (return_dict=True), which stay the same"
+                )
+            meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
+    missing = [
+        key
+        for key, entry in unused.items()
+        if not isinstance(meaning_of(entry), Mean | State | Detections) and key != "*"
+    ]
+    # an output that is not there in this call, such as one of training only, must not be one that bears another name
+    unnamed = [i for i in floats if leaves[i].dim() > depth and _key_of(names[i], output) is None]
+    if missing and (unnamed or len(missing) == len(output)):
+        shapes = ", ".join(f"{_key(names[i])}: {list(leaves[i].shape[depth:])}" for i in floats)
+        raise ValueError(
+            f"output names {', '.join(map(_key, missing))}, which the model does not give; it gives {shapes or 'none of numbers'}"
+            + (". It gives one output, whose meaning is said without a name: output=..." if names == [""] else "")
+        )
+
+
+def _key_of(name: str, output: Mapping[str, Any]) -> str | None:
+    """The longest key that is the name of an output or of what holds it."""
+    keys = [key for key in output if key == name or name.startswith(f"{key}.")]
+    return max(keys, key=len) if keys else "*" if "*" in output else None
+
+
+def _checked(meaning: Meaning, leaf: Tensor, depth: int, names: list[str], i: int) -> Meaning:
+    if not isinstance(meaning, Classes):
+        return meaning
+    if leaf.is_complex():
+        raise ValueError(f'output="{meaning.short}": scores are real numbers, and this output is complex')
+    name = names[i]
+    meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{_key(name)}: {line}}}" if name else line)
+    return meaning.at_end(leaf.dim() - depth)
+
+
+def _key(name: str) -> str:
+    return name if name.isdecimal() else repr(name)
+
+
+def _written(meaning: Meaning) -> str:
+    short = next((short for short, known in SHORT.items() if known == meaning), "")
+    return f'"{short}"' if short else repr(meaning)
+
+
+def check_numbers(meaning: Classes, scores: Tensor, warned: set[str]) -> None:
+    """Raise if scores are not what they are said to be: on the CPU at each call, elsewhere at the first.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if scores.is_meta or not scores.numel() or values_unavailable():
+        return
+    key = f"numbers of {meaning.short}"
+    if key in warned and (scores.device.type != "cpu" or isinstance(meaning, Logits)):
+        return
+    warned.add(key)
+    if problem := meaning.problem(scores.detach()):
+        raise ValueError(problem)
+
+
+def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None]) -> list[Any]:
+    """The target of each part of an output, None of those without one.
+
+    Args:
+        y: a tensor, which is the target of the only part that has a risk; or a tree whose parts bear the names of outputs.
+        names: the dotted names of the outputs.
+        meanings: of the outputs.
+
+    Raises:
+        ValueError: if it cannot be told which output a target is of.
+    """
+    scored = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
+    targets: list[Any] = [None] * len(meanings)
+    if children(y) is None:
+        if len(scored) != 1:
+            outputs = ", ".join(_key(names[i]) for i in scored)
+            raise ValueError(
+                f"the target is one {type(y).__name__}, and the outputs {outputs} have a risk: give a dict of targets with the names of the "
+                f"outputs, or say which one it is of, output={{{_key(names[scored[0]])}: ...}}"
+            )
+        targets[scored[0]] = y
+        return targets
+    by_name = dict(zip(tree_names(y), flatten(y)[0], strict=True))
+    unknown = [name for name in by_name if name not in {names[i] for i in scored}]
+    if unknown:
+        raise ValueError(
+            f"there are targets for {', '.join(map(_key, unknown))}, and outputs with a risk are "
+            f"{', '.join(_key(names[i]) for i in scored) or 'none'}: give targets the names of their outputs"
+        )
+    for i in scored:
+        targets[i] = by_name.get(names[i])
+    return targets
+
+
+__all__ = ["check_numbers", "detections_at", "resolve", "targets_of"]

@@ -1,0 +1,1 @@
+"""Wrapped models on disk: states, files, and folders of pretrained models."""

@@ -1,0 +1,313 @@
+"""Wrapped models on disk: one safetensors file that holds their tensors, and the wrappers to rebuild them with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...engine.clone import eager
+from ...engine.execution import Execution
+from ..copying import load_state
+from ..crossfit import members_axis
+from ..frameworks import load_foreign
+from ..function import Function
+from ..outputs.options import from_json
+from ..ownership import MARK
+from ..wrapped import is_wrapped
+from ..wrapper import Wrapper
+from .file_contents import named_wrapper, read
+from .file_format import write
+from .outer import INNER, check_outer, contents_of, load_outer, split_outer
+from .savepoint import Savepoint
+from .state_dict import SETTINGS, adapt, check_settings, complete, stored_settings
+from .wrapper_json import described, import_path, unknown_methods
+
+
+# ---- saving
+def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
+    """Write a wrapped model, or one that is calibrated or abstains, to one safetensors file, whole or not at all.
+
+    The file holds what `wrapped.state_dict()` holds, tied tensors once, each in its own dtype, and in its metadata the wrappers with all
+    their settings and a checksum of each tensor. It holds no code, and none is run when it is read.
+
+    Args:
+        wrapped: what a wrapper gave, or what `calibrate` or `Selective.predictor` made of it.
+        path: the file; missing folders are made, a file that is there is replaced.
+
+    Raises:
+        TypeError: if the model is not wrapped, or its state has parts that are no tensors.
+        ValueError: if a tensor has no values (on the meta device).
+
+    Example:
+        >>> import tempfile
+        >>> from workbench import compose, sculpt, vote
+        >>> wrapped = compose(vote.Wrapper(5), sculpt.Wrapper())(torch.nn.Linear(2, 1)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(wrapped, f"{folder}/model.safetensors")
+        ...     again = load(f"{folder}/model.safetensors", torch.nn.Linear(2, 1)).eval()
+        >>> again.methods
+        ('vote', 'sculpt')
+        >>> x = torch.ones(4, 2)
+        >>> torch.equal(again(x), wrapped(x))
+        True
+    """
+    outer, wrapped = split_outer(eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped)
+    parts = _parts(wrapped)
+    if not parts:
+        raise TypeError(
+            f"save takes what a wrapper gave, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
+        )
+    around, tensors, split = contents_of(outer, wrapped)
+    text = {
+        "model": import_path(_plain_class(wrapped)),
+        "parts": {at: described(part) for at, part in parts.items()},
+        "complex": split,
+        **({"around": around} if around else {}),
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, text, tensors)
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a plain {type(thing).__name__}"
+
+
+def _plain_class(model: Any) -> type:
+    return type(model)._plain_class if is_wrapped(model) else type(model)
+
+
+def _parts(model: Any) -> dict[str, Any]:
+    """The wrapped parts of a model by path: "" if it is wrapped as a whole."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    return {path: module for path, module in modules if is_wrapped(module)}
+
+
+# ---- loading
+def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
+    """A model from a file of `save`: the plain model is wrapped, and calibrated, as the file says, and takes its tensors.
+
+    As with `load_state_dict`, the tensors are copied into those of the model: what no method takes over is shared with the model that is
+    given. They stay on its device, and take the dtype that they were saved in. On the meta device, the file's own tensors are used.
+
+    Args:
+        path: the file.
+        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place; or one
+            that is calibrated alike, which is needed if it was calibrated with functions (`groups=`, `weight=`). Nothing for a
+            `.keras` file that the `save` of a wrapped Keras model has written: it says how to build it, as for `keras.saving.load_model`.
+        wrapper: only for files of distributions or densities of your own, and of wrappers that are not registered (`workbench.register`), which
+            are never imported from a file.
+
+    Returns:
+        The wrapped model, or what stood around it when it was saved.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not one of `save`, or does not fit the model or its wrappers; nothing is changed then.
+        TypeError: if the model is neither a module nor a function.
+
+    Example:
+        >>> import tempfile
+        >>> from workbench import vote
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(vote.Wrapper(3)(torch.nn.Linear(2, 1)), f"{folder}/model.safetensors")
+        ...     len(load(f"{folder}/model.safetensors", torch.nn.Linear(2, 1)).voters())
+        3
+    """
+    path = Path(path)
+    if (foreign := load_foreign(path, model, wrapper)) is not None:
+        return foreign
+    text, tensors = read(path)
+    if callable(model) and not isinstance(model, nn.Module | type):
+        model = Function(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"load takes the model that the file is of, {text['model']}, not {_kind(model)}")
+    around = text.get("around", [])
+    outer, model = split_outer(model)
+    check_outer(path, around, outer)
+    if not around:
+        return load_contents(model, wrapper, text, tensors, path)
+    prefix = INNER * len(around)
+    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return load_with_outer(
+        around, outer, lambda: load_contents(model, wrapper, text, inner, path), model, tensors, path
+    )
+
+
+def load_with_outer(
+    around: list[dict[str, Any]],
+    outer: list[Any],
+    load_inner: Callable[[], Any],
+    model: Any,
+    tensors: dict[str, Tensor],
+    path: Path,
+) -> Any:
+    """A wrapped model and what stands around it; both stay as they were if one does not load.
+
+    Args:
+        around, outer, tensors: as of `load_outer`.
+        load_inner: gives the wrapped model, of `model`.
+        path: the file, for errors.
+    """
+    savepoint = Savepoint(outer[0] if outer else model)
+    try:
+        return load_outer(around, outer, load_inner(), tensors)
+    except BaseException as error:
+        savepoint.restore(error)
+        if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: what stands around its model does not load: {error}") from error
+
+
+def load_contents(
+    model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path
+) -> Any:
+    """The wrapped model of what `read` gives; the model stays as it was if that does not fit.
+
+    Args:
+        model, wrapper: as of `load`.
+        text, tensors: the contents.
+        path: the file, for errors.
+    """
+    model = eager(model)
+    if _parts(model) and wrapper is not None:
+        raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
+    savepoint = Savepoint(model)
+    try:
+        return _loaded(model, wrapper, text, tensors, path)
+    except BaseException as error:
+        savepoint.restore(error)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(
+            f"{path} was saved from {text['model']} and does not load into this {type(model).__name__}: {error}"
+        ) from error
+
+
+def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Any:
+    """The model wrapped as the file says, with its tensors."""
+    plain = not _parts(model)
+    for at, part in text["parts"].items():
+        named = wrapper
+        if wrapper is None and (plain or not unknown_methods(part)):
+            named = named_wrapper(path, part, at, tensors)
+        if plain and named is not None:
+            if "order" in part:
+                outputs, names = part["order"]
+                named = named.with_options(example=Execution(tuple(map(tuple, outputs)), tuple(names)))
+            try:
+                model = _wrapped(model, named, at, part["method"], tensors)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path} was saved from {text['model']}, and this {type(model).__name__} cannot be wrapped alike: {error}"
+                ) from error
+    _adapt(model, tensors)
+    _check(model, text, tensors, path)
+    _cast(model, tensors)
+    load_state(model, tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
+    for at, part in _parts(model).items():
+        part._workbench.rows = text["parts"][at]["rows"]
+    return model
+
+
+def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[str, Tensor]) -> Any:
+    """Wrap a part of the model, and let members take over what they had taken over when the file was saved, whatever is frozen now."""
+    part, prefix = model.get_submodule(at), f"{at}." if at else ""
+    flags = {p: p.requires_grad for p in part.parameters()}
+    names = dict(part.named_parameters(remove_duplicate=False))
+    methods = wrapper.make()
+    marks = [mark for method in methods for mark in method.member_marks]
+    taken = {p for name, p in names.items() if any(f"{prefix}{name}{MARK}{mark}" in tensors for mark in marks)}
+    try:
+        for parameter in flags:
+            if taken and (parameter.is_floating_point() or parameter.is_complex()):
+                parameter.requires_grad_(parameter in taken)
+        wrapped: Any = wrapper(model, method=method, at=at or None)
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+    registered = dict(wrapped.get_submodule(at).named_parameters())
+    for name, parameter in names.items():
+        if (members := registered.get(f"{name}{MARK}{members_axis(methods)}")) is not None:
+            members.requires_grad_(flags[parameter])
+    return wrapped
+
+
+def _adapt(model: Any, names: Iterable[str]) -> None:
+    for at, part in _parts(model).items():
+        adapt(part, names, f"{at}." if at else "")
+
+
+def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:
+    """Raise what speaks against loading, before anything is changed."""
+    parts = _parts(wrapped)
+    if parts.keys() != text["parts"].keys():
+        there, here = (" and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts))
+        raise ValueError(f"in {path} {there} of {text['model']} is wrapped, in this model {here}")
+    for at, part in parts.items():
+        if (f"{at}." if at else "") + SETTINGS not in tensors:
+            raise ValueError(f"{path} is damaged: it holds no {SETTINGS} of {at or 'the whole'}")
+        check_settings(stored_settings(tensors, f"{at}." if at else "")[0], part)
+        text_of_part, record = text["parts"][at], part._workbench
+        for name, saved, present in (
+            ("output", from_json(text_of_part["output"]) or "values", record.output or "values"),
+            ("method", text_of_part["method"], record.method),
+        ):
+            if saved != present:
+                raise ValueError(
+                    f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={present!r}"
+                )
+    complete(tensors, wrapped)
+    axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
+    stored, present = (
+        dict(_plain(name, value, axes) for name, value in state.items() if f"{MARK}workbench" not in name)
+        for state in (tensors, wrapped.state_dict())
+    )
+    kinds = {name: value for name, value in wrapped.state_dict().items() if name in tensors}
+    unlike = [name for name, value in kinds.items() if _number_kind(value) != _number_kind(tensors[name])]
+    if unlike:
+        name = unlike[0]
+        raise ValueError(
+            f"{path} holds {name} in {tensors[name].dtype}, which this {type(wrapped).__name__} has in {kinds[name].dtype}"
+        )
+    wrong = [
+        f"{name} {tuple(stored[name])} there, {tuple(present[name])} here"
+        if name in stored and name in present
+        else f"{name} only {'there' if name in stored else 'here'}"
+        for name in dict.fromkeys([*present, *stored])
+        if stored.get(name) != present.get(name)
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise ValueError(
+            f"{path} was saved from {text['model']} and does not fit this {type(wrapped).__name__}: {'; '.join(wrong[:4])}{more}. Build the "
+            "model as it was when it was saved"
+        )
+
+
+def _number_kind(tensor: Tensor) -> tuple[bool, ...]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool
+
+
+def _plain(name: str, value: Tensor, axes: set[str]) -> tuple[str, torch.Size]:
+    """Name and shape as the plain model has them, for what members have one each of."""
+    stem, _, mark = name.rpartition(MARK)
+    return (stem, value.shape[1:]) if mark in axes else (name, value.shape)
+
+
+def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
+    """Give every tensor the dtype that it was saved in."""
+    state = nn.Module.state_dict(wrapped, keep_vars=True)
+    dtypes = {id(tensor): tensors[name].dtype for name, tensor in state.items() if name in tensors}
+    if any(dtypes.get(id(tensor), tensor.dtype) != tensor.dtype for tensor in state.values()):
+        wrapped._apply(lambda tensor: tensor.to(dtypes.get(id(tensor), tensor.dtype)))
+
+
+__all__ = ["load", "load_contents", "load_with_outer", "save"]

@@ -1,0 +1,101 @@
+"""Modules around a wrapped model, such as calibrations: how files name them, and how they are put around the model again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engine.clone import eager
+from ..registry import OUTER, outer_class
+from .file_format import tensors_of
+
+INNER = "wrapped."  # where each of them has what stands inside
+
+
+def split_outer(model: Any) -> tuple[list[Any], Any]:
+    """The modules around a wrapped model, the outermost first, and the model."""
+    outer = []
+    while f"{type(model).__module__}:{type(model).__name__}" in OUTER.values():
+        outer.append(model)
+        model = eager(model.wrapped)
+    return outer, eager(model)
+
+
+def contents_of(outer: list[Any], model: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor], list[str]]:
+    """What a file says of the modules around a model; the tensors of all; the names of those that are stored as pairs of real numbers."""
+    described, around = around_of(outer)
+    tensors, split = tensors_of(model)
+    prefix = INNER * len(outer)
+    return described, {prefix + name: tensor for name, tensor in tensors.items()} | around, [prefix + n for n in split]
+
+
+def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What a file says of the modules around a model, and their own tensors, by the names that they have in the outermost."""
+    described: list[dict[str, Any]] = []
+    named: dict[str, Tensor] = {}
+    for level, module in enumerate(outer):
+        arguments, functions = module.arguments()
+        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions})
+        state = module.state_dict().items()
+        named |= {INNER * level + name: value.clone() for name, value in state if not name.startswith(INNER)}
+    return described, named
+
+
+def check_outer(path: Path, described: Any, outer: list[Any], call: str = "load(path, ") -> None:
+    """Raise what speaks against putting modules around a model as a file says.
+
+    Args:
+        path: the file, for errors.
+        described: what the file says.
+        outer: the modules that are around the model already; none if they are to be made.
+        call: how to load it into one that is made alike, for errors.
+    """
+    if not isinstance(described, list) or any(entry.get("class") not in OUTER for entry in described):
+        raise ValueError(
+            f"{path} has modules around its model that this workbench does not know ({described!r:.80}): update workbench"
+        )
+    there, here = [entry["class"] for entry in described], [type(module).__name__ for module in outer]
+    if outer and there != here:
+        raise ValueError(f"{path} holds {' of '.join([*there, 'a wrapped model'])}, and this is a {' of '.join(here)}")
+    for entry in () if outer else described:
+        if entry["functions"]:
+            functions = ", ".join(f"{name}=" for name in entry["functions"])
+            raise ValueError(
+                f"{path} holds a {entry['class']} that was made with {functions}, functions that no file holds: load it into one that is made "
+                f"alike, {call}{entry['class']}(wrapper(model), {functions}...))"
+            )
+
+
+def load_outer(described: list[dict[str, Any]], outer: list[Any], model: Any, tensors: dict[str, Tensor]) -> Any:
+    """Put modules around a model, or load those that are there.
+
+    Args:
+        described, outer: as of `check_outer`.
+        model: the wrapped model.
+        tensors: of the file, by the names that they have in the outermost module.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    for level in reversed(range(len(described))):
+        module = (
+            outer[level] if outer else outer_class(described[level]["class"])(model, **described[level]["arguments"])
+        )
+        prefix = INNER * level
+        at_this_level = {
+            name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
+        }
+        at_this_level = {name: tensor for name, tensor in at_this_level.items() if not name.startswith(INNER)}
+        missing: list[str] = []
+        errors: list[str] = []
+        module._load_from_state_dict(at_this_level, "", {}, False, missing, [], errors)
+        if missing or errors:
+            raise ValueError(f"{type(module).__name__} lacks {', '.join(missing) or 'nothing'}; {'; '.join(errors)}")
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer if buffer is None else buffer.to(device)
+        model = module
+    return model
+
+
+__all__ = ["INNER", "around_of", "check_outer", "contents_of", "load_outer", "split_outer"]

@@ -1,0 +1,228 @@
+"""`save_pretrained` of wrapped models of transformers and peft: a folder that `workbench.from_pretrained` reads, with a model card."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...atomic import write as write_text
+from .file_format import CHECKSUM, metadata_of, tensors_of, write
+from .model_card import write_card
+from .outer import around_of, split_outer
+from .wrapper_json import described, import_path
+
+TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
+WHOLE = "workbench.safetensors"  # of a folder that the plain class does not read
+AROUND = "workbench_calibration.safetensors"  # what stands around the model, beside one of these
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # names of transformers
+_UNKNOWN = {
+    "push_to_hub": False,
+    "variant": None,
+    "distributed_checkpoint": False,
+}  # options that are not followed, and what they are without
+
+
+def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
+    """`save_pretrained` for the wrapped objects of a class: it writes the wrapped state, and beside it what `unwrap` gives.
+
+    The plain class then loads a model with trained weights from the same folder. Where it would read another model than the wrapped one (units,
+    rank-one voters, adapters), the folder has no weights that it finds.
+
+    Args:
+        save: the class's own.
+    """
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_workbench" not in self.__dict__:
+            return save(self, *args, **kwargs)
+        libraries = {base.__module__.partition(".")[0] for base in type(self).__mro__} & {"transformers", "peft"}
+        if not libraries:
+            raise TypeError(
+                f"save_pretrained of this wrapped {type(self).__name__} would write what the plain class reads as another model. "
+                "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model alone"
+            )
+        bound = inspect.signature(save).bind(self, *args, **kwargs).arguments
+        options = {
+            **{name: value for name, value in bound.items() if name not in ("self", "kwargs")},
+            **bound.get("kwargs", {}),
+        }
+        for name, value in _UNKNOWN.items():
+            if options.get(name, value) != value:
+                raise TypeError(
+                    f"save_pretrained of a wrapped {type(self).__name__} does not follow {name}: save to a folder, and send that "
+                    "(huggingface_hub.upload_folder)"
+                )
+        folder, main = Path(options.pop("save_directory")), options.get("is_main_process", True)
+        state = options.pop("state_dict", None)
+        if folder.is_file():
+            raise NotADirectoryError(f"{folder} is a file: give a folder")
+        if main:
+            (folder / AROUND).unlink(missing_ok=True)  # of what was saved there before
+        if "peft" not in libraries and (plain := _readable(self, state)) is not None:
+            save(self, folder, state_dict={**plain, **(state or self.state_dict())}, **options)
+            if main:
+                _note(self, folder, state or self.state_dict())
+        elif state is not None:
+            raise TypeError(
+                f"the weights of this wrapped {type(self).__name__} are none that the plain class could read, so that the Trainer could not go "
+                'on from them: save_strategy="no", and save_pretrained(folder) or workbench.save(wrapped, path) after the training'
+            )
+        elif main:
+            _save_whole(self, folder)
+        if main:
+            write_card(self, folder)
+        return None
+
+    return save_pretrained
+
+
+def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The state of a plain model that the plain class may read; None if it would be another model."""
+    single = type(wrapped).unwrap(wrapped)
+    if "_workbench" in single.__dict__ or getattr(
+        wrapped, "_hf_peft_config_loaded", False
+    ):  # units, priors; adapters, which are saved alone
+        return None
+    if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):
+        return None
+    plain, state = single.state_dict(), state or wrapped.state_dict()
+    # such as the shared weights of rank-one voters
+    another = any(name in state and not torch.equal(value, state[name]) for name, value in plain.items())
+    return None if another else plain
+
+
+class SavesPretrained:
+    """What stands around a wrapped model, such as a calibration, and is saved with it."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:
+        """Write the model of transformers or peft, and what stands around it, to a folder that `workbench.from_pretrained` reads.
+
+        Args:
+            save_directory: the folder; a model card in it says what is there.
+            options: as for `save_pretrained` of the model.
+
+        Raises:
+            TypeError: the model is none of transformers or peft; `workbench.save` writes any.
+        """
+        outer, model = split_outer(self)
+        if not hasattr(model, "save_pretrained"):
+            raise TypeError(
+                f"save_pretrained writes models of transformers and peft, and this {type(self).__name__} is of a {type(model).__name__}: use "
+                "workbench.save(calibrated, path)"
+            )
+        folder = Path(save_directory)
+        model.save_pretrained(folder, **options)
+        if not options.get("is_main_process", True):
+            return
+        around, tensors = around_of(outer)
+        write(folder / AROUND, {**text_of(model, []), "around": around, "of": signature(folder)}, tensors)
+        write_card(model, folder, around)
+
+
+def signature(folder: Path) -> str:
+    """The checksum of what a folder says of its wrapped model, that of each tensor included."""
+    from safetensors import safe_open
+
+    if (folder / WHOLE).is_file():
+        with safe_open(folder / WHOLE, "pt") as file:
+            return str((file.metadata() or {}).get(CHECKSUM))
+    return str(json.loads((folder / TEXT).read_text(encoding="utf-8")).get(CHECKSUM))
+
+
+def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
+    """What a file says of a wrapped model, and how its plain one is built."""
+    parts = {path: part for path, part in wrapped.named_modules() if "_workbench" in part.__dict__}
+    base = (
+        wrapped.get_base_model() if hasattr(wrapped, "peft_config") and hasattr(wrapped, "get_base_model") else wrapped
+    )
+    kept = {name for name, _ in base.state_dict().items()}
+    return {
+        "model": import_path(type(wrapped)._plain_class),
+        "parts": {path: described(part) for path, part in parts.items()},
+        "complex": split,
+        "base": import_path(getattr(type(base), "_plain_class", type(base))),
+        "attention": getattr(base.config, "_attn_implementation", None),
+        "buffers": {
+            name: str(buffer.dtype).removeprefix("torch.")
+            for name, buffer in base.named_buffers()
+            if name not in kept and buffer.is_floating_point()
+        },
+    }
+
+
+def _note(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
+    """Write what the weights that transformers has written are of; all of it where transformers has left some out, or renamed them."""
+    weights, index = folder / WEIGHTS, folder / INDEX
+    if (
+        weights.is_file() and index.is_file()
+    ):  # one of them is of an earlier save, and transformers would go on reading it
+        min(weights, index, key=lambda path: path.stat().st_mtime_ns).unlink()
+    written = names_in(folder)
+    there = {state[name].data_ptr() for name in written if name in state}
+    if all(name in written or tensor.data_ptr() in there for name, tensor in state.items()):
+        tensors = {name: tensor.detach() for name, tensor in state.items() if name in written}
+        write_text(folder / TEXT, json.dumps(metadata_of(text_of(wrapped, []), tensors)))
+        (folder / WHOLE).unlink(missing_ok=True)
+    else:
+        _write_whole(wrapped, folder)
+
+
+def names_in(folder: Path) -> dict[str, Path]:
+    """The tensors of the weights that transformers has written into a folder, and the file of each."""
+    from safetensors import safe_open
+
+    index, names = folder / INDEX, {}
+    files = [folder / WEIGHTS]
+    if index.is_file():
+        files = [
+            folder / file for file in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        ]
+    for file in files:
+        if file.is_file():
+            with safe_open(file, "pt") as tensors:
+                names.update(dict.fromkeys(tensors.keys(), file))
+    return names
+
+
+def _save_whole(wrapped: Any, folder: Path) -> None:
+    """The configuration, and all in one file of ours."""
+    stale = [
+        file.name
+        for pattern in ("model*.safetensors", "adapter_model.*", "pytorch_model*.bin")
+        for file in folder.glob(pattern)
+    ]
+    if stale:
+        raise ValueError(
+            f"{folder} holds {stale[0]}, which the plain class would read in place of this wrapped {type(wrapped).__name__}: give an empty "
+            "folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    adapters = getattr(wrapped, "peft_config", None) or {}
+    base: nn.Module = wrapped.get_base_model() if adapters and hasattr(wrapped, "get_base_model") else wrapped
+    config: Any = copy.deepcopy(base.config)
+    config.architectures = [getattr(type(base), "_plain_class", type(base)).__name__]
+    config.save_pretrained(folder)
+    for adapter in adapters.values() if len(adapters) == 1 else ():
+        adapter.save_pretrained(folder)
+    if (generation := getattr(base, "generation_config", None)) is not None:
+        generation.save_pretrained(folder)
+    _write_whole(wrapped, folder)
+
+
+def _write_whole(wrapped: Any, folder: Path) -> None:
+    tensors, split = tensors_of(wrapped)
+    write(folder / WHOLE, text_of(wrapped, split), tensors)
+    (folder / TEXT).unlink(missing_ok=True)
+
+
+__all__ = ["AROUND", "TEXT", "WHOLE", "SavesPretrained", "names_in", "saving_pretrained", "signature"]

@@ -1,0 +1,379 @@
+"""Plain models out of a wrapped one, and states into it: those of its kind, and those of the plain model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...engine.clone import places
+from ...engine.plan import Bank
+from ..batches.call_arguments import positional_names
+from ..crossfit import NAME as COMMITTEE
+from ..crossfit import Committee, members_axis, seat
+from ..outputs.options import from_json, to_json
+from ..ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, table_of
+from ..standardize import Scaling
+
+SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+
+
+OUTPUT = f"output{MARK}workbench"  # in that text: what the outputs mean, if it was said
+
+
+# ---- out of it
+def extract(model: nn.Module, table: Table, index: dict[str, int], independent: bool) -> nn.Module:
+    """Give a plain clone the tensors of one branch.
+
+    Args:
+        model: a structural copy of the wrapped object without what wrapping added.
+        table: the tensors of the wrapped object.
+        index: axis -> position of the branch.
+        independent: whether all its tensors are its own; else those that no method took over are shared.
+    """
+    record, bank = table.record, Bank(table.get)
+    new: dict[str, Tensor] = {}
+    for slot in record.slots.values():
+        kept = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)  # what swag and snapshot hold beside it
+        rule = next((other for other in kept if other is not None), record.rules.get(slot.name))
+        shared = slot.name not in table.views
+        present = None if rule is None else rule.pick(bank, index)
+        if not independent and shared and (present is None or present is table.get(slot.name)):
+            continue  # the clone holds the shared tensor already
+        value = (table.get(slot.name) if present is None else present).detach().clone()
+        if not slot.buffer:
+            names = [slot.name] if rule is None or shared else rule.registered()
+            learns = any(table.get(name).requires_grad for name in names)
+            value = nn.Parameter(value, requires_grad=learns)
+        new[slot.name] = value
+    replaced = {id(_held(model, record.slots[name])): name for name in new}
+    for container, key, name in places(model, replaced):  # one walk for all
+        container[key] = new[name]
+    return model
+
+
+def _held(model: nn.Module, slot: Slot) -> Tensor | None:
+    path, attribute = slot.owners[0]
+    owner = model.get_submodule(path) if path else model
+    return (owner._buffers if slot.buffer else owner._parameters)[attribute]
+
+
+def settings_of(wrapped: Any) -> dict[str, Any]:
+    """The settings of all methods by name, as a state keeps them."""
+    return json.loads(json.dumps({method.name: method.settings() for method in wrapped._workbench.methods}))
+
+
+def described(wrapped: Any) -> Tensor:
+    """What the state_dict holds under `SETTINGS`, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
+    methods = wrapped._workbench.methods
+    notes = {f"{key}{MARK}{method.name}": value for method in methods for key, value in method.notes().items()}
+    if wrapped._workbench.output is not None:
+        notes[OUTPUT] = to_json(wrapped._workbench.output)
+    text = json.dumps({**settings_of(wrapped), **notes}, sort_keys=True)
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+# ---- into it
+def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a state by method, empty if it has none; and what methods have noted, by "name@method"."""
+    stored = state.get(prefix + SETTINGS)
+    if stored is None:
+        return {}, {}
+    try:
+        text = json.loads(bytes(stored.cpu().tolist()).decode())
+        notes = {key: text.pop(key) for key in list(text) if MARK in key}
+        if not all(isinstance(settings, dict) for settings in text.values()):
+            raise ValueError(f"they are {text!r:.80}")
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{prefix}{SETTINGS} in the state holds no settings of wrappers ({error}): the state is damaged or was changed; take another copy"
+        ) from error
+    return text, notes
+
+
+def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
+    """Raise ValueError if a state was saved with other settings; with strict=False of the methods that it shares with the object."""
+    present = settings_of(wrapped)
+    differing, unequal = [], saved.keys() ^ present.keys()
+    for name in sorted(saved.keys() | present.keys()):
+        if name not in unequal:
+            # settings that a state does not name are newer than it
+            keys = [
+                key for key, value in saved[name].items() if key not in present[name] or present[name][key] != value
+            ]
+            there, here = (_named({key: settings[name].get(key) for key in keys}) for settings in (saved, present))
+            if keys:
+                differing.append(f"{name}: the state has {there}, this object {here}")
+        elif strict is not False:
+            there, here = (
+                _named(settings[name]) if name in settings else "no such method" for settings in (saved, present)
+            )
+            differing.append(f"{name}: the state has {there}, this object {here}")
+    if saved and differing:
+        partly = (
+            ", or take what both have with load_state_dict(state, strict=False) of the wrapped part" if unequal else ""
+        )
+        raise ValueError(
+            f"the state was saved with other wrapper settings; wrap the model alike before loading it{partly}. {'; '.join(differing)}"
+        )
+
+
+def check_output(notes: dict[str, Any], wrapped: Any) -> None:
+    """Raise ValueError if the outputs meant something else where a state was saved; one in which nobody said it fits all."""
+    present = wrapped._workbench.output
+    if OUTPUT in notes and notes[OUTPUT] != to_json("values" if present is None else present):
+        saved = from_json(notes[OUTPUT])
+        here = "none" if present is None else f"output={present!r}"
+        raise ValueError(
+            f"the state was saved with output={saved!r}, and this object has {here}: predictions and risks would be computed in another way. "
+            f"Wrap the model with output={saved!r} before loading it, or, if the weights are to be read with another meaning, load them with "
+            "load_state_dict(state, strict=False)"
+        )
+
+
+def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
+    """Let the methods register what a state has, whose tensors of this object have these names behind a prefix."""
+    stored = {name[len(prefix) :] for name in names if name.startswith(prefix)}
+    for method in wrapped._workbench.methods:
+        method.adapt(table_of(wrapped), stored)
+
+
+@dataclass
+class Loading:
+    """One load_state_dict from the first look at the state to the report.
+
+    Args:
+        wrapped: the object that loads.
+        table: its tensors.
+        build: gives a structural copy of it as the user's class had it.
+        state: the state_dict, whose keys of this object begin with `prefix`; torch made it for this load, so that it may be changed.
+        strict: whether missing and unexpected keys are errors; None where a larger model loads, which does not tell its parts.
+        missing, unexpected, errors: the lists that torch makes its report of.
+    """
+
+    wrapped: Any
+    table: Table
+    build: Callable[[], nn.Module]
+    state: dict[str, Any]
+    prefix: str
+    strict: bool | None
+    missing: list[str]
+    unexpected: list[str]
+    errors: list[str]
+    keys: set[str] = field(default_factory=set)
+    hint: str = "strict=False takes what fits, and leaves the rest as it is."
+
+    def prepare(self) -> None:
+        """Compare the settings, then translate what is not of this object's form, in place.
+
+        Raises:
+            ValueError: if the state was saved with other settings; nothing has been loaded then.
+        """
+        self._unprefix()
+        saved, notes = stored_settings(self.state, self.prefix)
+        for key in self._own(self.state):
+            if MARK in key and not isinstance(self.state[key], Tensor):
+                raise ValueError(f"{key} in the state is a {type(self.state[key]).__name__}, and should be a tensor")
+        check_settings(saved, self.wrapped, self.strict)
+        if self.strict is not False:
+            check_output(notes, self.wrapped)
+        self.state.pop(self.prefix + SETTINGS, None)
+        marked = any(MARK in key and EXTRAS not in key for key in self._own(self.state))
+        if saved or marked:
+            if self.strict is not False:
+                adapt(self.wrapped, self.state, self.prefix)
+            self._widen()
+            complete(self.state, self.wrapped, self.prefix)
+            current = self._current()
+            lacking = [key for key in current if EXTRAS not in key and self.prefix + key not in self.state]
+            self._extras(notes, {key: self.state.get(self.prefix + key) for key in current}, bool(lacking))
+        else:
+            self._plain()
+        self.keys = {*self._own(self.state), *self.unexpected}
+
+    def finish(self, incompatible: Any) -> None:
+        """After all parts have loaded: no key is unexpected that the state did not have.
+
+        BatchNorm, told no version (safetensors keep none), adds the counter that it misses, which the voters have under another name.
+        """
+        incompatible.unexpected_keys[:] = [
+            key for key in incompatible.unexpected_keys if not key.startswith(self.prefix) or key in self.keys
+        ]
+        self._tie()
+        wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
+        if self.strict and wrong:
+            self.errors.append(self.hint)
+
+    def _tie(self) -> None:
+        """What is one tensor stays one: a load with assign=True gives each of its names another."""
+        for slot in self.table.record.slots.values():
+            for path, attribute in slot.owners[1:] if slot.name not in self.table.views else ():
+                module, one = self.table.module(path), self.table.get(slot.name)
+                registry: dict[str, Any] = module._buffers if slot.buffer else module._parameters
+                if registry.get(attribute) is not one:
+                    registry[attribute] = one
+
+    def _own(self, keys: Iterable[str]) -> list[str]:
+        return [key for key in keys if key.startswith(self.prefix)]
+
+    def _current(self) -> dict[str, Any]:
+        state = nn.Module.state_dict(self.wrapped)
+        return {key: value for key, value in state.items() if key != SETTINGS}
+
+    def _unprefix(self) -> None:
+        """Names without what torch.compile, DataParallel and DistributedDataParallel put into them."""
+        state, start = self.state, len(self.prefix)
+        for key in self._own(state):
+            if "_orig_mod." in key[start:]:
+                state[self.prefix + key[start:].replace("_orig_mod.", "")] = state.pop(key)
+        keys, stem = self._own(state), f"{self.prefix}module."
+        if keys and all(key.startswith(stem) for key in keys) and "module" not in self.wrapped._modules:
+            for key in keys:
+                state[self.prefix + key[len(stem) :]] = state.pop(key)
+
+    # ---- a state of fewer methods
+    def _widen(self) -> None:
+        """With strict=False the voters take what a state without voters has one of."""
+        axis = members_axis(self.table.record.methods)
+        for key, current in self._current().items() if self.strict is False and axis else ():
+            single = key.removesuffix(f"{MARK}{axis}")
+            names = _names(self.table.record.slots[single]) if single in self.table.record.slots else [single]
+            present = [self.prefix + name for name in names if self.prefix + name in self.state]
+            if single != key and present and self.prefix + key not in self.state:
+                value = self.state[present[0]]
+                for name in present:
+                    del self.state[name]
+                fits = value.shape == current.shape[1:]
+                self.state[self.prefix + key] = value.expand(current.shape).clone() if fits else value
+
+    # ---- a state of the plain model
+    def _plain(self) -> None:
+        """Let the plain class read its state, with its hooks and versions; every voter gets what it read, and what wrapping adds stays."""
+        plain: Any = OrderedDict()
+        for key in self._own(self.state):
+            if MARK not in key:
+                plain[key[len(self.prefix) :]] = self.state.pop(key)
+        if not self.prefix and hasattr(self.state, "_metadata"):
+            plain._metadata = copy.deepcopy(self.state._metadata)  # an assigning load leaves its mark in it
+        trial = extract(self.build(), self.table, {}, independent=False)
+        self.hint = _hint(plain, trial) or self.hint
+        complete(plain, trial)
+        missing, unexpected, errors = [], [], []
+        try:
+            # assigned, not copied: the tensors here may be those of the wrapped object
+            missing, unexpected = nn.Module.load_state_dict(trial, plain, strict=False, assign=True)
+        except RuntimeError as error:
+            errors.append(str(error).partition("\n\t")[2] or str(error))
+        self.missing.extend(self.prefix + key for key in missing)
+        self.unexpected.extend(self.prefix + key for key in unexpected)
+        self.errors.extend(errors)
+        new: dict[str, Any] = {}
+        if not errors and not (self.strict and (missing or unexpected)):
+            new = self._spread({key: value for key, value in nn.Module.state_dict(trial).items() if key not in missing})
+            self._extras({}, new, bool(missing))
+            for method in self.table.record.methods:
+                method.forget(self.table)
+        for key, value in {**self._current(), **new}.items():
+            self.state.setdefault(self.prefix + key, value)
+
+    def _spread(self, values: dict[str, Any]) -> dict[str, Any]:
+        """A plain model's tensors by the keys of the wrapped one, for every branch that has them of its own."""
+        record = self.table.record
+        slots = {name: slot.name for slot in record.slots.values() for name in _names(slot)}
+        aliases = _aliases(self.wrapped)
+        new: dict[str, Any] = {}
+        for key, value in values.items():
+            if slots.get(key) not in self.table.views:
+                new[key] = value
+                continue
+            current = self.table.get(f"{slots[key]}{MARK}{members_axis(record.methods)}")
+            if value.shape != current.shape[1:]:
+                self.errors.append(
+                    f"size mismatch for {key}: the state has {tuple(value.shape)}, the model {tuple(current.shape[1:])}."
+                )
+                continue
+            new.update(dict.fromkeys(aliases[id(current)], value.expand(current.shape).clone()))
+        return new
+
+    # ---- what belongs to no single layer
+    def _extras(self, notes: dict[str, Any], new: dict[str, Any], partial: bool) -> None:
+        """Units, and what methods have learned, travel with the weights that they were made with.
+
+        Args:
+            notes: what methods have noted, by "name@method".
+            new: the new values of the state by key.
+            partial: whether the state lacks weights.
+        """
+        stem = f"{self.prefix}{EXTRAS}."
+        stored = {key[len(stem) :]: value for key, value in self.state.items() if key.startswith(stem)}
+        scaling = {key.removeprefix("scaling."): value for key, value in stored.items() if key.startswith("scaling.")}
+        if scaling:
+            device = next((p.device for p in nn.Module.parameters(self.wrapped)), None)
+            new_scaling = Scaling.of_state(scaling, positional_names(self.wrapped))
+            add_extra(self.wrapped, "scaling", new_scaling.to(device))
+        elif not partial:
+            remove_extra(self.wrapped, "scaling")
+        committee = {name: stored[f"{COMMITTEE}.{name}"] for name in Committee.NAMES if f"{COMMITTEE}.{name}" in stored}
+        if len(committee) == len(Committee.NAMES):
+            seat(self.wrapped, Committee(**committee))
+        elif not partial:
+            seat(self.wrapped, None)
+        for method in self.table.record.methods:
+            noted = {key.partition(MARK)[0]: value for key, value in notes.items() if key.endswith(MARK + method.name)}
+            method.recall(self.wrapped, noted, stored, functools.partial(self._moved, new))
+
+    def _moved(self, new: dict[str, Any]) -> bool:
+        """Whether a state changes the weights, whose signature is then another."""
+        for key, old in self._current().items():
+            value = new.get(key)
+            if EXTRAS in key or not isinstance(value, Tensor) or old.is_meta:
+                continue
+            if value.shape != old.shape or not torch.equal(value.to(old), old):
+                return True
+        return False
+
+
+def _names(slot: Slot) -> list[str]:
+    return [f"{path}.{attribute}" if path else attribute for path, attribute in slot.owners]
+
+
+def _named(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "no settings"
+
+
+def _aliases(module: nn.Module) -> dict[int, list[str]]:
+    """The keys of every tensor in a state_dict, by its id: several for tied ones, and for those of a module with several names."""
+    keys: dict[int, list[str]] = {}
+    for key, tensor in nn.Module.state_dict(module, keep_vars=True).items():
+        keys.setdefault(id(tensor), []).append(key)
+    return keys
+
+
+def complete(state: dict[str, Any], module: nn.Module, prefix: str = "") -> None:
+    """Give tied tensors that were stored once, as safetensors files do, all their names."""
+    for keys in _aliases(module).values():
+        present = [prefix + key for key in keys if prefix + key in state]
+        for key in keys if present else ():
+            state.setdefault(prefix + key, state[present[0]])
+
+
+def _hint(entries: dict[str, Any], model: nn.Module) -> str:
+    """What to do about a state none of whose names fits."""
+    names = set(nn.Module.state_dict(model))
+    if not entries or names & entries.keys():
+        return ""
+    inner = [key for key, value in entries.items() if isinstance(value, dict)]
+    if inner:
+        return f"The state is that of a training, with parts of its own: load the one of the weights, such as state[{inner[0]!r}]."
+    for key in entries:
+        prefix = next((key[: -len(name)] for name in names if key.endswith(f".{name}")), "")
+        if prefix and all(other.startswith(prefix) for other in entries):
+            return f"All its names begin with {prefix!r}: load {{name.removeprefix({prefix!r}): value for name, value in state.items()}}."
+    return ""
