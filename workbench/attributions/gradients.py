@@ -105,7 +105,7 @@ def integrated_gradients(
     """
     check_model(wrapped)
     form = output_of(wrapped)
-    chosen, beside = one_input(x, of, "floating-point numbers")
+    chosen, with_others = one_input(x, of, "floating-point numbers")
     _check(chosen, steps, tolerance)
     start = cover(chosen, baseline) if chosen.ndim in (3, 4) or baseline is not None else chosen.mean(0)
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
@@ -117,7 +117,7 @@ def integrated_gradients(
     rows = torch.arange(len(chosen)).split(batch_size)
     with tqdm(total=len(rows) * steps, desc="gradients", delay=2, disable=not progress, leave=False) as bar:
         for some in rows:
-            inputs = tree_map(lambda tensor, some=some: tensor[some], beside(chosen))
+            inputs = tree_map(lambda tensor, some=some: tensor[some], with_others(chosen))
             walk = _Walk(wrapped, form, inputs, of, chosen[some], start, like, seed)
             for node, weight in zip(((nodes + 1) / 2).tolist(), (weights / 2).tolist(), strict=True):
                 walk.step(node, weight)
@@ -126,12 +126,12 @@ def integrated_gradients(
             without |= walk.without
     values, before, after = (_joined([part[k] for part in parts]) for k in range(3))
     kept = {name: value for name, value in values.items() if name not in without}
-    found = IntegratedGradients(kept, before, after, without)
-    for name, gap in found.gap.items():
+    result = IntegratedGradients(kept, before, after, without)
+    for name, gap in result.gap.items():
         share = gap.abs() / kept[name].abs().flatten(1).sum(1).clamp_min(1e-12)
-        apart = (share > tolerance) & (gap.abs() > 1e-4 * (before[name].abs() + after[name].abs()))
-        if bool(apart.any()):
-            row = int(apart.nonzero()[0, 0])
+        is_off = (share > tolerance) & (gap.abs() > 1e-4 * (before[name].abs() + after[name].abs()))
+        if bool(is_off.any()):
+            row = int(is_off.nonzero()[0, 0])
             difference = (before[name] - after[name])[row].item()
             without[name] = (
                 f"the sum of row {row} is {gap[row].item():+.3g} off the difference of {difference:.3g} to the baseline: take more steps; if it "
@@ -184,16 +184,16 @@ class _Walk:
             logs = log_probabilities(y, self._form)
             self._classes = logs.argmax(-1) if self._classes is None else self._classes  # of x, which is asked first
             predicted = logs.exp().gather(-1, self._classes[..., None])
-        found = {"prediction": predicted.reshape(len(y), -1).mean(1)}
-        found |= {name: row_risk(y, risks, name, self._form) for name in risks.names()}
-        return found if graph else {name: value.double().cpu() for name, value in found.items()}
+        numbers = {"prediction": predicted.reshape(len(y), -1).mean(1)}
+        numbers |= {name: row_risk(y, risks, name, self._form) for name in risks.names()}
+        return numbers if graph else {name: value.double().cpu() for name, value in numbers.items()}
 
     def step(self, node: float, weight: float) -> None:
         """Add the gradients at a place, a share of the way."""
         x = (self._start + node * (self._x - self._start)).requires_grad_()
         with torch.enable_grad():
-            found = self._ask(x, graph=True)
-        for name, value in found.items():
+            numbers = self._ask(x, graph=True)
+        for name, value in numbers.items():
             (gradient,) = (
                 torch.autograd.grad(value.sum(), x, retain_graph=True, allow_unused=True)
                 if value.requires_grad

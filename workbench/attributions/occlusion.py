@@ -92,11 +92,11 @@ def occlusion(
     """
     check_model(wrapped)
     form = output_of(wrapped)
-    x, beside = one_input(x, of, "images or tokens")
+    x, with_others = one_input(x, of, "images or tokens")
     sides, step = _checked(x, window, stride)
     shape = x.shape[-len(sides) :]
     covers = cover(x, baseline)
-    answers = collect(wrapped, alone(beside(x)), targets=False, batch_size=batch_size, seed=seed)
+    answers = collect(wrapped, alone(with_others(x)), targets=False, batch_size=batch_size, seed=seed)
     classes = None if form == "values" else answers.y.argmax(-1)
     before = _numbers(answers, form, classes)
     starts = [_starts(length, side, step) for length, side in zip(shape, sides, strict=True)]
@@ -117,7 +117,7 @@ def occlusion(
             for one, at in zip(covered, windows, strict=True):
                 one[at] = covers[at]
             answers = collect(
-                wrapped, alone(beside(covered.flatten(0, 1))), targets=False, batch_size=batch_size, seed=seed
+                wrapped, alone(with_others(covered.flatten(0, 1))), targets=False, batch_size=batch_size, seed=seed
             )
             predicted = None if classes is None else classes.repeat(len(chunk), *[1] * (classes.ndim - 1))
             for name, value in _numbers(answers, form, predicted).items():

@@ -64,11 +64,11 @@ class PermutationImportance:
 
     def frame(self) -> Any:
         """A pandas DataFrame with a line for each column and the mean and standard error of each name."""
-        found = {}
+        table = {}
         for name in self.names:
-            found[name] = self.mean[name].numpy()
-            found[f"{name} ±"] = self.standard_error[name].numpy()
-        return require("pandas").DataFrame(found, index=list(self.columns))
+            table[name] = self.mean[name].numpy()
+            table[f"{name} ±"] = self.standard_error[name].numpy()
+        return require("pandas").DataFrame(table, index=list(self.columns))
 
     def __repr__(self) -> str:
         return f"PermutationImportance({len(self.columns)} columns of {self.rows:,} rows: {', '.join(self.names)})"
@@ -133,20 +133,20 @@ def permutation_importance(
             raise ValueError(f"{name} must be a whole number of at least {least}; found {count!r}")
     check_model(wrapped)
     form = output_of(wrapped)
-    whole, y, found, unit = _rows(data)
-    x, beside = _table(whole, y, of)
-    found = found or {f"x{i + 1}": [i] for i in range(x.shape[1])}
-    groups = _groups(columns, found, x.shape[1])
+    whole, y, named_columns, unit = _rows(data)
+    x, with_others = _table(whole, y, of)
+    named_columns = named_columns or {f"x{i + 1}": [i] for i in range(x.shape[1])}
+    groups = _groups(columns, named_columns, x.shape[1])
     generator = torch.Generator().manual_seed(seed)
     if len(x) > max_rows:
         drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
         whole, y = tree_map(lambda tensor: tensor[drawn], whole), None if y is None else y[drawn]
-        x, beside = one_input(whole, of, "a table")
+        x, with_others = one_input(whole, of, "a table")
 
     def ask(inputs: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         # the same draws in each call: what a method draws at random is not taken for the column's doing
-        given = alone(beside(inputs)) if y is None else (beside(inputs), y)
-        answers = collect(wrapped, given, targets=y is not None, batch_size=batch_size, seed=seed)
+        rows = alone(with_others(inputs)) if y is None else (with_others(inputs), y)
+        answers = collect(wrapped, rows, targets=y is not None, batch_size=batch_size, seed=seed)
         return _quantities(answers, form), None if y is None else _mean_error(answers, form)
 
     before, error = ask(x)
@@ -174,9 +174,9 @@ def permutation_importance(
 def _rows(data: Any) -> tuple[Any, Tensor | None, dict[str, list[int]], str]:
     """Inputs, targets, columns of a single table by name (none if they are not known), and the unit of the error."""
     if isinstance(data, Data | str):
-        found = data_of(data)
-        unit = found.target.unit if found.classes is None else "nats"
-        return found.test.x, found.test.y, _names(found), unit
+        dataset = data_of(data)
+        unit = dataset.target.unit if dataset.classes is None else "nats"
+        return dataset.test.x, dataset.test.y, _names(dataset), unit
     if isinstance(data, Tensor | Mapping):
         return data, None, {}, ""
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -208,7 +208,7 @@ def _names(data: Data) -> dict[str, list[int]]:
 
 def _table(whole: Any, y: Tensor | None, of: int | str | None) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """The table, and what puts it beside the other inputs."""
-    x, beside = one_input(whole, of, "a table")
+    x, with_others = one_input(whole, of, "a table")
     if x.ndim != 2:
         raise ValueError(
             f"data: x has shape {list(x.shape)}; permutation_importance takes tables [n, columns], attributions.occlusion images and tokens"
@@ -217,14 +217,14 @@ def _table(whole: Any, y: Tensor | None, of: int | str | None) -> tuple[Tensor, 
         raise ValueError(f"data: {len(x)} rows of x and {len(x) if y is None else len(y)} of y; two rows are needed")
     if len(bad := bad_rows(x)):
         raise ValueError(f"data: x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
-    return x, beside
+    return x, with_others
 
 
 def _groups(
-    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, found: dict[str, list[int]], count: int
+    columns: Sequence[str] | Mapping[str, Sequence[int]] | None, named_columns: dict[str, list[int]], count: int
 ) -> dict[str, list[int]]:
     if columns is None:
-        return found
+        return named_columns
     if not isinstance(columns, Mapping):
         if isinstance(columns, str) or len(columns) != count or len(set(columns)) != count:
             raise ValueError(f"columns: expected {count} different names, one for each column of x; found {columns!r}")
@@ -245,8 +245,8 @@ def _quantities(answers: Answers, form: str) -> dict[str, Tensor]:
     """Prediction and risks, each [n, numbers], float64."""
     predicted = answers.y if form == "values" else log_probabilities(answers.y, form).exp()
     risks = {name: row_risk(answers.y, answers.risk, name, form) for name in answers.risk.names()}
-    found = {"prediction": predicted, **risks}
-    return {name: value.cpu().double().reshape(len(value), -1) for name, value in found.items()}
+    values = {"prediction": predicted, **risks}
+    return {name: value.cpu().double().reshape(len(value), -1) for name, value in values.items()}
 
 
 def _mean_error(answers: Answers, form: str) -> Tensor:
@@ -265,8 +265,8 @@ def _share(before: Tensor, after: Tensor) -> Tensor:
     spread, moved = (value.var(0, correction=0).sum() for value in (before, after))
     if spread.sqrt() <= CONSTANT * before.abs().max():
         return spread.new_tensor(torch.nan)
-    apart = (before.mean(0) - after.mean(0)).square().sum()
-    return (before - after).square().sum(1).mean() / (spread + moved + apart)
+    distance = (before.mean(0) - after.mean(0)).square().sum()
+    return (before - after).square().sum(1).mean() / (spread + moved + distance)
 
 
 __all__ = ["PermutationImportance", "permutation_importance"]

@@ -284,8 +284,8 @@ class _CrossFitted:
         said = torch.stack([torch.as_tensor(one.predict_proba(x.numpy())[:, 1]) for one in self.classifiers])
         odds = said.double().clamp(1 / LARGEST, 1 - 1 / LARGEST).logit()
         unseen_by = [self.fold.get(name, -1) for name in _names(given, x)]
-        own = torch.tensor(unseen_by)
-        return odds.mean(0).where(own < 0, odds.gather(0, own.clamp_min(0)[None])[0])
+        number = torch.tensor(unseen_by)
+        return odds.mean(0).where(number < 0, odds.gather(0, number.clamp_min(0)[None])[0])
 
 
 def _standardising(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,9 +294,9 @@ def _standardising(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(0), spread.where(spread > 0, 1.0)
 
 
-def _names(given: Any, features: Tensor) -> list[bytes]:
+def _names(x: Any, features: Tensor) -> list[bytes]:
     """What tells each row from others: its input, to the last bit, since features of a network may differ with the batch that it is in."""
-    rows = given.detach().cpu() if isinstance(given, Tensor) else given if isinstance(given, np.ndarray) else features
+    rows = x.detach().cpu() if isinstance(x, Tensor) else x if isinstance(x, np.ndarray) else features
     return [hashlib.blake2b(torch.as_tensor(row).double().numpy().tobytes(), digest_size=16).digest() for row in rows]
 
 

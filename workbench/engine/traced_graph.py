@@ -328,11 +328,11 @@ def _lift_constants(graph: fx.Graph) -> list[Tensor]:
 def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
     """Make inputs of the views of what is held, behind it; gives what makes them of it, None where there are none."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    held = [node for node in inputs if not node.name.startswith("batch_")]
+    constants = [node for node in inputs if not node.name.startswith("batch_")]
     steps: list[
         tuple[Any, int, tuple[Any, ...], dict[str, Any]]
     ] = []  # operation, which of held and views it shows, other arguments
-    known = {node: i for i, node in enumerate(held)}
+    known = {node: i for i, node in enumerate(constants)}
     lifted = []
     for node in graph.nodes:
         if node.target in _VIEWS and node.args[0] in known and not any(isinstance(a, fx.Node) for a in node.args[1:]):
@@ -340,7 +340,7 @@ def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
             known[node] = len(known)
             lifted.append(node)
     for i, node in enumerate(lifted):
-        with graph.inserting_before(inputs[len(held)]):
+        with graph.inserting_before(inputs[len(constants)]):
             node.replace_all_uses_with(graph.placeholder(f"shown_{i}"))
     for node in reversed(lifted):
         graph.erase_node(node)

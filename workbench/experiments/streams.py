@@ -53,9 +53,9 @@ def novelty(series: Any, window: int = 1) -> Tensor:
     for first in range(window, len(rows), ROWS):
         now, before = rows[first : first + ROWS], rows[: min(first + ROWS, len(rows)) - window]
         # sums of products would lose the small distances
-        apart = torch.cdist(now, before, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(now, before, compute_mode="donot_use_mm_for_euclid_dist")
         late = torch.arange(len(before))[None] > torch.arange(first, first + len(now))[:, None] - window
-        nearest.append(apart.masked_fill(late.to(apart.device), math.inf).amin(1))
+        nearest.append(distances.masked_fill(late.to(distances.device), math.inf).amin(1))
     span = (values.cummax(0).values - values.cummin(0).values)[2 * window - 1 :]
     time = torch.arange(2 * window - 1, len(values), device=values.device).to(values)
     distance = torch.cat(nearest)
@@ -140,10 +140,10 @@ def first_alarms(risk: Any, rest: int) -> Tensor:
 
 
 def _series(name: str, values: Any, finite: bool = True) -> Tensor:
-    found = numbers(name, values, finite=finite)
-    if found.dim() != 1:
-        raise ValueError(f"{name} must have shape [time], found {list(found.shape)}")
-    return found
+    array = numbers(name, values, finite=finite)
+    if array.dim() != 1:
+        raise ValueError(f"{name} must have shape [time], found {list(array.shape)}")
+    return array
 
 
 __all__ = ["anomaly_likelihood", "first_alarms", "novelty"]

@@ -36,12 +36,12 @@ def left_out_error(x: Tensor, y: Tensor) -> float:
         True
     """
     squared = torch.cdist(x, x).square()
-    apart = squared[squared > 0]
-    if not len(apart):
+    positive = squared[squared > 0]
+    if not len(positive):
         return float(y.square().mean())
     best = float("inf")
     for width in WIDTHS:
-        values, vectors = torch.linalg.eigh(torch.exp(-squared / (2 * width * apart.median())))
+        values, vectors = torch.linalg.eigh(torch.exp(-squared / (2 * width * positive.median())))
         turned = vectors.mT @ y
         for noise in NOISES:
             inverse = 1 / (values.clamp_min(0) + noise)

@@ -190,8 +190,8 @@ def fit(
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
-    rows, held = paired(wrapped, data), 0.1 if validation is None else paired(wrapped, validation)
-    train, valid = read_and_hold_out(rows, held, batch_size, seed)
+    rows, validation_rows = paired(wrapped, data), 0.1 if validation is None else paired(wrapped, validation)
+    train, valid = read_and_hold_out(rows, validation_rows, batch_size, seed)
     cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")

@@ -164,15 +164,15 @@ def _tensor(value: Any, name: str) -> Any:
     if isinstance(value, Tensor):
         return value
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError as error:  # lists of several lengths
         raise ValueError(f"data: the rows of {name!r} have several lengths; {_PADDING}") from error
-    if found.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise TypeError(
             f"data: {name!r} is {describe(value)}, and no tensor can be made of it: leave it out, as dataset.remove_columns([{name!r}]) does"
         )
-    tensor = torch.tensor(found)
-    return tensor.to(torch.get_default_dtype()) if found.dtype == np.float64 else tensor
+    tensor = torch.tensor(array)
+    return tensor.to(torch.get_default_dtype()) if array.dtype == np.float64 else tensor
 
 
 def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:

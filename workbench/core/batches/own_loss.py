@@ -71,9 +71,9 @@ def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def decoder_of(model: Any, batch: Mapping[str, Any]) -> Callable[[Tensor], Tensor] | None:
     """What may make the inputs of a decoder of the labels of a batch; None if there is none, or the batch has such inputs."""
-    found = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     has_inputs = DECODER in batch or "decoder_inputs_embeds" in batch
-    return None if has_inputs or batch[LABELS].dim() != 2 else found
+    return None if has_inputs or batch[LABELS].dim() != 2 else prepare
 
 
 def refuse_others(batch: Mapping[str, Any]) -> None:
@@ -168,18 +168,18 @@ class _Asked:
         """The one output with a meaning in what the model gives."""
         leaves, paths = flatten(y)[0], names(y)
         meanings = resolve(self.output, lambda: paths, leaves, 0)
-        found = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
-        if len(found) > 1:  # nobody said which
-            found = [i for i in found if paths[i].rpartition(".")[2] == "logits"] or found
-        if len(found) != 1:
-            several = ", ".join(repr(paths[i]) for i in found) or "none"
+        places = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
+        if len(places) > 1:  # nobody said which
+            places = [i for i in places if paths[i].rpartition(".")[2] == "logits"] or places
+        if len(places) != 1:
+            several = ", ".join(repr(paths[i]) for i in places) or "none"
             raise ValueError(
                 f"data: the batches have {LABELS}, and the outputs that they may be targets of are: {several}. Say which one when wrapping, "
                 'output={"logits": Logits(dim=-1)}'
             )
-        self.name, meaning = paths[found[0]], meanings[found[0]]
+        self.name, meaning = paths[places[0]], meanings[places[0]]
         assert meaning is not None
-        return leaves[found[0]], meaning
+        return leaves[places[0]], meaning
 
     def loss(self, labels: Tensor, scores: Tensor) -> Tensor:
         """What the model says its loss is, for labels with which it gives these scores."""
@@ -244,12 +244,12 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
     agree = {kind.words: kind for kind in kinds}
     for drawn in (every := _drawn(labels, classes_last(scores).float())):
         given = scores_of(drawn)[0]
-        own = asked.loss(drawn, given)
-        found = {kind.words: kind.loss(_precise(classes_last(given)), kind.target(drawn)) for kind in kinds}
-        if not own.isfinite() and drawn is labels:
+        of_model = asked.loss(drawn, given)
+        by_kind = {kind.words: kind.loss(_precise(classes_last(given)), kind.target(drawn)) for kind in kinds}
+        if not of_model.isfinite() and drawn is labels:
             continue  # such as of labels that are all left out
-        compared = [f"    {loss:.7g}  {words}" for words, loss in found.items()]
-        agree = {words: kind for words, kind in agree.items() if bool(_close(own, found[words], own.dtype))}
+        compared = [f"    {loss:.7g}  {words}" for words, loss in by_kind.items()]
+        agree = {words: kind for words, kind in agree.items() if bool(_close(of_model, by_kind[words], of_model.dtype))}
         if not agree:
             break
     level = classes_last(scores).float()
@@ -263,7 +263,7 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
         )
         raise ValueError(
             f"data: the batches have {LABELS}, and how they belong to the scores of {model} cannot be told: its own loss of a few rows, "
-            f"{own:.7g}, {what}\n" + "\n".join(compared) + f"\n{_REMEDY}"
+            f"{of_model:.7g}, {what}\n" + "\n".join(compared) + f"\n{_REMEDY}"
         )
     (kind,) = agree.values()
     if not asked.trains_by(kind, every[1], scores.shape, classes_last):

@@ -34,14 +34,14 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
     model: Any = next(iter(models.values()), None) if isinstance(models, Mapping) else models
     if isinstance(data, str | DataLoader | Data) or not isinstance(model, nn.Module):
         return data
-    found = paired(innermost(model), data)
-    if found is data:
+    pairs = paired(innermost(model), data)
+    if pairs is data:
         return data
-    if isinstance(found, LabelledLoader | LabelledRows):
-        parts = list(found) if isinstance(found, LabelledLoader) else [found[i] for i in range(len(found))]
-        join = torch.cat if isinstance(found, LabelledLoader) else torch.stack
-        found = {name: join([x[name] for x, _ in parts]) for name in parts[0][0]}, join([y for _, y in parts])
-    inputs, y = found
+    if isinstance(pairs, LabelledLoader | LabelledRows):
+        parts = list(pairs) if isinstance(pairs, LabelledLoader) else [pairs[i] for i in range(len(pairs))]
+        join = torch.cat if isinstance(pairs, LabelledLoader) else torch.stack
+        pairs = {name: join([x[name] for x, _ in parts]) for name in parts[0][0]}, join([y for _, y in parts])
+    inputs, y = pairs
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     few = place({name: value[:ROWS] for name, value in inputs.items()}, like.device, like.dtype)
     main, scores = _one_input(model, inputs, few)

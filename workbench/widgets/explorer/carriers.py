@@ -56,10 +56,10 @@ class Carriers(Explored):
         of = self.row, tuple(self.edits.items())
         if self._coverings[0] != of:
             self._coverings = of, {}
-        found = self._coverings[1]
-        if model not in found:
-            found[model] = self._occluded(model, {})
-        return found[model]
+        coverings = self._coverings[1]
+        if model not in coverings:
+            coverings[model] = self._occluded(model, {})
+        return coverings[model]
 
 
 __all__ = ["REPEATS", "Carriers"]

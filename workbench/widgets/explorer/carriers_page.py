@@ -32,42 +32,46 @@ def _drawn(names: tuple[str, ...]) -> list[str]:
 
 
 def _bars(e: Exploration) -> str:
-    found = e.importance
-    names = [name for name in _drawn(found.names) if not bool(found.mean[name].isnan().all())]
-    count = min(len(found.columns), 12)
+    importance = e.importance
+    names = [name for name in _drawn(importance.names) if not bool(importance.mean[name].isnan().all())]
+    count = min(len(importance.columns), 12)
     said = (
-        f"Each column shuffled over {found.rows:,} test rows, the mean of {REPEATS} permutations and its standard error: 0, the risk "
+        f"Each column shuffled over {importance.rows:,} test rows, the mean of {REPEATS} permutations and its standard error: 0, the risk "
         "does not depend on it; 1, without it the risk says nothing."
     )
     picture = '<div class="wb-caption">the prediction and all risks are the same for all rows</div>'
     if names:
         figure = pictures.new_figure(6.4, min(1.1 + 0.13 * count * (len(names) + 1), 9.0) + 0.4)
         ax = pictures.paint(figure.subplots())
-        mean, spread = ({name: by[name] for name in names} for by in (found.mean, found.standard_error))
-        plots.importance(mean, found.columns, ax, standard_error=spread)
-        alt = "importance of columns: " + "; ".join(f"{name}: {', '.join(found.ranked(name)[:3])}" for name in names)
+        mean, spread = ({name: by[name] for name in names} for by in (importance.mean, importance.standard_error))
+        plots.importance(mean, importance.columns, ax, standard_error=spread)
+        alt = "importance of columns: " + "; ".join(
+            f"{name}: {', '.join(importance.ranked(name)[:3])}" for name in names
+        )
         picture = pictures.svg(figure, alt)
-    rise, error = found.mean["error"], found.standard_error["error"]
-    place = {column: i for i, column in enumerate(found.columns)}
-    rising = [place[column] for column in found.ranked("error")[:MOST_RISING]]
+    rise, error = importance.mean["error"], importance.standard_error["error"]
+    place = {column: i for i, column in enumerate(importance.columns)}
+    rising = [place[column] for column in importance.ranked("error")[:MOST_RISING]]
     unit = risk_unit(e.data, e.output, "error")
-    words = [f"{found.columns[i]} {number(rise[i].item(), '', 2)} ± {number(error[i].item(), unit, 2)}" for i in rising]
+    words = [
+        f"{importance.columns[i]} {number(rise[i].item(), '', 2)} ± {number(error[i].item(), unit, 2)}" for i in rising
+    ]
     most = f"The mean error rises most without {'; '.join(words)}."
     return f'<div class="wb-caption">{said}</div>{picture}<div class="wb-caption">{html.escape(most)}</div>'
 
 
 def _maps(e: Exploration) -> tuple[str, Picture]:
-    found = e._covered(e.model)
-    names = _drawn(found.names)
+    occlusion = e._covered(e.model)
+    names = _drawn(occlusion.names)
     figure = pictures.new_figure(2.5 * len(names), 2.5)
     image = e.x if e.x.ndim == 2 or len(e.x) in (1, 3) else e.x[:1]
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for ax, name in zip(axes, names, strict=True):
         unit = "" if name == "prediction" and e.data.classes is not None else risk_unit(e.data, e.output, name)
-        plots.occlusion_map(image, found.change[name][0], pictures.paint(ax), kind=name, unit=unit)
+        plots.occlusion_map(image, occlusion.change[name][0], pictures.paint(ax), kind=name, unit=unit)
     case = "The edited case" if e.edits else f"Row {e.row}"
     said = (
-        f"{case}, place after place covered by the mean of the training pixels ({' x '.join(map(str, found.window))} at a time). "
+        f"{case}, place after place covered by the mean of the training pixels ({' x '.join(map(str, occlusion.window))} at a time). "
         "In a risk's colour: covering it lowers the risk, so that the place carries it; yellow: covering it raises the risk."
     )
     if e.data.classes is not None:

@@ -143,19 +143,19 @@ def place_in_words(e: Exploration) -> str:
 def _said_of_target(e: SeveralExploration) -> tuple[str, str]:
     """Prediction, probabilities and risks at a place that has a target."""
     at, classes, unit = e.at_place(), e.data.classes, e.place_unit()
-    target, known = (found[0][e.place] for found in targets_of(e.data, e.data.test.y[e.row][None]))
+    target, known = (answers[0][e.place] for answers in targets_of(e.data, e.data.test.y[e.row][None]))
     truth = "no class" if not bool(known) else classes[int(target)] if classes else number(target.item(), unit)
     whole = [name for name, value in e.said_by(e.model)[1].items() if not value.ndim]
     lines, words = [], []
-    for model, found in at.items():
-        sizes = {name: value.item() for name, value in found.items() if name != "prediction"}
+    for model, answers in at.items():
+        sizes = {name: value.item() for name, value in answers.items() if name != "prediction"}
         said, wrong = (
-            with_spread(found["prediction"].item(), sizes.get("total"), unit) if classes is None else "",
+            with_spread(answers["prediction"].item(), sizes.get("total"), unit) if classes is None else "",
             False,
         )
         if classes is not None:
-            best = int(found["prediction"].argmax())
-            said = f"{classes[best]}, {100 * found['prediction'][best].item():.0f} %"
+            best = int(answers["prediction"].argmax())
+            said = f"{classes[best]}, {100 * answers['prediction'][best].item():.0f} %"
             wrong = bool(known) and best != int(target)
         notes = dict.fromkeys(whole, "(whole row)")
         cell = f"<b{' class=wb-wrong' if wrong else ''}>{html.escape(said)}</b>"
@@ -169,7 +169,7 @@ def _said_of_target(e: SeveralExploration) -> tuple[str, str]:
     page = table(
         lines, ("prediction",), html.escape(caption), lambda _, name: "" if name == "vacuitic" else unit, e.model
     )
-    probs = {model: found["prediction"] for model, found in at.items()}
+    probs = {model: answers["prediction"] for model, answers in at.items()}
     shares = "" if classes is None else _probabilities(probs, classes, int(target) if bool(known) else None)
     return f"{head}. {'. '.join(words)}", f"{page}{shares}"
 
@@ -205,8 +205,8 @@ def _said_of_cover(e: Exploration) -> tuple[str, str]:
         return "" if name == "prediction" and e.data.classes is not None else risk_unit(e.data, e.output, name)
 
     place, lines, words = e.place or (0, 0), list[Line](), list[str]()
-    for model, found in e.at_place().items():
-        sizes = {name: value.item() for name, value in found.items()}
+    for model, answers in e.at_place().items():
+        sizes = {name: value.item() for name, value in answers.items()}
         lines.append(Line(model, (), sizes))
         told = [
             f"{name} {'falls' if size >= 0 else 'rises'} by {number(abs(size), unit(name), 2)}"

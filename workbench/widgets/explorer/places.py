@@ -38,17 +38,17 @@ class PlaceChoice(Explored):
     def _checked_place(self, place: Sequence[SupportsIndex] | SupportsIndex) -> tuple[int, ...]:
         if not (shape := self.place_shape):
             raise ValueError(f"place: rows of {self.data.name} have no places; pictures, maps, tokens and steps have")
-        given = tuple(place) if isinstance(place, Sequence) else (place,)
+        numbers = tuple(place) if isinstance(place, Sequence) else (place,)
         try:
-            found = tuple(-1 if isinstance(number, bool) else operator.index(number) for number in given)
+            at = tuple(-1 if isinstance(number, bool) else operator.index(number) for number in numbers)
         except TypeError:
-            found = ()
-        if len(found) != len(shape) or not all(0 <= number < count for number, count in zip(found, shape, strict=True)):
+            at = ()
+        if len(at) != len(shape) or not all(0 <= number < count for number, count in zip(at, shape, strict=True)):
             raise ValueError(
                 f"place: expected {'(row, column), ' if len(shape) == 2 else ''}whole numbers from 0 to "
                 f"{', '.join(str(count - 1) for count in shape)}; found {place!r}"
             )
-        return found
+        return at
 
     def _chosen_place(self) -> tuple[int, ...]:
         if self._place is None:
@@ -83,11 +83,11 @@ class PlaceChoice(Explored):
 
 def place_of(values: Tensor) -> tuple[int, ...]:
     """Where the largest of some numbers lies."""
-    at, found = int(values.argmax()), list[int]()
+    at, indices = int(values.argmax()), list[int]()
     for count in reversed(values.shape):
         at, rest = divmod(at, count)
-        found.insert(0, rest)
-    return tuple(found)
+        indices.insert(0, rest)
+    return tuple(indices)
 
 
 __all__ = ["PlaceChoice", "place_of"]

@@ -142,12 +142,12 @@ def _subject(e: SeveralExploration) -> Subject:
 
 def _answers(e: SeveralExploration, target: Tensor) -> dict[str, Answer]:
     """What each model says of the row, without risks that are one number of the whole row."""
-    found = {}
+    by_model = {}
     for name, answers in e.each_model().items():
         risk = {kind: value.double().numpy() for kind, value in answers.risk.items() if value.shape == target.shape}
         probs = None if answers.probs is None else answers.probs.double().numpy()
-        found[name] = Answer(answers.y.numpy(), probs, risk)
-    return found
+        by_model[name] = Answer(answers.y.numpy(), probs, risk)
+    return by_model
 
 
 def _pictured(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -173,11 +173,11 @@ def _picture(figure: Any, axes: Iterable[Any], size: tuple[int, int], alt: str, 
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # which lays it out
     box, buffer = figure.get_tightbbox(canvas.get_renderer()).padded(MARGIN), io.BytesIO()
-    found = tuple(panel(ax, size, box) for ax in axes)
+    panels = tuple(panel(ax, size, box) for ax in axes)
     canvas.print_figure(buffer, format="png", dpi=100, bbox_inches=box, metadata={"Software": None})
     pixels = buffer.getvalue()
     markup = pictures.image(pixels, alt, attributes='class="wb-picture"')
-    return Picture(markup, alt, found, size, pixels, caption)
+    return Picture(markup, alt, panels, size, pixels, caption)
 
 
 def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float, float]:
@@ -254,10 +254,10 @@ def numbers_of_models(e: SeveralExploration) -> str:
     known = {name: None for model in e.models for name in e.numbers_by(model) if OF not in name or name == e.by}
     lines = []
     for model in e.models:
-        found = {name: pair for name in known if (pair := e.rank_of(model, name)) is not None}
+        ranks = {name: pair for name in known if (pair := e.rank_of(model, name)) is not None}
         sizes, notes = (
-            {name: value for name, (value, _) in found.items()},
-            {name: f"#{at}" for name, (_, at) in found.items()},
+            {name: value for name, (value, _) in ranks.items()},
+            {name: f"#{at}" for name, (_, at) in ranks.items()},
         )
         lines.append(Line(model, (), sizes, notes))
     if not any(line.sizes for line in lines):

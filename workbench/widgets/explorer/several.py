@@ -148,17 +148,17 @@ class SeveralExploration(Exploration):
     def each_model(self) -> dict[str, Predictions]:
         """What each model says about the chosen row, by name, with a first dimension of 1: y values or numbers of classes (of labels 1 for yes),
         probs the probabilities of classes [1, ..., classes] or of a yes [1, labels], risk by name."""
-        found = {}
+        by_model = {}
         for name in self._models:
             y, risk = self.said_by(name)
             risks = {kind: value[None] for kind, value in risk.items()}
             if self.data.task == "labels":
-                found[name] = Predictions((y > 0.5).long()[None], risks, y[None])
+                by_model[name] = Predictions((y > 0.5).long()[None], risks, y[None])
             elif self.data.classes is not None:
-                found[name] = Predictions(y.argmax(-1)[None], risks, y[None])
+                by_model[name] = Predictions(y.argmax(-1)[None], risks, y[None])
             else:
-                found[name] = Predictions(y[None], risks)
-        return found
+                by_model[name] = Predictions(y[None], risks)
+        return by_model
 
     # ---- ranking
     @property
@@ -219,11 +219,11 @@ class SeveralExploration(Exploration):
         return tuple(targets_of(self.data, self.data.test.y[:1])[0].shape[1:])
 
     def at_place(self) -> dict[str, dict[str, Tensor]]:
-        place, found = self._chosen_place(), {}
+        place, by_model = self._chosen_place(), {}
         for model in self._models:
             y, risk = self.said_by(model)
-            found[model] = {"prediction": y[place]} | {name: r[place] if r.ndim else r for name, r in risk.items()}
-        return found
+            by_model[model] = {"prediction": y[place]} | {name: r[place] if r.ndim else r for name, r in risk.items()}
+        return by_model
 
     def riskiest_place(self) -> tuple[int, ...]:
         risk = {name: value for name, value in self.said_by(self._model)[1].items() if value.ndim}

@@ -102,8 +102,8 @@ def head_of_row(e: SeveralExploration) -> str:
 
 def _numbers(e: SeveralExploration) -> str:
     """What the row is ranked by, one after another."""
-    found = {name: pair for name in e.rankings if OF not in name and (pair := e.rank_of(e.model, name)) is not None}
-    said = [f"{_label(name)} {number(value, e.unit(name), 3)}" for name, (value, _) in found.items()]
+    ranks = {name: pair for name in e.rankings if OF not in name and (pair := e.rank_of(e.model, name)) is not None}
+    said = [f"{_label(name)} {number(value, e.unit(name), 3)}" for name, (value, _) in ranks.items()]
     return f'<div class="wb-caption">{html.escape("; ".join(said))}</div>' if said else ""
 
 
