@@ -138,7 +138,7 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
     noise = NOISE if wrapping.where in ("weights", "inputs", "transforms") and strategy == "loop" else 0.0
     wrapped = wrapping.wrap(build(case, training=True), strategy, noise)
     reference = Reference(case, wrapping, wrapped)
-    zoo.state.LAST_HIDDEN = None
+    zoo.side_effects.LAST_HIDDEN = None
     branches = reference.answers(training=True, noise=noise)
     given = inputs(case)
     y, risks = ask(wrapped, given)
@@ -170,7 +170,7 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
     if isinstance(first.model, nn.Module):
         assert_attributes(wrapped, parts(first.model)[""])
     if "writes_global" in case.tags and not wrapping.prior:
-        left: Any = zoo.state.LAST_HIDDEN
+        left: Any = zoo.side_effects.LAST_HIDDEN
         last = torch.tensor(
             left.tolist(), dtype=torch.float64, device=left.device
         )  # it can be read: it is not one of a dead vmap
