@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from workbench import compose, sculpt, vote
 from workbench.errors import WorkbenchWarning
+from workbench.trackers.tensorboard import TensorBoard
 from workbench.training import History, Progress
 from workbench.training import checkpoint as checkpoint_module
 
@@ -181,6 +183,21 @@ def test_a_resumed_training_goes_on_in_its_run(package: str, tmp_path: Path) -> 
     assert run.status == "finished"
     for name in ("loss", "validation_loss", "lr"):
         same(run.curves[name], history, name)
+
+
+def test_what_a_resumed_run_logs_at_once_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard counts the files of a process, and reads number 10 before number 9 of the same second."""
+    with offline("tensorboard", tmp_path):
+        counter = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        monkeypatch.setattr(counter, "_global_uid", counter.AtomicCounter(9))
+        tracker, run = TensorBoard(), None
+        for steps in ([1, 2, 3], [4, 5, 6]):
+            run = tracker.begin("model", {"epochs": 6}, resume=run)
+            for step in steps:
+                tracker.log({"loss": 0.5}, step)
+            tracker.end("finished")
+        [logged] = read("tensorboard", tmp_path)
+        assert [step for step, _ in logged.curves["loss"]] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -32,6 +32,8 @@ class TensorBoard:
         """Begin a run, see `Tracker`; a resumed one gets another file in its folder."""
         known = resume is not None and Path(resume).is_dir()
         folder = Path(str(resume)) if known else _new_folder(self.folder / _file_name(group), _file_name(name))
+        if known:
+            _wait_for_a_later_name(folder)
         writer = require("torch.utils.tensorboard").SummaryWriter(str(folder))
         self._writer, self._settings, self._seen = writer, dict(settings), dict[str, None]()
         self._step = 0
@@ -65,6 +67,12 @@ class TensorBoard:
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^\w.=+]+", "-", text).strip("-.")[:LONGEST]
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Files of one folder are read in the order of their names, which hold the second; within one, number 10 comes before number 9."""
+    if any(int(file.name.split(".")[3]) == int(time.time()) for file in folder.glob("events.out.tfevents.*")):
+        time.sleep(1 - time.time() % 1)
 
 
 def _new_folder(parent: Path, name: str) -> Path:
