@@ -25,7 +25,7 @@ def test_help_needs_nothing_heavy() -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numpy', 'pandas', 'nbformat', 'papermill'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=300, capture_output=True, text=True)
     assert "report" in done.stdout
     assert "data" in done.stdout
 
@@ -107,7 +107,7 @@ def test_an_output_folder_that_cannot_be(notebook: Path, tmp_path: Path, capsys:
 
 def test_python_m_workbench_does_the_same(notebook: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench", "report", str(notebook), "-p", "zzz", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "no parameter 'zzz'" in done.stderr
 

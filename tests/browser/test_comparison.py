@@ -25,13 +25,13 @@ def test_train_stop_and_train_others(notebook):
     page = nb.page
     for cell in ("parameters", "imports", "model"):
         nb.run(cell)
-    nb.measure("first paint", 5, nb.run, "comparison", shown=TRAIN)
+    nb.measure("first paint", nb.run, "comparison", shown=TRAIN)
     nb.until(STATUS, "Train starts 4 models")
     nb.photograph("comparison-new", ".wb-comparison")
 
     choose(nb, 100_000, ["vote"])
     nb.until(STATUS, "Train starts 2 models: plain, vote.")
-    nb.measure("Train is answered", 3, nb.press, TRAIN, shown=f"{STOP}:not([disabled])")
+    nb.measure("Train is answered", nb.press, TRAIN, shown=f"{STOP}:not([disabled])")
     nb.until(STATUS, "epoch")
     nb.until(".wb-panel", "plain")
     page.locator(".wb-panel svg.wb-picture").first.wait_for()
@@ -43,8 +43,8 @@ def test_train_stop_and_train_others(notebook):
     page.locator(".wb-form", has_text="n_samples").wait_for()
     page.locator(".wb-pick select").select_option("vote")
     page.locator(".wb-form", has_text="n_voters").wait_for()
-    nb.measure("a click while it trains", 3, nb.choose, ".wb-pick select", "sample", shown=".wb-form", text="n_samples")
-    nb.measure("Stop", 5, nb.press, STOP, shown=f"{STATUS} b", text="Stopped")
+    nb.measure("a click while it trains", nb.choose, ".wb-pick select", "sample", shown=".wb-form", text="n_samples")
+    nb.measure("Stop", nb.press, STOP, shown=f"{STATUS} b", text="Stopped")
     assert "plain stopped in epoch" in page.locator(STATUS).inner_text()
     assert "stopped in epoch" in page.locator(METRICS).inner_text()
     assert nb.insert("next(comparison.models['plain'].parameters()).isfinite().all().item()").inner_text() == "True"

@@ -28,17 +28,17 @@ def test_pick_edit_hover_and_refuse(notebook):
     )
     for cell in ("parameters", "imports", "train"):
         nb.run(cell)
-    nb.measure("first paint of the explorer", 8, nb.run, "explore", shown=".wb-explorer .wb-case")
+    nb.measure("first paint of the explorer", nb.run, "explore", shown=".wb-explorer .wb-case")
     assert "Move a slider" in edited(page)
 
     picked, following = listed(page, 3), listed(page, 4)
-    nb.measure("picking a case", 3, nb.choose, ".wb-list select", 3, shown=".wb-chosen .wb-case", text=f"row {picked}")
+    nb.measure("picking a case", nb.choose, ".wb-list select", 3, shown=".wb-chosen .wb-case", text=f"row {picked}")
     page.locator(".wb-rank button:has(.fa-arrow-down)").click()
     nb.until(".wb-chosen .wb-case", f"row {following}")
 
     handle = page.locator(".wb-edit .noUi-handle").nth(2)
     handle.focus()
-    nb.measure("moving a slider", 3, nb.key, "PageUp", shown=".wb-chosen", text="edited: ")
+    nb.measure("moving a slider", nb.key, "PageUp", shown=".wb-chosen", text="edited: ")
     first = edited(page)
     assert f"row {following}, edited" in first
     handle.press("PageUp")

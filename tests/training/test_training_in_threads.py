@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import compose, fit, sample, sculpt, vote
+from workbench.training import Progress
 from workbench.training import checkpoint as checkpoint_module
 
 
@@ -89,11 +90,15 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
         assert state() == torch.Generator().manual_seed(1).get_state().numpy().tobytes()
 
         torch.manual_seed(1)
-        started, ended, found = threading.Event(), threading.Event(), []
+        started, drew, ended, found = threading.Event(), threading.Event(), threading.Event(), []
+
+        def look(progress: Progress) -> None:
+            started.set()
+            drew.wait()
 
         def noisy() -> None:
             try:
-                found.append(train(name, models[2], lambda progress: started.set()))
+                found.append(train(name, models[2], look))
             finally:
                 started.set()
                 ended.set()
@@ -105,6 +110,7 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
         drawn = []
         while not ended.is_set():
             drawn.append(torch.rand(3))
+            drew.set()
             time.sleep(0.001)
         thread.join()
     generator = torch.Generator().manual_seed(1)
