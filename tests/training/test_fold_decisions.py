@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,34 @@ def test_a_noise_far_below_what_is_said_is_found() -> None:
     loc = torch.zeros(1, 1, 1, 4000, 1).double()
     found = decide(loc, torch.ones_like(loc), y, Normal(), members=5)
     assert found.factor[0] == pytest.approx(float(y.square().mean().sqrt()), rel=0.08)
+
+
+def test_a_small_factor_is_taken_if_it_gains_more_than_chance() -> None:
+    """The second snapshot says the noise of each row; the first says 1 for all, which a small factor makes as likely where rows are few."""
+    sides = []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        deviation = 0.03 + 0.03 * torch.rand(30, generator=generator).double()
+        y = deviation * torch.randn(30, generator=generator).double()
+        zeros = torch.zeros(2, 1, 1, 30, 1).double()
+        found = decide(
+            zeros, torch.stack([torch.ones(30), deviation]).reshape(2, 1, 1, 30, 1), y[:, None], Laplace(), members=1
+        )
+        usual, small = (
+            max(
+                (
+                    torch.distributions.Laplace(0.0, factor * said).log_prob(y)
+                    for factor in np.geomspace(low, high, 400)
+                    for said in saids
+                ),
+                key=lambda terms: float(terms.mean()),
+            )
+            for low, high, saids in ((0.3, 4, [deviation]), (0.01, 0.3, [deviation, torch.ones(30).double()]))
+        )
+        gain = (small - usual).numpy()
+        sides.append(bool(gain.mean() > gain.std(ddof=1) / math.sqrt(30)))
+        assert (found.factor[0] < 0.3) is sides[-1]
+    assert len(set(sides)) == 2
 
 
 def test_heavy_tails_are_found() -> None:

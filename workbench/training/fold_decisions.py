@@ -13,16 +13,9 @@ from workbench.distributions import Normal, StudentT
 from workbench.distributions.base import Distribution
 
 DEGREES = (math.inf, 20.0, 10.0, 6.0, 4.0, 3.0)  # of freedom, tried where the distribution is Normal
-# down to 0.01, since noise that is the same everywhere is best said by the first snapshot, which says about the spread of all targets
-FACTORS = torch.cat(
-    [
-        torch.logspace(start, end, n, dtype=torch.float64)[first:]
-        for start, end, n, first in (
-            (math.log10(0.01), math.log10(0.3), 47, 0),
-            (math.log10(0.3), math.log10(4), 36, 1),
-        )
-    ]
-)
+FACTORS = torch.logspace(math.log10(0.3), math.log10(4), 36, dtype=torch.float64)
+# Noise that is the same everywhere is best said by the first snapshot, which says about the spread of all targets.
+SMALL_FACTORS = torch.logspace(math.log10(0.01), math.log10(0.3), 47, dtype=torch.float64)[:-1]
 MOST_ROWS = 2000  # that scale and tails are chosen on: three numbers need no more
 ROUNDS = 200  # of expectation maximisation
 
@@ -118,14 +111,25 @@ def _mixed(terms: Tensor, dim: int) -> Tensor:
 
 
 def _best_scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> tuple[int, float]:
-    """The snapshot and the factor with the greatest likelihood: loc [members, n, e], risk [times, members, n, e], y [n, e]."""
-    scores = []
-    for one in risk:
-        wide = FACTORS.to(one.device)[:, None, None, None] * one
-        terms = family.log_prob(y.expand_as(wide), loc.expand_as(wide), wide)
-        scores.append(_mixed(terms, 1).mean((1, 2)))
-    at, k = divmod(int(torch.stack(scores).argmax()), len(FACTORS))
-    return at, float(FACTORS[k])
+    """The snapshot and the factor with the greatest likelihood: loc [members, n, e], risk [times, members, n, e], y [n, e].
+
+    A small factor is taken if it gains more than the standard error of the gain (one-standard-error rule, Breiman et al. 1984): with few rows
+    it may have been lucky, and noise that is said too small costs more than noise that is said too large.
+    """
+
+    def best(factors: Tensor) -> tuple[int, float, Tensor]:
+        scores = []
+        for one in risk:
+            wide = factors.to(one.device)[:, None, None, None] * one
+            scores.append(_mixed(family.log_prob(y.expand_as(wide), loc.expand_as(wide), wide), 1).mean(2))
+        terms = torch.stack(scores)  # [times, factors, n]
+        at, k = divmod(int(terms.mean(2).argmax()), len(factors))
+        return at, float(factors[k]), terms[at, k]
+
+    usual, small = best(FACTORS), best(SMALL_FACTORS)
+    gain = small[2] - usual[2]
+    at, factor, _ = small if gain.mean() > gain.std() / math.sqrt(len(gain)) else usual
+    return at, factor
 
 
 def pool(terms: Tensor) -> tuple[tuple[float, ...], Tensor]:
