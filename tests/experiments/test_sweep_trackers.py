@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tracker_readers import PACKAGES, Own, active_run, offline, read
+from helpers.tracker_readers import PACKAGES, RecordingTracker, active_run, offline, read
 
 from workbench import cli, compose
 from workbench.errors import WorkbenchWarning
@@ -87,25 +87,25 @@ def test_cells_stand_beside_the_active_wandb_run(work: str, tmp_path: Path) -> N
         mine.log({"after": 1.0, "step": 0})
         mine.finish()
         cells = {run.id: run for run in read("wandb", tmp_path)}
-        own = cells.pop(mine.id)
-        assert (own.settings, own.curves.keys()) == ({}, {"after"})
+        users_run = cells.pop(mine.id)
+        assert (users_run.settings, users_run.curves.keys()) == ({}, {"after"})
         assert sorted((run.settings["n"], run.summary["square"]) for run in cells.values()) == [("1", 1), ("3", 9)]
 
 
 def test_rows_are_steps(work: str, tmp_path: Path) -> None:
-    own = Own()
-    swept(work.replace(":work", ":several"), tmp_path, own, (3,))
-    begin, *logged, end = own.told
+    tracker = RecordingTracker()
+    swept(work.replace(":work", ":several"), tmp_path, tracker, (3,))
+    begin, *logged, end = tracker.calls
     assert begin == ("begin", "n=3", {"n": 3}, "squares", None)
-    assert [(told[1]["square"], told[2]) for told in logged] == [(0, 0), (1, 1), (4, 2)]
+    assert [(call[1]["square"], call[2]) for call in logged] == [(0, 0), (1, 1), (4, 2)]
     assert end == ("end", "finished")
 
 
 def test_a_tracker_that_fails_costs_one_warning(work: str, tmp_path: Path) -> None:
-    own = Own(lambda told: told[-1][0] == "log" and len(told) < 9)
-    with pytest.warns(WorkbenchWarning, match="Own failed .OSError: no space left on device") as told:
-        frame = swept(work, tmp_path, own, (1, 3, 4))
-    assert len(told) == 1
+    tracker = RecordingTracker(lambda calls: calls[-1][0] == "log" and len(calls) < 9)
+    with pytest.warns(WorkbenchWarning, match="RecordingTracker failed .OSError: no space left on device") as warned:
+        frame = swept(work, tmp_path, tracker, (1, 3, 4))
+    assert len(warned) == 1
     assert frame["square"].tolist() == [1, 9, 16]
 
 
@@ -120,9 +120,9 @@ def test_what_is_missing_is_told_before_anything_is_written(
 
 @pytest.mark.slow
 def test_a_grid_logs_its_scores(tmp_path: Path) -> None:
-    own = Own()
-    frame = grid("linear", "plain", "cubic", [3], epochs=1, rows=40, progress=False, log_to=own)
-    begin, logged, end = own.told
+    tracker = RecordingTracker()
+    frame = grid("linear", "plain", "cubic", [3], epochs=1, rows=40, progress=False, log_to=tracker)
+    begin, logged, end = tracker.calls
     assert {"model": "linear", "wrapper": "plain", "data": "cubic", "seed": 3}.items() <= begin[2].items()
     assert begin[3] == "grid"
     assert {name: logged[1][name] for name in ("rmse", "nll", "fit_seconds")} == {
@@ -132,14 +132,14 @@ def test_a_grid_logs_its_scores(tmp_path: Path) -> None:
 
 
 def test_a_backtest_logs_its_trainings_and_goes_on_without(tmp_path: Path) -> None:
-    own = Own()
+    tracker = RecordingTracker()
     series = torch.sin(0.3 * torch.arange(80.0))
     options: dict[str, Any] = {"window": 4, "horizon": 2, "start": 60, "every": 5, "refit": 2, "epochs": 2}
     options |= {"progress": False, "checkpoint": tmp_path / "state"}
     model = compose()(torch.nn.Linear(4, 2))
-    first = backtest(model, series, log_to=own, **options)
-    assert own.epochs() == [1, 2, 1, 2]  # for the origins 60 and 70
-    assert [told[1] for told in own.told if told[0] == "end"] == ["finished"] * 2
+    first = backtest(model, series, log_to=tracker, **options)
+    assert tracker.epochs() == [1, 2, 1, 2]  # for the origins 60 and 70
+    assert [call[1] for call in tracker.calls if call[0] == "end"] == ["finished"] * 2
     assert torch.equal(backtest(model, series, **options).prediction, first.prediction)  # from the file
 
 

@@ -17,30 +17,30 @@ import pytest
 PACKAGES = ("tensorboard", "mlflow", "wandb")
 
 
-class Own:
+class RecordingTracker:
     """A tracker of the user's, which keeps what it is told."""
 
-    def __init__(self, fails: Callable[[list[Any]], bool] = lambda told: False) -> None:
-        self.told: list[Any] = []
+    def __init__(self, fails: Callable[[list[Any]], bool] = lambda calls: False) -> None:
+        self.calls: list[Any] = []
         self.fails = fails
 
-    def _tell(self, *what: Any) -> None:
-        if self.fails([*self.told, what]):
+    def _record(self, *what: Any) -> None:
+        if self.fails([*self.calls, what]):
             raise OSError("no space left on device")
-        self.told.append(what)
+        self.calls.append(what)
 
     def begin(self, name: str, settings: Any, group: str = "", resume: str | None = None) -> str:
-        self._tell("begin", name, dict(settings), group, resume)
+        self._record("begin", name, dict(settings), group, resume)
         return "run 1"
 
     def log(self, values: Any, step: int | None = None) -> None:
-        self._tell("log", dict(values), step)
+        self._record("log", dict(values), step)
 
     def end(self, status: str) -> None:
-        self._tell("end", status)
+        self._record("end", status)
 
     def epochs(self) -> list[int]:
-        return [told[2] for told in self.told if told[0] == "log" and told[2] is not None]
+        return [call[2] for call in self.calls if call[0] == "log" and call[2] is not None]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from helpers.tracker_readers import PACKAGES, Own, active_run, offline, read
+from helpers.tracker_readers import PACKAGES, RecordingTracker, active_run, offline, read
 
 from workbench import cli
 from workbench.errors import WorkbenchWarning
@@ -54,10 +54,10 @@ def test_a_report_is_a_run(package: str, notebook: Path, tmp_path: Path) -> None
 
 
 def test_it_is_told_as_it_was_recorded_and_once(notebook: Path, tmp_path: Path) -> None:
-    own = Own()
+    tracker = RecordingTracker()
     for _ in range(2):
-        run = run_notebook(notebook, tmp_path / "out.ipynb", resume=True, log_to=own)
-    begin, logged, end = own.told
+        run = run_notebook(notebook, tmp_path / "out.ipynb", resume=True, log_to=tracker)
+    begin, logged, end = tracker.calls
     assert begin == ("begin", "out", {"n": 2, "name": "a|b"}, "", None)
     costs = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory}
     assert logged[1].items() >= {"half": 1.0, "check: small (for now)": 1, **costs}.items()
@@ -65,10 +65,10 @@ def test_it_is_told_as_it_was_recorded_and_once(notebook: Path, tmp_path: Path) 
 
 
 def test_a_notebook_that_fails_is_logged_with_what_it_has_recorded(notebook: Path, tmp_path: Path) -> None:
-    own = Own()
-    assert run_notebook(notebook, tmp_path / "out.ipynb", {"n": 5}, log_to=own).status == "failed"
-    assert own.told[1][1]["half"] == 2.5
-    assert own.told[2] == ("end", "failed")
+    tracker = RecordingTracker()
+    assert run_notebook(notebook, tmp_path / "out.ipynb", {"n": 5}, log_to=tracker).status == "failed"
+    assert tracker.calls[1][1]["half"] == 2.5
+    assert tracker.calls[2] == ("end", "failed")
 
 
 def test_the_active_mlflow_run_is_logged_to_and_stays_open(notebook: Path, tmp_path: Path) -> None:
@@ -84,25 +84,29 @@ def test_the_active_mlflow_run_is_logged_to_and_stays_open(notebook: Path, tmp_p
 
 @pytest.mark.slow
 def test_each_run_of_a_grid_is_one_of_a_group(notebook: Path, tmp_path: Path) -> None:
-    own, again = Own(), Own()
-    for log_to in (own, again):
+    tracker, again = RecordingTracker(), RecordingTracker()
+    for log_to in (tracker, again):
         run_grid(notebook, tmp_path / "reports", grid={"n": [2, 5]}, progress=False, log_to=log_to)
-    assert [(told[1], told[2]["n"], told[3]) for told in own.told if told[0] == "begin"] == [
+    assert [(call[1], call[2]["n"], call[3]) for call in tracker.calls if call[0] == "begin"] == [
         ("small_n-2", 2, "small"),
         ("small_n-5", 5, "small"),
     ]
-    assert [told[1] for told in own.told if told[0] == "end"] == ["finished", "failed"]
-    assert [told[1]["half"] for told in own.told if told[0] == "log"] == [1.0, 2.5]
-    assert [told[1] for told in again.told if told[0] == "begin"] == ["small_n-5"]  # the other one was not run again
+    assert [call[1] for call in tracker.calls if call[0] == "end"] == ["finished", "failed"]
+    assert [call[1]["half"] for call in tracker.calls if call[0] == "log"] == [1.0, 2.5]
+    assert [call[1] for call in again.calls if call[0] == "begin"] == ["small_n-5"]  # the other one was not run again
 
 
 @pytest.mark.slow
 def test_a_tracker_that_fails_costs_a_warning(notebook: Path, tmp_path: Path) -> None:
-    with pytest.warns(WorkbenchWarning, match="Own failed") as told:
+    with pytest.warns(WorkbenchWarning, match="RecordingTracker failed") as warned:
         runs = run_grid(
-            notebook, tmp_path, grid={"n": [1, 2]}, progress=False, log_to=Own(lambda told: told[-1][0] == "log")
+            notebook,
+            tmp_path,
+            grid={"n": [1, 2]},
+            progress=False,
+            log_to=RecordingTracker(lambda calls: calls[-1][0] == "log"),
         )
-    assert len(told) == 1
+    assert len(warned) == 1
     assert [run.status for run in runs] == ["ok", "ok"]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.logged_trainings import made, quiet, rows, weights
-from helpers.tracker_readers import PACKAGES, Own, active_run, offline, read
+from helpers.tracker_readers import PACKAGES, RecordingTracker, active_run, offline, read
 
 from workbench.errors import WorkbenchWarning
 from workbench.trackers import TensorBoard
@@ -33,31 +33,33 @@ def package(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 # ---- trackers that fail
 @pytest.mark.parametrize("method", ["begin", "log", "end"])
 def test_a_tracker_that_fails_costs_one_warning(method: str) -> None:
-    own, logged, alone = Own(lambda told: told[-1][0] == method), made(), made()
-    with pytest.warns(WorkbenchWarning, match="Own failed .OSError: no space left on device.*goes on without") as told:
-        history = quiet(logged, rows(), epochs=4, log_to=own)
-    assert len(told) == 1
+    tracker, logged, alone = RecordingTracker(lambda calls: calls[-1][0] == method), made(), made()
+    with pytest.warns(
+        WorkbenchWarning, match="RecordingTracker failed .OSError: no space left on device.*goes on without"
+    ) as warned:
+        history = quiet(logged, rows(), epochs=4, log_to=tracker)
+    assert len(warned) == 1
     assert len(history.records) == 4
     assert not history.interrupted
     quiet(alone, rows(), epochs=4)
     assert all(map(torch.equal, weights(logged), weights(alone)))
-    assert (own.told[-1] == ("end", "finished")) == (method != "end")
+    assert (tracker.calls[-1] == ("end", "finished")) == (method != "end")
 
 
 def test_what_a_tracker_has_missed_it_gets_at_the_end() -> None:
     asked = []
 
-    def fails(told: list[Any]) -> bool:
-        if told[-1][0] == "log":
-            asked.append(told[-1][2])
-        return told[-1][2:] == (2,) and asked.count(2) == 1
+    def fails(calls: list[Any]) -> bool:
+        if calls[-1][0] == "log":
+            asked.append(calls[-1][2])
+        return calls[-1][2:] == (2,) and asked.count(2) == 1
 
-    own = Own(fails)
+    tracker = RecordingTracker(fails)
     with pytest.warns(WorkbenchWarning, match="what it misses is given to it at the end"):
-        quiet(made(), rows(), epochs=4, log_to=own)
+        quiet(made(), rows(), epochs=4, log_to=tracker)
     assert asked == [1, 2, 2, 3, 4, None]  # not asked for long, in epochs 3 and 4
-    assert own.epochs() == [1, 2, 3, 4]
-    assert own.told[-1] == ("end", "finished")
+    assert tracker.epochs() == [1, 2, 3, 4]
+    assert tracker.calls[-1] == ("end", "finished")
 
 
 def test_a_folder_that_cannot_be_written_to_costs_a_warning(tmp_path: Path) -> None:
@@ -88,19 +90,19 @@ def test_an_mlflow_run_that_cannot_be_logged_to_is_closed(tmp_path: Path, monkey
 
 
 def test_an_interrupt_of_the_tracker_loses_no_call() -> None:
-    own, raised = Own(), []
-    deliver = Delivery(own)
+    tracker, raised = RecordingTracker(), []
+    deliver = Delivery(tracker)
 
     def interrupted() -> None:
         if not raised:
             raised.append(True)
             raise KeyboardInterrupt
-        own.log({"loss": 1.0}, 1)
+        tracker.log({"loss": 1.0}, 1)
 
     with pytest.raises(KeyboardInterrupt):
         deliver(interrupted)
-    deliver(lambda: own.end("interrupted"))
-    assert own.told == [("log", {"loss": 1.0}, 1), ("end", "interrupted")]
+    deliver(lambda: tracker.end("interrupted"))
+    assert tracker.calls == [("log", {"loss": 1.0}, 1), ("end", "interrupted")]
 
 
 # ---- what stays as it was

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.logged_trainings import made, quiet, rows
-from helpers.tracker_readers import PACKAGES, Own, active_run, offline, read
+from helpers.tracker_readers import PACKAGES, RecordingTracker, active_run, offline, read
 from helpers.two_processes import in_two_processes
 from torch import nn
 
@@ -40,9 +40,9 @@ def package(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 # ---- what is logged
 def test_a_tracker_is_told_what_the_history_says_in_order() -> None:
-    own, wrapped = Own(), made(compose(vote.Wrapper(2), sculpt.Wrapper()))
-    history = quiet(wrapped, rows(), epochs=3, lr=0.01, seed=7, log_to=own)
-    begin, *logged, last, end = own.told
+    tracker, wrapped = RecordingTracker(), made(compose(vote.Wrapper(2), sculpt.Wrapper()))
+    history = quiet(wrapped, rows(), epochs=3, lr=0.01, seed=7, log_to=tracker)
+    begin, *logged, last, end = tracker.calls
     assert begin[:2] == ("begin", "Sequential[vote(n_voters=2, use_bias=True), sculpt(distribution=Normal)]")
     assert begin[3:] == ("", None)
     settings = {
@@ -57,9 +57,9 @@ def test_a_tracker_is_told_what_the_history_says_in_order() -> None:
     assert settings.items() <= begin[2].items()
     assert not [name for name, value in begin[2].items() if "checkpoint" in name or len(str(value)) > 80]
     frame = history.frame
-    assert [told[2] for told in logged] == [1, 2, 3]
+    assert [call[2] for call in logged] == [1, 2, 3]
     for name in ("loss", "validation_loss", "lr"):
-        assert [told[1][name] for told in logged] == list(frame[name])
+        assert [call[1][name] for call in logged] == list(frame[name])
     best = frame.loc[frame["validation_loss"].idxmin()]
     assert last[1] == {
         "best_epoch": best["epoch"],
@@ -72,34 +72,34 @@ def test_a_tracker_is_told_what_the_history_says_in_order() -> None:
 
 
 def test_epochs_are_logged_as_they_come_and_the_callback_is_called() -> None:
-    own, seen = Own(), []
+    tracker, seen = RecordingTracker(), []
 
     def look(progress: Progress) -> None:
-        seen.append((progress.step, progress.epoch_ended, len(own.told)))
+        seen.append((progress.step, progress.epoch_ended, len(tracker.calls)))
 
-    quiet(made(), rows(), epochs=2, log_to=own, callback=look)  # 3 steps in each epoch
+    quiet(made(), rows(), epochs=2, log_to=tracker, callback=look)  # 3 steps in each epoch
     assert seen == [(1, 0, 1), (2, 0, 1), (3, 0, 1), (3, 1, 2), (4, 0, 2), (5, 0, 2), (6, 0, 2), (6, 1, 3)]
 
 
 def test_what_is_not_known_is_not_logged() -> None:
-    own, folds = Own(), Own()
-    quiet(made(), rows(), epochs=1, validation=0, optimizer=torch.optim.SGD, log_to=own)
-    assert own.told[1][1].keys() == {"loss", "lr"}
-    assert "lr" not in own.told[0][2]  # which an optimizer of one's own does not ask for
-    assert "best_validation_loss" not in own.told[2][1]
+    tracker, folds = RecordingTracker(), RecordingTracker()
+    quiet(made(), rows(), epochs=1, validation=0, optimizer=torch.optim.SGD, log_to=tracker)
+    assert tracker.calls[1][1].keys() == {"loss", "lr"}
+    assert "lr" not in tracker.calls[0][2]  # which an optimizer of one's own does not ask for
+    assert "best_validation_loss" not in tracker.calls[2][1]
     history = quiet(made(vote.Wrapper(2)), rows(), epochs=4, folds=2, log_to=folds)
-    assert folds.told[0][2]["folds"] == 2
-    assert [told[1]["lr"] for told in folds.told[1:5]] == list(history.frame["lr"])
-    assert [told[1]["loss"] for told in folds.told[1:5]] == list(history.frame["loss"])
+    assert folds.calls[0][2]["folds"] == 2
+    assert [call[1]["lr"] for call in folds.calls[1:5]] == list(history.frame["lr"])
+    assert [call[1]["loss"] for call in folds.calls[1:5]] == list(history.frame["loss"])
     assert history.out_of_fold is not None
     nll = -history.out_of_fold.decisions.log_prob.double().mean()
-    assert folds.told[-2][1]["out_of_fold_nll"] == pytest.approx(float(nll))
+    assert folds.calls[-2][1]["out_of_fold_nll"] == pytest.approx(float(nll))
 
 
 def test_data_are_called_by_their_name() -> None:
-    own = Own()
-    quiet(made_for_cubic(), "cubic", epochs=1, log_to=own)
-    assert own.told[0][2]["data"] == "cubic"
+    tracker = RecordingTracker()
+    quiet(made_for_cubic(), "cubic", epochs=1, log_to=tracker)
+    assert tracker.calls[0][2]["data"] == "cubic"
 
 
 def made_for_cubic() -> Any:
@@ -150,12 +150,12 @@ def test_an_error_ends_the_run(package: str, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_no_run() -> None:
-    own = Own()
+    tracker = RecordingTracker()
     with pytest.raises(ValueError, match="epochs"):
-        quiet(made(), rows(), epochs=0, log_to=own)
+        quiet(made(), rows(), epochs=0, log_to=tracker)
     with pytest.raises(ValueError, match="holds NaN"):
-        quiet(made(), (rows()[0] * torch.nan, rows()[1]), epochs=1, log_to=own)
-    assert own.told == []
+        quiet(made(), (rows()[0] * torch.nan, rows()[1]), epochs=1, log_to=tracker)
+    assert tracker.calls == []
 
 
 # ---- going on
@@ -210,39 +210,39 @@ def test_one_of_a_run_that_is_gone_goes_on_in_steps(package: str, tmp_path: Path
 
 @pytest.mark.usefixtures("at_once")
 def test_a_tracker_gets_back_what_it_returned(tmp_path: Path) -> None:
-    first, second, other = Own(), Own(), type("Other", (Own,), {})()
+    first, second, other = RecordingTracker(), RecordingTracker(), type("Other", (RecordingTracker,), {})()
     broken_off(tmp_path / "state", log_to=first)
     saved = (tmp_path / "state").read_bytes()
     quiet(made(), rows(), epochs=6, checkpoint=tmp_path / "state", log_to=second)
-    assert second.told[0][4] == "run 1"
+    assert second.calls[0][4] == "run 1"
     assert second.epochs() == [4, 5, 6]
     (tmp_path / "state").write_bytes(saved)
     quiet(made(), rows(), epochs=6, checkpoint=tmp_path / "state", log_to=other)
-    assert other.told[0][4] is None  # it is of another kind
+    assert other.calls[0][4] is None  # it is of another kind
     assert other.epochs() == [4, 5, 6]
 
 
 @pytest.mark.usefixtures("at_once")
 def test_cross_fitting_goes_on_in_its_run(tmp_path: Path) -> None:
-    first, second = Own(), Own()
+    first, second = RecordingTracker(), RecordingTracker()
     options: dict[str, Any] = {"folds": 2, "epochs": 6, "checkpoint": tmp_path / "state"}
     quiet(made(vote.Wrapper(2)), rows(), callback=lambda p: p.epoch_ended and p.epoch == 2, log_to=first, **options)
     quiet(made(vote.Wrapper(2)), rows(), log_to=second, **options)
-    assert (first.epochs(), second.epochs(), second.told[0][4]) == ([1, 2], [3, 4, 5, 6], "run 1")
+    assert (first.epochs(), second.epochs(), second.calls[0][4]) == ([1, 2], [3, 4, 5, 6], "run 1")
 
 
 def _in_each_process(rank: int, folder: str) -> None:
     vars(checkpoint_module)["EVERY"] = 0.0  # of this process, which ends with the test
-    first, second = Own(), Own()
+    first, second = RecordingTracker(), RecordingTracker()
     broken_off(Path(folder) / "state", log_to=first, strategy="ddp")
     history = quiet(made(), rows(), epochs=6, checkpoint=Path(folder) / "state", log_to=second, strategy="ddp")
     if rank == 0:
-        assert (first.epochs(), first.told[-1]) == ([1, 2, 3], ("end", "interrupted"))
-        assert (second.epochs(), second.told[-1]) == ([4, 5, 6], ("end", "finished"))
-        assert second.told[0][4] == "run 1"
-        assert [told[1]["loss"] for told in second.told[1:4]] == list(history.frame["loss"])[3:]
+        assert (first.epochs(), first.calls[-1]) == ([1, 2, 3], ("end", "interrupted"))
+        assert (second.epochs(), second.calls[-1]) == ([4, 5, 6], ("end", "finished"))
+        assert second.calls[0][4] == "run 1"
+        assert [call[1]["loss"] for call in second.calls[1:4]] == list(history.frame["loss"])[3:]
     else:
-        assert first.told == second.told == []
+        assert first.calls == second.calls == []
 
 
 @pytest.mark.slow
@@ -272,9 +272,9 @@ def test_the_active_mlflow_run_is_logged_to_and_stays_open(tmp_path: Path) -> No
 
         with mlflow.start_run(run_name="mine") as mine:
             mlflow.log_param("lr", "my own")
-            with pytest.warns(WorkbenchWarning, match="other values of lr already") as told:
+            with pytest.warns(WorkbenchWarning, match="other values of lr already") as warned:
                 history = quiet(made(), rows(), epochs=2, log_to="mlflow")
-            assert len(told) == 1
+            assert len(warned) == 1
             assert mlflow.active_run().info.run_id == mine.info.run_id
             assert mlflow.get_run(mine.info.run_id).info.status == "RUNNING"
             mlflow.log_metric("after", 1.0)
