@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from helpers import keras_models
 from helpers.keras_models import X, Y, k, net_class, sequential, subclassed
 
 import workbench
-from workbench import augment, laplace, swag, vote
+from workbench import augment, laplace, sample, sculpt, swag, vote
 
 seeded_keras = keras_models.seeded_keras
 
@@ -49,14 +50,61 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     wrapped.compile("adam", "mse", jit_compile=True)
     with pytest.raises(ValueError, match="jit_compile"):
         wrapped.fit(X, Y, verbose=0)
-    masking = k.Sequential([k.Input((3,)), k.layers.Embedding(4, 2, mask_zero=True), k.layers.Dense(1)])
-    masking.compile("adam", "mse")
-    with pytest.raises(NotImplementedError, match="masks its output"):
-        vote.Wrapper(2)(masking).train_on_batch(np.ones((4, 3), "int32"), np.ones((4, 3, 1)))
-    losses = k.Sequential([k.Input((4,)), k.layers.Dense(1, activity_regularizer="l2")])
-    losses.compile("adam", "mse")
-    with pytest.raises(NotImplementedError, match="add_loss"):
-        vote.Wrapper(2)(losses).train_on_batch(X, Y)
+    with pytest.raises(ValueError, match="wrapped already"):
+        sample.Wrapper()(k.Sequential([k.Input((4,)), wrapped, k.layers.Dense(1)]))
+
+
+class Past:
+    """A train_step that calls layers and never the model."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        loss = k.ops.mean((self.out(x) - y) ** 2)
+        self.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            self.optimizer.apply([v.value.grad for v in self.trainable_weights], self.trainable_weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("wrapper", [vote.Wrapper(2), sculpt.Wrapper()])
+def test_steps_that_never_call_the_model_are_refused(wrapper: Any) -> None:
+    class Own(Past, k.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = k.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.out(x)
+
+    plain = Own()
+    plain(X)
+    plain.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="never the model itself"):
+        wrapper(plain).fit(X, Y, epochs=1, verbose=0)
+
+
+def test_an_optimizer_whose_config_leaves_something_out_is_refused() -> None:
+    class Scaled(k.optimizers.SGD):  # type: ignore[misc]
+        def __init__(self, factor: float = 1.0, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.factor = factor
+
+    for factor in (2.0, 1.0):
+        plain = sequential()
+        plain.compile(Scaled(factor=factor), "mse")
+        if factor == 1.0:
+            assert vote.Wrapper(2)(plain).optimizer is not plain.optimizer
+            continue
+        with pytest.raises(TypeError, match="does not say its factor"):
+            vote.Wrapper(2)(plain)
+
+
+def test_labels_of_classes_are_no_targets_of_a_likelihood() -> None:
+    plain = k.Sequential([k.Input((4,)), k.layers.Dense(3)])
+    plain.compile("sgd", k.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match=r'\[12\] for predictions of shape \[12, 3\].*output="logits"'):
+        sculpt.Wrapper()(plain).train_on_batch(X, np.arange(12) % 3)
 
 
 @pytest.mark.parametrize("target", ["model", "class"])

@@ -11,7 +11,7 @@ def compile_alike(new: Any, model: Any) -> None:
     """Compile a model as another one is, without sharing the state of optimizer and metrics.
 
     Raises:
-        TypeError: if the class of the other one has its own way of being compiled.
+        TypeError: if the class of the other one has its own way of being compiled, or its optimizer's config leaves something out.
     """
     for name in ("_compile_loss", "_compile_metrics", "_loss_tracker", "optimizer"):
         new.__dict__[name] = None
@@ -31,9 +31,31 @@ def compile_alike(new: Any, model: Any) -> None:
 
 
 def _alike(item: Any) -> Any:
-    if isinstance(item, keras.optimizers.Optimizer | keras.metrics.Metric):
-        return type(item).from_config(item.get_config())
+    """Another one of the same configuration; a metric that has none that says all of it is used by both models, as each use starts anew."""
+    if isinstance(item, keras.optimizers.Optimizer):
+        new = item.from_config(item.get_config())
+        if unlike := _difference(new, item):
+            raise TypeError(
+                f"the config of the optimizer {type(item).__name__} does not say its {unlike}, so that the wrapped model cannot have one like "
+                f"it: give the class a get_config that says {unlike}, or wrap the model first, and compile the wrapped model"
+            )
+        return new
+    if isinstance(item, keras.metrics.Metric):
+        try:
+            new = item.from_config(item.get_config())
+        except Exception:
+            return item
+        return item if _difference(new, item) else new
     return item
+
+
+def _difference(new: Any, given: Any) -> str | None:
+    """The first public attribute, a number or text, in which two objects of one config differ."""
+    names = [name for name, value in vars(given).items() if isinstance(value, bool | int | float | str | None)]
+    return next((n for n in names if n[0] != "_" and n not in _STATE and vars(new).get(n) != getattr(given, n)), None)
+
+
+_STATE = ("built", "name", "auto_name")  # what use leaves behind, and Keras numbers
 
 
 __all__ = ["compile_alike"]

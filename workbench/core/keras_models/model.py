@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -17,8 +17,9 @@ from ...errors import WorkbenchWarning
 from ..ownership import EXTRAS
 from ..wrapped import PUBLIC
 from .compiled import compile_alike
-from .files import load_from, seeds_of, write_into
-from .plain import new_like
+from .extras import KEY, gathering, losses_of, set_masks, without_extras
+from .plain import is_built, new_like
+from .saving import KerasFiles
 from .tensors import KerasModule, refuse_layers
 from .training import NO_LOSS, KerasTraining, as_tensor, name_of
 from .variables import variables_of
@@ -28,7 +29,7 @@ SAVED = ("_workbench_plain", "optimizer")  # what a .keras file has of a wrapped
 _UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names that Keras has for something else
 
 
-class WrappedKeras(KerasTraining):
+class WrappedKeras(KerasFiles, KerasTraining):
     """What a Keras model is after wrapping; its class comes before the user's.
 
     The layers are those of the given model, and are never written into: each branch of a call runs them in a scope of Keras that has other
@@ -55,10 +56,14 @@ class WrappedKeras(KerasTraining):
             tile_and_reduce: as of any wrapped object.
         """
         if _is_symbolic((args, kwargs)):
-            return self._workbench_plain(*args, **kwargs)
+            return self._symbolic_answer(args, kwargs)
         args, kwargs = keras.tree.map_structure(as_tensor, (args, kwargs))
         wrapped = self._materialize(args, kwargs)
+        self.__dict__["_workbench_called"] = True
         step, training = self._workbench_step, kwargs.pop("training", None)
+        outside = self._training_outside()
+        if training is None and step is None:
+            training = outside
         mode = bool(step if training is None and step is not None else training)
         if (
             training is None
@@ -73,24 +78,61 @@ class WrappedKeras(KerasTraining):
                 and any(m.deals(True) for m in wrapped._workbench.methods)
             ):
                 tile_and_reduce = False
+        kind = self._workbench_module.leaves_extras(mode, args, kwargs)
+        gathers = kind is not None and issubclass(kind, Tensor | Mapping | list | tuple)
+        self._workbench_module.notes.clear()
         before = wrapped.training
         wrapped.train(mode)
         try:
-            return wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, **kwargs)
+            with gathering(wrapped) if gathers else nullcontext():
+                if gathers:
+                    kwargs[KEY] = True
+                answer = wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, **kwargs)
         finally:
             wrapped.train(before)
+        if not gathers:
+            return answer
+        self._workbench_module.notes.clear()  # looks at the model beside the call gather nothing
+        y, risk, state = without_extras(answer, kind, return_risk)
+        dealt = next((method.name for method in wrapped._workbench.methods if method.deals(True, True)), "")
+        keras.layers.Layer.add_loss(self, losses_of(state, dealt))  # which Functional models refuse of users
+        set_masks(y, state, dealt)
+        return (y, risk) if return_risk else y
+
+    def _symbolic_answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What Keras asks for when a model is made: of the wrapped one as a layer of another, and of its own layers."""
+        if self._workbench_torch is None or any(
+            isinstance(leaf, Tensor) for leaf in keras.tree.flatten((args, kwargs))
+        ):
+            symbolic = self._workbench_plain(*args, **kwargs)
+            if self._workbench_torch is not None or not is_built(self._workbench_plain):
+                return symbolic
+            self._make()
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        return self._workbench_plain.compute_output_spec(*args, **kwargs)
+
+    def _training_outside(self) -> Any:
+        """What a call says about training that this one is part of; at one that is not, losses of earlier calls are forgotten."""
+        context = self._get_call_context()
+        training = context.get_value("training")
+        self._maybe_reset_call_context()
+        return training
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if _is_symbolic((args, kwargs)):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]  # of Keras, which notes the node
         return self(*args, **kwargs)
 
     def _materialize(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The wrapped torch module, made at the first call, since a Keras model may get its weights only then."""
         if self._workbench_torch is None:
             plain = self._workbench_plain
-            if not _is_built(plain):
+            if not is_built(plain):
                 with torch.no_grad():
                     plain(*args, **{**kwargs, "training": False})
             self._make()
@@ -131,7 +173,7 @@ class WrappedKeras(KerasTraining):
     def _made(self) -> Any:
         """The wrapped torch module, made by now if the model has weights."""
         if self._workbench_torch is None:
-            if not _is_built(self._workbench_plain):
+            if not is_built(self._workbench_plain):
                 raise RuntimeError(f"{type(self).__name__} has no weights yet: call it once with inputs, or build it")
             self._make()
         return self._workbench_torch
@@ -211,93 +253,9 @@ class WrappedKeras(KerasTraining):
         self.__dict__["training"] = mode
         return self
 
-    # ---- files
-    def _obj_type(self) -> str:
-        """What Keras asks first when it walks over a model to save or load it: the next look at its names gives those that are saved."""
-        self.__dict__.setdefault("_workbench_walk", ("optimizer",))
-        return "Layer"
-
-    def __dir__(self) -> list[str]:
-        walked = self.__dict__.pop("_workbench_walk", None)
-        return list(super().__dir__() if walked is None else walked)
-
     @property
     def layers(self) -> list[Any]:
         return self._workbench_plain.layers
-
-    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-        self._made()
-        self._build_optimizer()
-        return super().save_weights(*args, **kwargs)  # type: ignore[misc]
-
-    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> Any:
-        if self._workbench_torch is None and not _is_built(self._workbench_plain):
-            raise RuntimeError("call the wrapped model on inputs before loading weights: it has no variables yet")
-        self._made()
-        if skip_mismatch:
-            raise ValueError("skip_mismatch=True: the weights of a wrapped model are loaded all or none")
-        self._build_optimizer()
-        return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
-
-    def _build_optimizer(self) -> None:
-        """Its variables, which Keras saves with the weights."""
-        if self.compiled and self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-
-    def save_own_variables(self, store: Any) -> None:
-        write_into(store, self._made(), seeds_of(self._workbench_plain))
-
-    def load_own_variables(self, store: Any) -> None:
-        load_from(store, self._made(), seeds_of(self._workbench_plain))
-
-    def save(self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any) -> None:
-        """Write a `.keras` file with all weights, wrappers and how the model is compiled; see `workbench.load`.
-
-        Args:
-            filepath: ends in .keras.
-            overwrite: whether a file that is there may be replaced.
-            zipped: not False: a wrapped model is one file.
-            kwargs: none.
-
-        Raises:
-            FileExistsError: if there is a file that may not be replaced.
-            ValueError: if the path is no `.keras` file.
-        """
-        path = Path(filepath)
-        if path.suffix != ".keras" or zipped is False or kwargs:
-            raise ValueError(
-                f"save of a wrapped Keras model takes the path of one .keras file, not {', '.join([str(path), *kwargs])}; save_weights "
-                "writes the weights alone"
-            )
-        if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} is there already: save(path, overwrite=True) replaces it")
-        self._made()
-        self._build_optimizer()
-        keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path)  # its module imports this one
-
-    def export(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("export", "torch.export.export takes a voter: model.as_torch().voters()[0]")
-
-    def get_config(self) -> Any:
-        self._refuse_config(
-            "get_config",
-            "model.save(path) writes all of it; model.voters() and model.unwrap() are plain Keras models, and can be copied and saved",
-        )
-
-    def quantize(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("quantize", "quantize a plain model of model.voters()")
-
-    def _refuse_config(self, what: str, remedy: str) -> None:
-        raise NotImplementedError(
-            f"{what} of a wrapped Keras model: its voters and noise are in no config of the {type(self).__name__} that Keras could build it "
-            f"from. Instead: {remedy}"
-        )
-
-    def __reduce__(self) -> Any:
-        self._refuse_config("a copy or pickle", "model.save(path) and workbench.load(path)")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.__reduce__()
 
 
 def twin(model: Any, cls: type) -> Any:
@@ -309,6 +267,7 @@ def twin(model: Any, cls: type) -> Any:
     new._modules.pop("_torch_params", None)
     for name in ("build", "quantize", "_tracker"):  # bound to the model
         new.__dict__.pop(name, None)
+    new.__dict__.update(_inbound_nodes=[], _outbound_nodes=[], _losses=[], _loss_ids=set())
     kept = {name: list(model.__dict__[name]) for name in _TRACKED}
     new._initialize_tracker()
     for name, items in kept.items():
@@ -351,7 +310,7 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
         new._materialize(
             *keras.tree.map_structure(as_tensor, (example if isinstance(example, tuple) else (example,), {}))
         )
-    elif _is_built(model):
+    elif is_built(model):
         new._make()
     compile_alike(new, before if before is not None else model)
     if new._head is not None and not decorated and (not new.compiled or new._compile_loss is None):
@@ -374,10 +333,6 @@ def _refuse_methods(wrapped: Any, module: KerasModule) -> None:
                 f"{method.name} turns images [rows, channels, height, width], and Keras is set to channels_last: give transforms of your own, "
                 "functions of the input, or keras.config.set_image_data_format('channels_first')"
             )
-
-
-def _is_built(model: Any) -> bool:
-    return bool(model.weights) and all(layer.built for layer in model._flatten_layers())
 
 
 def _is_symbolic(values: Any) -> bool:

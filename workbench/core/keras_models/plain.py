@@ -70,6 +70,11 @@ def _built(model: Any, build: dict[str, Any] | None) -> Any:
     return model
 
 
+def is_built(model: Any) -> bool:
+    """Whether a model and all its layers have their weights."""
+    return bool(model.weights) and all(layer.built for layer in model._flatten_layers())
+
+
 def _is_of_layers(cls: Any) -> bool:
     return issubclass(cls, keras.Sequential) or cls.__name__ == "Functional"
 
@@ -116,4 +121,4 @@ def _alike(new: Any, model: Any, name: str) -> bool:
     return type(one) is type(other)
 
 
-__all__ = ["new_like", "rebuilt"]
+__all__ = ["is_built", "new_like", "rebuilt"]

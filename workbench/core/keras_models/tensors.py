@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import keras
 import torch
 from torch import Tensor, nn
+
+from ...errors import WorkbenchWarning
+from .extras import KEY, mask_of, with_extras
 
 _OMITTED = object()
 
@@ -110,8 +114,27 @@ class KerasModule(nn.Module):
 
     @property
     def notes(self) -> set[str]:
-        """What calls have shown: "losses" of its layers, a "mask" on an output."""
+        """What the last call has left out that gathered no extras: losses that layers add, masks of the output."""
         return self._calls.value.notes
+
+    def leaves_extras(self, training: bool, args: tuple, kwargs: dict[str, Any]) -> type | None:
+        """The kind of the output, if calls in this mode leave something beside it; a first look runs the model once.
+
+        Args:
+            training: the mode.
+            args, kwargs: of a call.
+        """
+        calls = self._calls.value
+        if training not in calls.leaving:
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(),
+                keras.StatelessScope(collect_losses=True) as scope,
+            ):
+                output = calls.run(*args, **{"training": training, **kwargs})
+            shown = bool(scope.losses) or any(mask_of(leaf) is not None for leaf in keras.tree.flatten(output))
+            calls.leaving[training] = type(output) if shown else None
+        return calls.leaving[training]
 
     def forward(self, *args: Any, training: Any = _OMITTED, **kwargs: Any) -> Any:
         """Call the Keras model.
@@ -119,7 +142,7 @@ class KerasModule(nn.Module):
         Args:
             training: as of a Keras model, where None is what the model takes by default; if it is not given, the mode of the module.
         """
-        calls = self._calls.value
+        calls, gathers = self._calls.value, kwargs.pop(KEY, False)
         if training is _OMITTED:
             training = self.training
         if not calls.is_function:
@@ -144,11 +167,23 @@ class KerasModule(nn.Module):
             new = scope.get_current_value(state)
             if new is not None:
                 state.assign(new)
-        if scope.losses:
-            calls.notes.add("losses")
-        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(output)):
-            calls.notes.add("mask")
-        return keras.tree.map_structure(_unmasked, output)
+        masks = [mask_of(leaf) for leaf in keras.tree.flatten(output)]
+        output = keras.tree.map_structure(_unmasked, output)
+        if gathers:
+            return with_extras(output, scope.losses, masks)
+        left = {
+            "losses that layers add": bool(scope.losses),
+            "masks of the output": any(mask is not None for mask in masks),
+        }
+        calls.notes.update(what for what, there in left.items() if there)
+        if calls.notes and self.training and torch.is_grad_enabled() and not calls.told:
+            calls.told = True
+            warnings.warn(
+                f"this Keras model has {' and '.join(sorted(calls.notes))}, which only its own fit and train_on_batch count in the loss",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
+        return output
 
     def _held(self, place: Place) -> Tensor:
         module: Any = self.get_submodule(place.path) if place.path else self
@@ -159,9 +194,13 @@ def refuse_layers(model: Any) -> None:
     """Refuse a model with parts that do not read their variables through Keras.
 
     Raises:
-        ValueError: if a torch module is among its layers.
+        ValueError: if a torch module or a wrapped model is among its layers.
     """
     for layer in model._flatten_layers():
+        if "_workbench_plain" in vars(layer):
+            raise ValueError(
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is wrapped already: wrap the whole model or that part, not both"
+            )
         if any(cls.__name__ == "TorchModuleWrapper" for cls in type(layer).__mro__):
             inner = type(layer.module).__name__
             raise ValueError(
@@ -186,6 +225,8 @@ class _Calls:
     def __init__(self, run: Any, is_function: bool, places: tuple[Place, ...], states: tuple[Any, ...]) -> None:
         self.run, self.is_function, self.places, self.states = run, is_function, places, states
         self.notes: set[str] = set()
+        self.told = False  # that it leaves something out
+        self.leaving: dict[bool, type | None] = {}  # by mode
 
 
 def _inner(layer: Any) -> Iterator[Any]:

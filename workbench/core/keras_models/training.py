@@ -10,13 +10,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import torch
 from torch import Tensor
 
-from ...engine.plan import Stacked
 from ...risk import Risk
 from ..outputs.options import has_classes
-from ..ownership import MARK, table_of
+from .extras import mask_of
 
 NO_LOSS = (
     "You are using a wrapper that requires the loss function to be modified, and the model is compiled with none. Please either: a) compile "
@@ -27,6 +25,11 @@ NO_LOSS = (
     "    return your_loss(y, y_hat) + {0}.loss_function(y, y_hat, risk)"
 )
 
+_PAST = (
+    "a step of {0} has called its layers and never the model itself, so that nothing that wrapping has added took part: let train_step and "
+    "test_step call self(x, training=...), or wrap the parts that they call, and make the model of these"
+)
+
 
 class KerasTraining:
     """How a wrapped Keras model is trained and evaluated by Keras; a part of `WrappedKeras`."""
@@ -35,6 +38,7 @@ class KerasTraining:
     _workbench_torch: Any
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
+    _workbench_called: bool  # whether the step has called the model
     _materialize: Any
     _made: Any
     trainable_weights: Any
@@ -48,11 +52,17 @@ class KerasTraining:
     @contextmanager
     def _stepping(self, training: bool) -> Iterator[None]:
         before = self._workbench_step
-        self.__dict__["_workbench_step"] = training
+        self.__dict__.update(_workbench_step=training, _workbench_called=False)
         try:
             yield
+        except ValueError as error:
+            if not self._workbench_called and "No gradients" in str(error):
+                raise RuntimeError(_PAST.format(type(self).__name__)) from error
+            raise
         finally:
             self.__dict__["_workbench_step"] = before
+        if not self._workbench_called:
+            raise RuntimeError(_PAST.format(type(self).__name__))
 
     def train_step(self, data: Any) -> Any:
         self._refuse_training()
@@ -138,14 +148,10 @@ class KerasTraining:
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         """The compiled loss; of a model with a risk head its sum with the likelihood."""
-        notes = self._workbench_module.notes if self._workbench_module is not None else ()
-        if "losses" in notes or "mask" in notes:
-            what = (
-                "adds losses of its own (add_loss, activity_regularizer)" if "losses" in notes else "masks its output"
-            )
+        if self._workbench_module is not None and (notes := self._workbench_module.notes):
             raise NotImplementedError(
-                f"a layer of this Keras model {what}, which does not reach the loss of a wrapped model: leave it out, or write a train_step "
-                "that computes the whole loss from the predictions"
+                f"this Keras model has {' and '.join(sorted(notes))} in some of its calls only, or beside an output of its own class, so "
+                "that they do not reach the loss of the wrapped model: let every call have them, and return a tensor, or a list, tuple or dict"
             )
         head, risk = self._head, None
         if head is not None and self._workbench_step is not None:
@@ -160,16 +166,6 @@ class KerasTraining:
         if self._head is not None and self._workbench_step is not None:
             y_pred = y_pred[0]
         return super().compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[misc]
-
-    @property
-    def losses(self) -> list[Tensor]:
-        """Regularizers of the weights; of weights that vote, the mean over voters, as each has its share of the rows."""
-        out = []
-        for variable in self.trainable_weights:
-            source = getattr(variable, "_workbench_source", variable)
-            if source.regularizer is not None:
-                out.append(_regularization(self._workbench_torch, variable, source))
-        return out
 
 
 def name_of(head: Any) -> str:
@@ -199,24 +195,24 @@ def _likelihood(head: Any, y: Any, y_hat: Any, risk: Any, sample_weight: Any) ->
     target = keras.ops.convert_to_tensor(targets[0], dtype=keras.backend.standardize_dtype(outputs[0].dtype))
     if target.dim() == outputs[0].dim() - 1 and outputs[0].shape[-1] == 1:
         target = target.unsqueeze(-1)
+    elif target.dim() == outputs[0].dim() + 1 and target.shape[-1] == 1:
+        target = target.squeeze(-1)
+    if target.shape != outputs[0].shape:
+        raise ValueError(
+            f"targets of shape {list(target.shape)} for predictions of shape {list(outputs[0].shape)}: {name_of(head)} compares them one "
+            'by one. If these are scores of classes and labels, say so (output="logits" or "probs"), and train '
+            "by workbench.fit(model.as_torch(), (x, y), epochs=...)"
+        )
     leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
     losses = distribution.loss_function(target, outputs[0], leaf, reduction="none")
-    if sample_weight is not None:
-        weight = keras.ops.convert_to_tensor(sample_weight, dtype=keras.backend.standardize_dtype(losses.dtype))
-        losses = losses * weight.reshape(*weight.shape, *[1] * (losses.dim() - weight.dim()))
+    weights = [] if sample_weight is None else [keras.ops.convert_to_tensor(sample_weight)]
+    if (mask := mask_of(outputs[0])) is not None:  # what is left counts as the mean, as in Keras' losses
+        weights.append(mask * (mask.numel() / mask.sum().clamp_min(1)))
+    for weight in weights:
+        if weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1:
+            weight = weight.squeeze(-1)
+        losses = losses * weight.to(losses.dtype).reshape(*weight.shape, *[1] * (losses.dim() - weight.dim()))
     return losses.mean()
-
-
-def _regularization(wrapped: Any, variable: Any, source: Any) -> Tensor:
-    if variable is source:
-        return source.regularizer(variable)
-    rule = table_of(wrapped).record.rules.get(variable._workbench_slot.partition(MARK)[0])
-    if not isinstance(rule, Stacked):
-        raise NotImplementedError(
-            f"{source.path} has a regularizer, and its values in the branches are none that can be regularised one by one "
-            f"({variable._workbench_slot}): leave the regularizer out, or wrap by vote alone with share=None"
-        )
-    return torch.stack([keras.ops.sum(source.regularizer(row)) for row in variable.value]).mean()
 
 
 __all__ = ["NO_LOSS", "KerasTraining", "as_tensor", "name_of"]

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from ...engine.plan import Stacked
+from ...engine.plan import Shared, Split, Stacked
 from ..ownership import MARK, table_of
 
 
@@ -59,14 +59,39 @@ def _variable(name: str, tensor: torch.Tensor, source: Any, wrapped: Any) -> Any
     variable._workbench_slot = name
     if source is not None:
         variable._workbench_source = source
+        rule = _rule_of(table_of(wrapped).record.rules.get(name.partition(MARK)[0]), name)
         if source.constraint is not None and variable.trainable:
-            if not isinstance(table_of(wrapped).record.rules.get(name.partition(MARK)[0]), Stacked):
-                raise NotImplementedError(
-                    f"{source.path} has a constraint, and its values in the branches are none that can be constrained one by one ({name}): "
-                    "leave the constraint out, or wrap by vote alone with share=None"
-                )
-            variable.constraint = _EachRow(source.constraint)
+            _check_rule(rule, f"{source.path} has a constraint, and its values", "constrained", name)
+            variable.constraint = _EachRow(source.constraint) if isinstance(rule, Stacked) else source.constraint
+        if source.regularizer is not None:
+            variable.regularizer = _MeanOfRows(source, rule, name)
     return variable
+
+
+def _rule_of(rule: Any, name: str) -> Any:
+    """That by which a tensor is picked: a rule, or of one that splits the part of the tensor."""
+    options = rule.options if isinstance(rule, Split) else (rule,)
+    return next((option for option in options if name in (option.registered() if option is not None else ())), None)
+
+
+def _check_rule(rule: Any, what: str, done: str, name: str) -> None:
+    if not isinstance(rule, Stacked | Shared):
+        raise NotImplementedError(
+            f"{what} in the branches are none that can be {done} one by one ({name}): leave it out, or wrap with share=None"
+        )
+
+
+class _MeanOfRows:
+    """The regularizer of a weight, on that of each voter: the mean over voters, as each has its share of the rows of a batch."""
+
+    def __init__(self, source: Any, rule: Any, name: str) -> None:
+        self.source, self.rule, self.name = source, rule, name
+
+    def __call__(self, value: Any) -> Any:
+        _check_rule(self.rule, f"{self.source.path} has a regularizer, and its values", "regularised", self.name)
+        value = keras.ops.convert_to_tensor(value)
+        rows = value if isinstance(self.rule, Stacked) else value[None]
+        return torch.stack([keras.ops.sum(self.source.regularizer(row)) for row in rows]).mean()
 
 
 class _EachRow(keras.constraints.Constraint):
