@@ -154,3 +154,30 @@ def test_a_function_that_calls_a_model_is_wrapped() -> None:
     torch.testing.assert_close(y, torch.stack(each).mean(0))
     torch.testing.assert_close(risk, torch.stack(each).std(0, correction=0))
     assert torch.equal(model(X), before)
+
+
+def test_layers_that_are_functions_vote_and_are_given_back() -> None:
+    inputs = k.Input((4,))
+    scaled = k.layers.Lambda(lambda x, by: by * x, arguments={"by": 3.0})
+    inner = k.Sequential([k.Input((4,)), k.layers.Dense(2), k.layers.Lambda(lambda x: x[:, :1])])
+    plain = k.Model(inputs, scaled(inner(inputs)))
+    wrapped = vote.Wrapper(2)(plain)
+    torch.testing.assert_close(wrapped(X), torch.stack([voter(X) for voter in wrapped.voters()]).mean(0))
+    assert len(plain.layers[-1]._inbound_nodes) == 1
+
+
+def test_a_wrapped_model_is_built_as_any() -> None:
+    wrapped = vote.Wrapper(3)(k.Sequential([k.layers.Dense(2), k.layers.Dense(1)]))
+    wrapped.build((None, 4))
+    assert [tuple(v.shape) for v in wrapped.weights] == [(3, 4, 2), (3, 2), (3, 2, 1), (3, 1)]
+    assert wrapped.count_params() == 3 * 13
+    wrapped.summary(print_fn=lambda *args, **kwargs: None)
+
+
+def test_the_graph_of_layers_is_told_to_be_the_given_models() -> None:
+    wrapped = vote.Wrapper(2)(sequential())
+    with pytest.warns(WorkbenchWarning, match=r"voters\(\)\[0\]\.inputs"):
+        assert wrapped.inputs == wrapped.unwrap_shared().inputs
+    first = wrapped.voters()[0]
+    features = k.Model(first.input, first.layers[0].output)
+    assert features(X).shape == (12, 8)

@@ -54,6 +54,23 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         sample.Wrapper()(k.Sequential([k.Input((4,)), wrapped, k.layers.Dense(1)]))
 
 
+def test_layers_that_change_after_wrapping_are_refused() -> None:
+    wrapped = vote.Wrapper(2)(sequential())
+    for act in (lambda: wrapped.add(k.layers.Dense(1)), wrapped.pop):
+        with pytest.raises(NotImplementedError, match="Change the plain model"):
+            act()
+    wrapped.layers[0].enable_lora(2)
+    wrapped.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="lora_kernel_a"):
+        wrapped.fit(X, Y, verbose=0)
+    plain = sequential()
+    plain.layers[0].enable_lora(2)
+    plain.compile("sgd", "mse")
+    adapted = vote.Wrapper(2)(plain)
+    adapted.fit(X, Y, verbose=0)
+    torch.testing.assert_close(adapted(X), torch.stack([voter(X) for voter in adapted.voters()]).mean(0))
+
+
 class Past:
     """A train_step that calls layers and never the model."""
 

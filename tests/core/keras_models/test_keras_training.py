@@ -206,3 +206,35 @@ def test_heads_of_voters_train_on_their_rows() -> None:
     for method in ("fit", "evaluate"):
         with pytest.raises(ValueError, match=r"workbench\.fit\(model\.as_torch\(\)"):
             getattr(sculpt.Wrapper(sculpt.LogitNormal, output="logits")(classes), method)(X, labels, verbose=0)
+
+
+@pytest.mark.parametrize("by", ["name", "variable", "name, scaled"])
+def test_weights_left_out_of_the_decay_stay_so(by: str) -> None:
+    plain = k.Sequential([k.Input((4,)), k.layers.Dense(3, name="bias_of_all", bias_initializer="ones")])
+    optimizer = k.optimizers.AdamW(0.1, weight_decay=0.5)
+    bias = plain.weights[1]
+    if by == "variable":
+        optimizer.exclude_from_weight_decay(var_list=[bias])
+    else:
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    plain.compile(k.optimizers.LossScaleOptimizer(optimizer) if "scaled" in by else optimizer, "mse")
+    wrapped = vote.Wrapper(2, finetune=True)(plain)
+    assert [v.name for v in wrapped.trainable_variables] == ["kernel", "bias"]
+    before = [v.numpy() for v in wrapped.trainable_variables]
+    targets = wrapped(X).detach().numpy()
+    wrapped.fit(X, targets, epochs=1, batch_size=12, verbose=0)  # no gradient
+    after = [v.numpy() for v in wrapped.trainable_variables]
+    np.testing.assert_allclose(after[1], before[1], atol=1e-4)
+    np.testing.assert_allclose(after[0], 0.95 * before[0], atol=1e-4)
+
+
+def test_batches_too_small_for_statistics_are_answered_by_all_voters() -> None:
+    plain = k.Sequential([k.Input((4,)), k.layers.BatchNormalization(momentum=0.0), k.layers.Dense(1)])
+    plain.compile(k.optimizers.SGD(0.0), "mse")
+    wrapped = vote.Wrapper(3)(plain)
+    with pytest.warns(WorkbenchWarning, match="too small to deal 2 to each of 3 voters"):
+        wrapped.train_on_batch(X[:5], Y[:5])
+    variances = wrapped.as_torch().state_dict()["batch_normalization.moving_variance@vote"]
+    torch.testing.assert_close(variances, torch.as_tensor(X[:5]).var(0, correction=0).expand(3, 4))
+    plain.layers[0].trainable = False
+    wrapped(X[:3], training=True)  # which needs no statistics: one row each, and no warning

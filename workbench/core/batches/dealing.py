@@ -62,7 +62,11 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
         tell_whole(wrapped, "deal", "the inputs have no common number of rows")
         return None
     count = lengths.pop()
-    norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in wrapped.modules())
+    norms = any(
+        (isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "normalizes_batch", False))
+        and module.training
+        for module in wrapped.modules()
+    )
     least = 2 if norms else 1
     if count < n * least:
         few = f"{count} {'row' if count == 1 else 'rows'}"

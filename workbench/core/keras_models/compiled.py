@@ -39,6 +39,9 @@ def _alike(item: Any) -> Any:
                 f"the config of the optimizer {type(item).__name__} does not say its {unlike}, so that the wrapped model cannot have one like "
                 f"it: give the class a get_config that says {unlike}, or wrap the model first, and compile the wrapped model"
             )
+        for name in _DECAY:  # which no config says
+            if name in vars(_innermost(item)):
+                setattr(_innermost(new), name, getattr(_innermost(item), name))
         return new
     if isinstance(item, keras.metrics.Metric):
         try:
@@ -49,13 +52,31 @@ def _alike(item: Any) -> Any:
     return item
 
 
+def build_optimizer(model: Any) -> None:
+    """Make the variables of a wrapped model's optimizer, if it has none; weights left out of the decay are left out for all voters."""
+    optimizer = model.optimizer
+    if optimizer is None or optimizer.built:
+        return
+    inner, variables = _innermost(optimizer), model.trainable_variables
+    left_out = vars(inner).get("_exclude_from_weight_decay", ())
+    alike = {id(v) for v in variables if id(getattr(v, "_workbench_source", v)) in left_out}
+    if alike:
+        inner._exclude_from_weight_decay = {*left_out, *alike}
+    optimizer.build(variables)
+
+
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def _difference(new: Any, given: Any) -> str | None:
     """The first public attribute, a number or text, in which two objects of one config differ."""
     names = [name for name, value in vars(given).items() if isinstance(value, bool | int | float | str | None)]
     return next((n for n in names if n[0] != "_" and n not in _STATE and vars(new).get(n) != getattr(given, n)), None)
 
 
+_DECAY = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
 _STATE = ("built", "name", "auto_name")  # what use leaves behind, and Keras numbers
 
 
-__all__ = ["compile_alike"]
+__all__ = ["build_optimizer", "compile_alike"]

@@ -108,7 +108,12 @@ class WrappedKeras(KerasFiles, KerasTraining):
             if self._workbench_torch is not None or not is_built(self._workbench_plain):
                 return symbolic
             self._make()
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        told = self.__dict__.get("_workbench_told")
+        self.__dict__["_workbench_told"] = True
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.__dict__["_workbench_told"] = told
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return self._workbench_plain.compute_output_spec(*args, **kwargs)
@@ -154,6 +159,32 @@ class WrappedKeras(KerasFiles, KerasTraining):
         self.__dict__.update(
             built=True, _workbench_module=module, _workbench_torch=wrapped.eval(), _workbench_done=len(self.wrappers)
         )
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """As of the model itself, so that there are weights."""
+        self._workbench_plain.build(*args, **kwargs)
+        if is_built(self._workbench_plain):
+            self._made()
+
+    @property
+    def input(self) -> Any:
+        return self._of_graph("input")
+
+    @property
+    def inputs(self) -> Any:
+        return self._of_graph("inputs")
+
+    def _of_graph(self, name: str) -> Any:
+        """An end of the graph of layers; who makes a model of it gets the weights of the given one."""
+        if not self.__dict__.get("_workbench_told") and any(hasattr(v, "_workbench_slot") for v in self.weights):
+            self.__dict__["_workbench_told"] = True
+            warnings.warn(
+                f"{name} and the outputs of layers belong to the given model, whose weights are not those of the voters: make models of single "
+                f"layers of a voter, model.voters()[0].{name}",
+                WorkbenchWarning,
+                stacklevel=3,
+            )
+        return getattr(self._workbench_plain, name)
 
     def as_torch(self) -> Any:
         """The wrapped torch module over the same variables: what `workbench.fit`, `calibrate` and all else of workbench take.

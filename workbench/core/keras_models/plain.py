@@ -27,7 +27,9 @@ def new_like(model: Any) -> Any:
     drawn = random.getstate()  # which layers take the seeds of their initialisers from
     try:
         if cls.from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(cls):
-            new = _built(keras.models.clone_model(model), model.get_build_config())
+            lambdas = any(isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
+            options = {"clone_function": _another, "recursive": True} if lambdas else {}
+            new = _built(keras.models.clone_model(model, **options), model.get_build_config())
         else:
             new = rebuilt(cls, model.get_config(), model.get_build_config())
     except Exception as error:
@@ -47,6 +49,15 @@ def new_like(model: Any) -> Any:
             "(that of Keras says the default values)"
         )
     return new
+
+
+def _another(layer: Any) -> Any:
+    """Another layer of the same config; a function, which Keras would write out and not read again unasked, is the same one."""
+    if type(layer) is not keras.layers.Lambda:
+        return type(layer).from_config(layer.get_config())
+    return keras.layers.Lambda(
+        layer.function, layer._output_shape, layer.mask, layer.arguments, name=layer.name, dtype=layer.dtype_policy
+    )
 
 
 def rebuilt(cls: Any, config: dict[str, Any], build: dict[str, Any] | None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from .compiled import build_optimizer
 from .files import load_from, seeds_of, write_into
 from .plain import is_built
 
@@ -46,8 +47,8 @@ class KerasFiles:
 
     def _build_optimizer(self) -> None:
         """Its variables, which Keras saves with the weights."""
-        if self.compiled and self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
+        if self.compiled:
+            build_optimizer(self)
 
     def save_own_variables(self, store: Any) -> None:
         write_into(store, self._made(), seeds_of(self._workbench_plain))
@@ -87,6 +88,17 @@ class KerasFiles:
         self._refuse_config(
             "get_config",
             "model.save(path) writes all of it; model.voters() and model.unwrap() are plain Keras models, and can be copied and saved",
+        )
+
+    def add(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_other_layers("add")
+
+    def pop(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_other_layers("pop")
+
+    def _refuse_other_layers(self, what: str) -> None:
+        raise NotImplementedError(
+            f"{what} of a wrapped Keras model: its voters and heads belong to the layers that it had. Change the plain model, and wrap that"
         )
 
     def quantize(self, *args: Any, **kwargs: Any) -> Any:

@@ -36,14 +36,25 @@ class Place:
 
 
 class LayerTensors(nn.Module):
-    """The tensors of one layer, and how it initialises them."""
+    """The tensors of one layer, and how it initialises them.
 
-    def __init__(self) -> None:
+    Args:
+        layer: the layer.
+    """
+
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self._initializers: _Shared = _Shared({})
+        self._layer = _Shared(layer)
 
     def __getstate__(self) -> dict[str, Any]:  # what is left out here is shared by all copies
         return {name: value for name, value in self.__dict__.items() if not isinstance(value, _Shared)}
+
+    @property
+    def normalizes_batch(self) -> bool:
+        """Whether a voter needs two rows in training, as torch asks of its own batch norm."""
+        layer = self._layer.value
+        return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
     def reset_parameters(self) -> None:
         """Draw the weights anew, each by its own initialiser."""
@@ -76,7 +87,7 @@ class KerasModule(nn.Module):
         self._calls = _Shared(_Calls(run or models[0], run is not None, tuple(places), tuple(states)))
 
     def _add(self, layer: Any, path: str, places: list[Place], seen: set[int]) -> None:
-        holder: Any = LayerTensors() if path else self
+        holder: Any = LayerTensors(layer) if path else self
         if path:
             parent, _, name = path.rpartition(".")
             self.get_submodule(parent).add_module(name, holder)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...risk import Risk
 from ..outputs.options import has_classes
+from .compiled import build_optimizer
 from .extras import mask_of
 
 NO_LOSS = (
@@ -35,6 +36,7 @@ class KerasTraining:
     """How a wrapped Keras model is trained and evaluated by Keras; a part of `WrappedKeras`."""
 
     wrappers: tuple[Any, ...]
+    _workbench_plain: Any
     _workbench_torch: Any
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
@@ -90,8 +92,19 @@ class KerasTraining:
                 data_batch = next(data[0] for _, _, data in iterator)
             x = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
             self._materialize((keras.tree.map_structure(as_tensor, x),), {})
-        if self.optimizer is not None and not self.optimizer.built:  # type: ignore[attr-defined]
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        else:
+            self._refuse_changes()
+        build_optimizer(self)
+
+    def _refuse_changes(self) -> None:
+        """Raise RuntimeError if layers have got other variables since the model was wrapped."""
+        known = {id(place.variable) for place in self._workbench_module.places}
+        new = [v.path for v in self._workbench_plain.weights if id(v) not in known]
+        if new:
+            raise RuntimeError(
+                f"{type(self).__name__} has got new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
+                "layers first (enable_lora, add), and wrap the model then"
+            )
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as Keras does; what is learned in closed form is then fitted to the same inputs. A model that is not compiled is only fitted.

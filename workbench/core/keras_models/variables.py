@@ -54,10 +54,11 @@ def _variable(name: str, tensor: torch.Tensor, source: Any, wrapped: Any) -> Any
         value,
         trainable=isinstance(tensor, torch.nn.Parameter),
         dtype=keras.backend.standardize_dtype(tensor.dtype),
-        name=name.replace(".", "_").replace("/", "_"),
+        name=source.name if source is not None else name.replace(".", "_").replace("/", "_"),
     )
     variable._workbench_slot = name
-    if source is not None:
+    if source is not None:  # whose name and path optimizers look at
+        variable._path = f"{source.path}{MARK}{name.partition(MARK)[2]}"
         variable._workbench_source = source
         rule = _rule_of(table_of(wrapped).record.rules.get(name.partition(MARK)[0]), name)
         if source.constraint is not None and variable.trainable:
