@@ -179,5 +179,15 @@ def test_the_graph_of_layers_is_told_to_be_the_given_models() -> None:
     with pytest.warns(WorkbenchWarning, match=r"voters\(\)\[0\]\.inputs"):
         assert wrapped.inputs == wrapped.unwrap_shared().inputs
     first = wrapped.voters()[0]
-    features = k.Model(first.input, first.layers[0].output)
+    features = k.Model(first.inputs[0], first.layers[0].output)
     assert features(X).shape == (12, 8)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_voters_are_given_whatever_the_loss(make: Callable[[], Any]) -> None:
+    plain = make()
+    plain.compile("sgd", lambda y, y_pred: k.ops.mean((y - y_pred) ** 2), metrics=[lambda y, y_pred: y_pred])
+    wrapped = vote.Wrapper(2)(plain)
+    wrapped.fit(X, Y, epochs=1, verbose=0)
+    torch.testing.assert_close(wrapped(X), torch.stack([voter(X) for voter in wrapped.voters()]).mean(0))
+    assert plain.compiled

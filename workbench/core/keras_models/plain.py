@@ -29,7 +29,7 @@ def new_like(model: Any) -> Any:
         if cls.from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(cls):
             lambdas = any(isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
             options = {"clone_function": _another, "recursive": True} if lambdas else {}
-            new = _built(keras.models.clone_model(model, **options), model.get_build_config())
+            new = _built(keras.models.clone_model(_uncompiled(model), **options), model.get_build_config())
         else:
             new = rebuilt(cls, model.get_config(), model.get_build_config())
     except Exception as error:
@@ -49,6 +49,13 @@ def new_like(model: Any) -> Any:
             "(that of Keras says the default values)"
         )
     return new
+
+
+def _uncompiled(model: Any) -> Any:
+    """The same model for who only looks at it, without its losses and metrics, which Keras would write out by name and not find again."""
+    shown = object.__new__(type(model))
+    shown.__dict__.update(vars(model), compiled=False)
+    return shown
 
 
 def _another(layer: Any) -> Any:
