@@ -268,3 +268,21 @@ def test_the_fallback_says_whose_loss_it_is_and_names_the_remedy(model: Any, x: 
     told_once(lambda: wrapped(x), match)
     with pytest.warns(WorkbenchWarning, match=r"loss is now that of the mean of the voters.*wrapped\.loss\(criterion"):
         vote.Wrapper(3)(model())(x)
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.head(x)
+        return {"loss": y.square().mean(), "y": y}
+
+
+def test_a_loss_of_the_models_own_is_that_of_each_voter_and_said_to_be() -> None:
+    wrapped, x = vote.Wrapper(3)(WithLoss()), torch.randn(6, 3)
+    with pytest.warns(WorkbenchWarning, match=r"output\['loss'\].*mean of what each of them gives") as told:
+        loss = wrapped(x)["loss"]
+    assert "loss is now" not in str(told[0].message)
+    torch.testing.assert_close(loss, torch.stack([voter(x)["loss"] for voter in wrapped.voters()]).mean())

@@ -211,6 +211,7 @@ def test_everything_else_is_refused_with_a_remedy():
         lambda: torch.tanh(state),
         lambda: Cell()(STEPS[0], state),
         lambda: state > 0,
+        lambda: bool(state),
     ):
         with pytest.raises(TypeError, match=r"state\.map"):
             wrong()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.streams import close
 
-from workbench import vote
+from workbench import neo, sculpt, vote
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
@@ -26,6 +26,13 @@ def llama():
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, max_position_embeddings=32, **SIZES)).eval()
+
+
+def phi():
+    """Asks `if past_key_values`."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**sizes, max_position_embeddings=32, **SIZES)).eval()
 
 
 def wrapped_as(build, **settings):
@@ -49,7 +56,7 @@ def averaged(wrapped):
 
 @pytest.mark.parametrize("share", [None, 1])
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 3}, {"num_beams": 4, "do_sample": True}])
-@pytest.mark.parametrize("build", [gpt, llama])
+@pytest.mark.parametrize("build", [gpt, llama, phi])
 def test_generation_is_that_of_the_averaged_voters(build, asked, share):
     wrapped = wrapped_as(build, state="past_key_values", share=share)
     generated = []
@@ -114,6 +121,81 @@ def test_what_differs_between_the_caches_is_refused():
 def test_beams_without_state_are_refused_with_the_line_to_write():
     with pytest.raises(RuntimeError, match="state='past_key_values'"):
         wrapped_as(gpt).generate(TOKENS, max_new_tokens=4, num_beams=2)
+
+
+def t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    config = transformers.T5Config(**sizes, pad_token_id=0, eos_token_id=None, decoder_start_token_id=1)
+    return sharper(transformers.T5ForConditionalGeneration(config))
+
+
+def bart():
+    torch.manual_seed(0)
+    sides = ("layers", "attention_heads", "ffn_dim")
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in zip(sides, (1, 2, 8), strict=True)}
+    config = transformers.BartConfig(
+        **{
+            **sizes,
+            **SIZES,
+            "d_model": 8,
+            "max_position_embeddings": 16,
+            "decoder_start_token_id": 1,
+            "forced_eos_token_id": None,
+        }
+    )
+    return sharper(transformers.BartForConditionalGeneration(config))
+
+
+def sharper(model):
+    """With scores that differ: untrained, all of them are next to equal."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model.eval()
+
+
+WRITING = {
+    "greedy": {"do_sample": False},
+    "beams": {"num_beams": 3},
+    "samples": {"do_sample": True, "num_return_sequences": 2},
+}
+
+
+@pytest.mark.parametrize("asked", WRITING)
+@pytest.mark.parametrize("build", [t5, bart])
+def test_every_voter_has_an_encoder_of_its_own(build, asked):
+    wrapped = wrapped_as(build, state="past_key_values")
+    voters = [voter.eval() for voter in wrapped.voters()]
+    plain = copy.deepcopy(voters[0])
+
+    class Averaged(type(plain)):
+        def forward(self, encoder_outputs=None, attention_mask=None, decoder_input_ids=None, **kwargs):
+            rows = self.given.repeat_interleave(len(decoder_input_ids) // len(self.given), 0)
+            logits = [v(rows, attention_mask, decoder_input_ids, use_cache=False).logits for v in voters]
+            mean = torch.stack([scores.log_softmax(-1) for scores in logits]).logsumexp(0) - torch.tensor(3.0).log()
+            return transformers.modeling_outputs.Seq2SeqLMOutput(logits=mean)
+
+    plain.__class__, plain.given = Averaged, TOKENS
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+    written = []
+    for model, cached in ((wrapped, True), (plain, False)):
+        torch.manual_seed(0)
+        written.append(
+            model.generate(TOKENS, attention_mask=mask, max_new_tokens=5, use_cache=cached, **WRITING[asked])
+        )
+    assert torch.equal(*written)
+
+
+@pytest.mark.parametrize("wrapper", [sculpt.Wrapper, neo.Wrapper], ids=["sculpt", "neo"])
+def test_one_encoder_is_the_models_own(wrapper):
+    plain = t5()
+    wrapped = wrapper(output={"logits": Logits(dim=-1)}, state="past_key_values")(plain).eval()
+    asked = {"max_new_tokens": 5, "num_beams": 2, "return_dict_in_generate": True, "output_hidden_states": True}
+    ours, theirs = wrapped.generate(TOKENS, **asked), plain.generate(TOKENS, **asked)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(ours.encoder_hidden_states, theirs.encoder_hidden_states)
 
 
 @pytest.mark.parametrize("state", ["past_key_values", None])

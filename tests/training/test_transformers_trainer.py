@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchWarning, vote
+from workbench import WorkbenchWarning, neo, vote
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
@@ -63,20 +64,55 @@ def spread(wrapped: Any) -> float:
     return float(logits.std(0).min())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the output has no row")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
 def test_voters_that_stay_alike_are_told_and_the_remedy_works(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(3, finetune=True, output="logits")(bert(0.0))
     with pytest.warns(WorkbenchWarning, match=r"stay alike.*wrapped\.loss.*compute_loss"):
         train(wrapped, tmp_path, transformers.Trainer)
     assert spread(wrapped) == 0
 
-    class Weighed(transformers.Trainer):
-        def compute_loss(self, model: Any, inputs: dict[str, Tensor], **kwargs: Any) -> Tensor:
-            labels = inputs.pop("labels")
-            return model.loss(lambda output, y: F.cross_entropy(output.logits, y), inputs, labels)
-
-    train(wrapped, tmp_path, Weighed)
+    train(wrapped, tmp_path, VotersTrainer)
     assert spread(wrapped) > 1e-5
+
+
+class VotersTrainer(transformers.Trainer):
+    """As docs/how_to/train.md has it."""
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        loss = model.loss(lambda output, y: F.cross_entropy(output.logits, y, reduction="sum"), inputs, labels)
+        return loss / (num_items_in_batch or len(labels))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
+    rows, start, trained = Rows(8), bert(0.0), []
+    for batch in (8, 4):
+        torch.manual_seed(1)
+        wrapped: Any = vote.Wrapper(3, finetune=True, output="logits")(copy.deepcopy(start))
+        options = transformers.TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=8 // batch,
+            max_steps=1,
+            max_grad_norm=0.0,
+            learning_rate=0.1,
+            optim="sgd",
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+        )
+        trainer = VotersTrainer(model=wrapped, args=options, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        assert trainer.evaluate()["eval_loss"] > 0
+        trained.append(dict(wrapped.named_parameters()))
+    for name, parameter in trained[0].items():
+        torch.testing.assert_close(parameter, trained[1][name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -106,7 +142,7 @@ MODES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[Tensor, Tensor], 
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the output has no row")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "options"),
@@ -166,3 +202,24 @@ def test_a_stock_trainer_gives_each_voter_its_own_gradient(mode: str, options: d
         trainer.args.max_steps = 3
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert trainer.state.global_step == 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_smoothed_labels_are_shifted_for_a_wrapped_decoder(tmp_path: Path) -> None:
+    rows: Any = Rows()
+    rows.labels = rows.ids
+
+    def loss(trained: Any) -> float:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), label_smoothing_factor=0.1, max_steps=1, save_strategy="no", report_to=[], use_cpu=True
+        )
+        return transformers.Trainer(model=trained, args=arguments, train_dataset=rows).train().training_loss
+
+    torch.manual_seed(0)
+    plain = gpt()
+    with torch.no_grad():
+        plain.transformer.wte.weight.mul_(50)
+    wrapped: Any = neo.Wrapper(output={"logits": Logits(dim=-1)})(copy.deepcopy(plain))
+    assert wrapped._get_name() == "GPT2LMHeadModel"
+    assert repr(wrapped).startswith("GPT2LMHeadModel[neo")
+    assert loss(wrapped) == pytest.approx(loss(plain), rel=1e-4)

@@ -152,9 +152,9 @@ def _is_fresh(parameter: Tensor, history: _History) -> bool:
 
 
 def _report(
-    optimizer: Optimizer, wrapped: nn.Module, missed: list[str], stale: list[str], history: _History, depth: int
+    optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], history: _History, depth: int
 ) -> None:
-    name, model = type(optimizer).__name__, wrapped._get_name()
+    name, model = type(optimizer).__name__, wrapped._workbench_name()
     if stale:
         history.next = 0  # to refuse the next step as well
         raise OptimizerMismatchError(

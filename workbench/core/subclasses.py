@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
 from .ownership import MARK
 from .peft_refusals import refusals_of
@@ -68,7 +69,7 @@ def subclass(
     namespace[method] = answer
     if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
         namespace["save_pretrained"] = saving_pretrained(save)
-    namespace.update(refusals_of(cls))
+    namespace.update({**refusals_of(cls), **encoders_of(cls)})
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers

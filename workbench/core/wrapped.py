@@ -218,9 +218,15 @@ class Wrapped(WrappedParameters, Persistent):
 
         return explained(self)
 
-    def _get_name(self) -> str:
+    # not by `_get_name`: transformers' Trainer looks the name up to find out whether labels are shifted
+    def __repr__(self) -> str:
+        plain, name = super().__repr__(), self._get_name()
+        return self._workbench_name() + plain.removeprefix(name) if plain.startswith(f"{name}(") else plain
+
+    def _workbench_name(self) -> str:
+        """The name of the model's class, and the wrappers."""
         if "_workbench" not in self.__dict__:
-            return super()._get_name()
+            return self._get_name()
         names = ", ".join(repr(method) for method in self._workbench.methods)
         method = "" if self._workbench.method == "forward" else f".{self._workbench.method}"
         return f"{type(self)._plain_class.__name__}{method}[{names}]"

@@ -145,6 +145,13 @@ class BranchedState:
     def _with_tensors(self, function: Callable[[Tensor], Tensor]) -> BranchedState:
         return BranchedState(self._axes, _duplicate(self._parts, function), self._rows)
 
+    def __bool__(self) -> bool:
+        """As what each branch has: models ask `if past_key_values` whether there is a cache, and whether it holds anything."""
+        answers = {bool(part) for part in self._parts if not isinstance(part, Tensor)}
+        if len(answers) != 1:
+            _refused("a truth value")()
+        return answers.pop()
+
     def __repr__(self) -> str:
         kinds = [
             f"Tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__

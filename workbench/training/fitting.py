@@ -214,7 +214,7 @@ def fit(
         wrapped.to(target, dtype)
         criterion = criterion or weighted or _default_criterion(wrapped, first, structured, has_folds=cut is not None)
         settings = {
-            "wrapped": wrapped._get_name(),
+            "wrapped": wrapped._workbench_name(),
             "epochs": str(epochs),
             "batch size": str(size),
             "patience": str(patience),

@@ -120,7 +120,7 @@ class TracedStep:
         return self._replayed(self._recorded[form], form, batch)
 
     def _stop(self, reason: str) -> None:
-        log.debug("%s: steps are taken as ever (%s)", self.wrapped._get_name(), reason)
+        log.debug("%s: steps are taken as ever (%s)", self.wrapped._workbench_name(), reason)
         self.off = reason
         self._recorded.clear()
         self._facts = None
@@ -206,8 +206,8 @@ class TracedStep:
         self._stop("a step as ever gave other numbers")
         if runs > TRIALS:
             warnings.warn(
-                f"{self.wrapped._get_name()}: something outside of the model has changed what its steps compute, and since some step after "
-                f'number {runs // 2} of this training they were taken without it. Train once more with strategy="eager"',
+                f"{self.wrapped._workbench_name()}: something outside of the model has changed what its steps compute, and since some step "
+                f'after number {runs // 2} of this training they were taken without it. Train once more with strategy="eager"',
                 WorkbenchWarning,
                 stacklevel=2,
             )

@@ -23,8 +23,13 @@ WHOLE = (
     "tile_and_reduce=True says that the mean is meant"
 )
 
+OWN_LOSS = (
+    "so every voter answers every row: that number is the mean of what each of them gives, so that each has a gradient of its own, while a loss "
+    "that is computed of other outputs is that of the mean of the voters: wrapped.loss(criterion, x, y) trains each voter on every row"
+)
 MIXED = "the rows of a batch depend on each other in this model"
 NO_ROWS = "the output has no row for each row of the input"
+NUMBER = "the model gives a number for all rows of a batch, as those do that compute a loss of their labels"
 
 
 def tell(wrapped: Any, key: str, message: str, stacklevel: int = 5) -> None:
@@ -36,7 +41,7 @@ def tell(wrapped: Any, key: str, message: str, stacklevel: int = 5) -> None:
 
 def tell_whole(wrapped: Any, key: str, why: str) -> None:
     """Warn once for each key that the mean of all voters answers, where rows were to be dealt out."""
-    tell(wrapped, key, f"vote: {why}, {WHOLE}", stacklevel=6)
+    tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}", stacklevel=6)
 
 
 def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:
@@ -133,6 +138,8 @@ def _dependence(wrapped: Any, table: Table, rows: Tensor, count: int, args: tupl
                 return MIXED
             if among.keys() != alone.keys():
                 return MIXED
+            if numbers := [place for place, whole in among.items() if not whole.dim()]:
+                return f"{NUMBER} ({', '.join(numbers)})"
             for place, whole in among.items():
                 if not whole.dim() or len(whole) != count or len(alone[place]) != len(rows):
                     return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} rows)"

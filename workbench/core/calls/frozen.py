@@ -74,8 +74,8 @@ class Frozen:
         """Raise FrozenModelError if somebody has changed it."""
         if not self.unchanged():
             raise FrozenModelError(
-                f"{self._wrapped._get_name()} was changed inside of `with wrapped.frozen():` ({self._difference()}), where it serves as it was: "
-                "make changes outside of the block, or on copy.deepcopy(wrapped)"
+                f"{self._wrapped._workbench_name()} was changed inside of `with wrapped.frozen():` ({self._difference()}), where it serves as "
+                "it was: make changes outside of the block, or on copy.deepcopy(wrapped)"
             )
 
     def go_on(self) -> None:
@@ -122,7 +122,7 @@ def enter(wrapped: Any) -> Frozen:
         if runtime.frozen is None:
             if wrapped.training:
                 raise RuntimeError(
-                    f"{wrapped._get_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() before"
+                    f"{wrapped._workbench_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() before"
                 )
             runtime.frozen = Frozen(wrapped)
             _ACTIVE.append(runtime.frozen)
@@ -145,7 +145,7 @@ def refuse_change(wrapped: Any, what: str) -> None:
     runtime = wrapped.__dict__.get("_engine")
     if runtime is not None and runtime.frozen is not None:
         raise FrozenModelError(
-            f"{what} would change {wrapped._get_name()}, which is inside of `with wrapped.frozen():`; call it outside of the block, or on "
+            f"{what} would change {wrapped._workbench_name()}, which is inside of `with wrapped.frozen():`; call it outside of the block, or on "
             "copy.deepcopy(wrapped)"
         )
 

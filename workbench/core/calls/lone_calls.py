@@ -58,7 +58,7 @@ class Alone:
         )
         warnings.warn(
             f"a {type(module).__name__} inside a wrapped model is called by itself{where}, and answers as {who} (methods that call "
-            f"layers do so: generate of an encoder-decoder model, feature extraction). Call the wrapped model as a whole, {remedy}, or ask each "
+            f"layers do so, such as get_encoder and feature extraction). Call the wrapped model as a whole, {remedy}, or ask each "
             "of wrapped.voters()",
             WorkbenchWarning,
             stacklevel=4,

@@ -148,20 +148,20 @@ class RecordedCalls:
 
     def stop(self, reason: str) -> None:
         """Take all calls as ever from now on."""
-        log.debug("%s: calls are taken as ever (%s)", self._wrapped._get_name(), reason)
+        log.debug("%s: calls are taken as ever (%s)", self._wrapped._workbench_name(), reason)
         self.off = reason
         self.forget()
 
     def skip(self, kind: _Kind, reason: str) -> None:
         """Take calls of one kind as ever from now on."""
-        log.debug("%s: calls of a kind are taken as ever (%s)", self._wrapped._get_name(), reason)
+        log.debug("%s: calls of a kind are taken as ever (%s)", self._wrapped._workbench_name(), reason)
         kind.off, kind.recorded = True, None
 
     def tell_difference(self, runs: int) -> None:
         """Warn of answers that were other ones than those of calls as ever."""
         warnings.warn(
-            f"{self._wrapped._get_name()}: something outside of the model has changed what its calls compute, and since some call after number "
-            f"{runs // 2} of its kind they were answered without it. From now on they are right; ask again for those since then",
+            f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and since some call after "
+            f"number {runs // 2} of its kind they were answered without it. From now on they are right; ask again for those since then",
             WorkbenchWarning,
             stacklevel=2,
         )
