@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchWarning, neo, vote
+from workbench import WorkbenchWarning, compose, neo, sculpt, vote
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
@@ -223,3 +223,94 @@ def test_smoothed_labels_are_shifted_for_a_wrapped_decoder(tmp_path: Path) -> No
     assert wrapped._get_name() == "GPT2LMHeadModel"
     assert repr(wrapped).startswith("GPT2LMHeadModel[neo")
     assert loss(wrapped) == pytest.approx(loss(plain), rel=1e-4)
+
+
+TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
+    "classes": lambda labels: labels,
+    "tokens": lambda labels: F.pad(labels[:, 1:], (0, 1), value=-100),
+    "values": lambda labels: labels,
+}
+CRITERIA: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "classes": lambda output, y: F.cross_entropy(output.logits, y),
+    "tokens": lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten()),
+    "values": lambda output, y: F.mse_loss(output.logits, y),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("voters", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stock_trainer_trains_risk_heads_by_their_likelihood(mode: str, voters: int, tmp_path: Path) -> None:
+    make, output, labels = MODES[mode]
+    rows: Any = Rows(8)
+    rows.labels = labels(rows.ids, rows.labels)
+    if mode == "tokens":
+        rows.labels[:, 0] = -100  # which some versions of the Trainer count
+    model: Any = make()
+    if mode == "values":
+        model.config.problem_type = "regression"
+    head = sculpt.Wrapper(n_layers=1, output=output)
+    wrapped: Any = (head if voters == 1 else compose(vote.Wrapper(voters, output=output), head))(model)
+    by_hand = copy.deepcopy(wrapped).train()
+    by_hand.loss(CRITERIA[mode], {"input_ids": rows.ids}, TARGETS[mode](rows.labels)).backward()
+    found: dict[str, Tensor] = {}
+
+    class Look(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            found.update({name: p.grad.clone() for name, p in wrapped.named_parameters() if p.grad is not None})
+
+    # tokens are counted over all batches between two steps, so that these may be accumulated
+    size = 4 if mode == "tokens" else 8
+    options = transformers.TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=8 // size,
+        max_steps=1,
+        max_grad_norm=0.0,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+    )
+    transformers.Trainer(model=wrapped, args=options, train_dataset=rows, callbacks=[Look()]).train()
+    expected = {name: p.grad for name, p in by_hand.named_parameters() if p.grad is not None}
+    assert any("@sculpt" in name for name in expected)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+class Penalised(nn.Module):
+    """Its loss is none of those that are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        y = self.head(self.embedding(input_ids).mean(1))
+        return (
+            {"logits": y} if labels is None else {"loss": F.cross_entropy(y, labels) + y.square().mean(), "logits": y}
+        )
+
+
+class Conditional(Penalised):
+    """Labels are an input."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(input_ids)["logits"] + labels[:, None]}
+
+
+def test_heads_that_a_models_own_loss_cannot_train_are_told_once() -> None:
+    rows = Rows(6)
+    wrapped: Any = sculpt.Wrapper(n_layers=1, output={"logits": Logits()})(Penalised())
+    with pytest.warns(WorkbenchWarning, match=r"does not train the risk heads.*wrapped\.loss") as told:
+        wrapped(input_ids=rows.ids, labels=rows.labels)
+    assert len(told) == 1
+    wrapped(input_ids=rows.ids, labels=rows.labels)
+    sculpt.Wrapper(n_layers=1, output={"logits": Logits()})(Conditional())(rows.ids, rows.labels)
+
+    places = {"start_positions": rows.labels, "end_positions": rows.labels}
+    answering: Any = transformers.BertForQuestionAnswering(bert(0.0).config)
+    wrapped = sculpt.Wrapper(n_layers=1, output={"start_logits": Logits(), "end_logits": Logits()})(answering)
+    with pytest.warns(WorkbenchWarning, match=r"does not train the risk heads.*start_positions, end_positions"):
+        wrapped(rows.ids, **places)

@@ -42,6 +42,8 @@ class Runtime:
     def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:
         # by thread: whether its last call asked for the risk, where something surrounds the calls
         self.asked: dict[int, bool] = {}
+        # by the kind of labels: how they become targets of risk heads, or why that cannot be told
+        self.pairings: dict[Any, Any] = {}
         self.marks = Marks(root._workbench.token)
         self.recorded = RecordedCalls(root)
         self.table = Table(root, root._workbench, views, originals)

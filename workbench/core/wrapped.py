@@ -17,6 +17,7 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
 from .batches.call_arguments import opened, positional_names
+from .calls import labelled_calls
 from .calls import predict as calling
 from .calls.frozen import asked, refuse_change
 from .calls.recorded_calls import Taken
@@ -289,16 +290,16 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         compiling
     ):  # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
         if frozen is None:
-            return calling.predict(wrapped, args, kwargs, risk, tile)
+            return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
         with torch.no_grad():
-            return calling.predict(wrapped, args, kwargs, risk, tile)
+            return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
     gradients = nullcontext() if frozen is None else torch.no_grad()
     surroundings = Surroundings()
     try:  # `guarded` would be one more frame between warnings and the line that they name
         if frozen is not None:
             frozen.check()
         with gradients:
-            answer = calling.predict(wrapped, args, kwargs, risk, tile)
+            answer = labelled_calls.predict(wrapped, args, kwargs, risk, tile)
             if trial is not None:
                 trial.end(answer)
         if frozen is not None:

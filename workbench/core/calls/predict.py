@@ -158,11 +158,22 @@ def loss(
     wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, kwargs: dict[str, Any], y: Any
 ) -> Tensor:
     """See `Wrapped.loss`."""
-    record, scaling = wrapped._workbench, extra(wrapped, "scaling")
-    if scaling is not None:
+    if (scaling := extra(wrapped, "scaling")) is not None:
         (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
-    axes = branched.axes
+    return loss_of_branches(wrapped, branched, criterion, args, kwargs, y)
+
+
+def loss_of_branches(
+    wrapped: Any,
+    branched: Branched,
+    criterion: Callable[[Any, Any], Tensor] | None,
+    args: tuple,
+    kwargs: dict[str, Any],
+    y: Any,
+) -> Tensor:
+    """The loss of what all branches gave for these inputs; see `Wrapped.loss`."""
+    record, axes = wrapped._workbench, branched.axes
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)

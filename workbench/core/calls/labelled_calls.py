@@ -1,0 +1,99 @@
+"""Calls in training mode of models that compute a loss of their `labels`, as a Trainer of transformers makes them: they train risk heads too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engine.tree import flatten, is_float, names
+from ..batches.call_arguments import positional_names
+from ..batches.dealing import tell
+from ..batches.own_loss import LABELS, OTHERS, Pairing, pairing_of, refuse_others
+from ..method import Call, Method
+from ..outputs.meanings import IGNORED
+from ..ownership import extra
+from . import predict as calling
+from .feedback import mark_means
+from .risks import reduced
+
+ITEMS = "num_items_in_batch"  # by which transformers divides a sum of losses, of all batches between two steps
+
+
+def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
+    """What `calls.predict.predict` gives; where the model computes the loss itself that trains it, with the likelihood of its risk heads added.
+
+    Without it nothing would train the heads, since the model's own loss does not know them.
+    """
+    heads = _heads(wrapped) if wrapped.training and not return_risk and tile_and_reduce is not False else None
+    if heads is None or not torch.is_grad_enabled():
+        return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
+    named = {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
+    if not any(isinstance(named.get(name), Tensor) for name in (LABELS, *OTHERS)):
+        return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
+    if torch.compiler.is_dynamo_compiling():  # labels are told from values
+        from ...engine.executors import graph_break
+
+        return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
+    batch = {name: value for name, value in named.items() if isinstance(value, Tensor) and name != ITEMS}
+    pairing = _pairing(wrapped, batch)
+    if isinstance(pairing, str):
+        y = calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
+        if _loss_among(y) is not None:  # else labels are an input like others
+            tell(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing), stacklevel=6)
+        return y
+    plan = calling.plan_of(wrapped, Call(wrapped.training, True, loss=True))
+    branched, _ = calling.run(wrapped, plan, args, kwargs)
+    y, _ = reduced(wrapped, branched, False, None)
+    mark_means(wrapped, plan, y)
+    x, target = pairing.pair(batch)
+    likelihood = calling.loss_of_branches(wrapped, branched, None, (), x, target)
+    if (items := kwargs.get(ITEMS)) is not None:
+        likelihood = likelihood * ((target != IGNORED).sum() / items)
+    leaves, rebuild = flatten(y)
+    at = _loss_among(y)
+    leaves[at] = leaves[at] + likelihood.to(leaves[at].dtype)
+    return rebuild(leaves)
+
+
+_NOT_TRAINED = (
+    "{0}: the loss that the model computes of its labels does not train the risk heads, which stay as they were drawn, and what they are to "
+    "learn cannot be told from it. Train by wrapped.loss(criterion, x, y), or leave {0} out. {1}"
+)
+
+
+def _heads(wrapped: Any) -> Method | None:
+    """The method whose heads stand beside the model's own output and are trained by their likelihood."""
+    for method in wrapped._workbench.methods:
+        axis = method.axis(Call(True, True))
+        if axis is not None and axis.own_first:
+            return method
+    return None
+
+
+def _pairing(wrapped: Any, batch: Mapping[str, Any]) -> Pairing | str:
+    """How labels become targets of the heads, or why that cannot be told."""
+    pairings, labels = wrapped.__dict__["_engine"].pairings, batch.get(LABELS)
+    kind = None if labels is None else (labels.dim(), labels.is_floating_point())
+    if kind not in pairings:
+        try:
+            refuse_others(batch)
+            if extra(wrapped, "scaling") is not None:
+                raise ValueError("The model has units of its own, in which its labels are not (wrapped.unscale())")
+            with torch.autocast(batch[LABELS].device.type, enabled=False):
+                pairings[kind] = pairing_of(wrapped, batch)
+        except ValueError as error:
+            pairings[kind] = str(error)
+    return pairings[kind]
+
+
+def _loss_among(y: Any) -> Any:
+    """The place of the loss that a model gives beside its scores; None if there is none."""
+    leaves, paths = flatten(y)[0], names(y)
+    numbers = [i for i, leaf in enumerate(leaves) if is_float(leaf) and leaf.dim() == 0]
+    return next((i for i in numbers if paths[i] == "loss"), numbers[0] if numbers else None)
+
+
+__all__ = ["predict"]
