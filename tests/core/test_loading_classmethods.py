@@ -201,8 +201,9 @@ def test_other_settings_than_those_that_were_saved_are_told(bert: Any, tmp_path:
 def test_what_a_plain_class_could_not_read_is_not_saved(bert: Any, tmp_path: Path) -> None:
     cls, plain, _ = bert
     wrapped = vote.Wrapper(3, share="rank1")(plain)  # its shared weights are no voter's
-    with pytest.raises(TypeError, match=r"workbench\.save"):  # the Trainer, which would read them
-        wrapped.save_pretrained(tmp_path / "saved", state_dict=wrapped.state_dict())
+    for state in (wrapped.state_dict(), None):  # the Trainer, which would read them
+        with pytest.raises(TypeError, match=r"workbench\.save"):
+            wrapped.save_pretrained(tmp_path / "saved", state_dict=state)
     assert not (tmp_path / "saved").exists()
     wrapped.save_pretrained(tmp_path / "saved")
     with pytest.raises(OSError, match=r"model\.safetensors"):

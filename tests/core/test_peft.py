@@ -92,6 +92,35 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
         assert torch.equal(wrapped(**INPUTS).logits, before)
 
 
+def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:
+    wrapped = _trained(plain)
+    plain.save_pretrained(tmp_path)
+    calls = {
+        "add_adapter": lambda: wrapped.add_adapter("two", plain.peft_config["default"]),
+        "add_weighted_adapter": lambda: wrapped.add_weighted_adapter(["default"], [1.0], "two"),
+        "load_adapter": lambda: wrapped.load_adapter(tmp_path, "default"),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{name} of this wrapped Peft.* and wrap"):
+            call()
+    sampled = sample.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain))
+    sampled.load_adapter(tmp_path, "default")  # all share them anyway
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_folder_gives_the_adapters_of_all_voters_and_to_peft_those_of_the_first(plain: Any, tmp_path: Path) -> None:
+    wrapped, other = _trained(plain), vote.Wrapper(3, output={"logits": Logits()})(plain).eval()
+    wrapped.save_pretrained(tmp_path, state_dict=None)
+    wrapped.save_pretrained(tmp_path)  # again, beside what peft reads
+    other.load_adapter(tmp_path, "default")
+    first = peft.PeftModel.from_pretrained(copy.deepcopy(plain).unload(), tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(other(**INPUTS).logits, wrapped(**INPUTS).logits)
+        torch.testing.assert_close(first(**INPUTS).logits, wrapped.voters()[0](**INPUTS).logits)
+    with pytest.raises(ValueError, match="n_voters"):
+        vote.Wrapper(2, output={"logits": Logits()})(plain).load_adapter(tmp_path, "default")
+
+
 def test_plain_models_of_a_wrapped_class_merge_as_peft_does(plain: Any) -> None:
     unwrapped = sample.Wrapper(2)(plain).unwrap()
     with torch.no_grad():

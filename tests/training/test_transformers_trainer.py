@@ -314,3 +314,27 @@ def test_heads_that_a_models_own_loss_cannot_train_are_told_once() -> None:
     wrapped = sculpt.Wrapper(n_layers=1, output={"start_logits": Logits(), "end_logits": Logits()})(answering)
     with pytest.warns(WorkbenchWarning, match=r"does not train the risk heads.*start_positions, end_positions"):
         wrapped(rows.ids, **places)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore:vote. the model gives a number"
+)
+def test_a_trainer_goes_on_with_the_adapters_of_all_voters(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    rows: Any = Rows()
+    rows.labels = rows.ids
+    torch.manual_seed(0)
+    adapters = peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    plain = peft.get_peft_model(gpt(), adapters)
+
+    def trained(**options: Any) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        wrapped: Any = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(copy.deepcopy(plain))
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=3, save_steps=1, learning_rate=0.1, report_to=[], use_cpu=True
+        )
+        transformers.Trainer(model=wrapped, args=arguments, train_dataset=rows).train(**options)
+        return dict(wrapped.state_dict())
+
+    whole, resumed = trained(), trained(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())

@@ -10,11 +10,14 @@ _MERGED = (
     "[voter.merge_and_unload() for voter in wrapped.voters()], or of the plain model before wrapping it"
 )
 _TAKEN = "an adapter of the first branch only. Do that to the plain model (wrapped.unwrap()), and wrap it again"
+_ADDED = "one set of adapters, which all branches would share. Do that to the plain model (wrapped.unwrap()), and wrap it again"
 _REFUSED = {
     "merge_adapter": f"would merge {_MERGED}",
     "merge_and_unload": f"would merge {_MERGED}",
     "unload": f"would take away {_TAKEN}",
     "delete_adapter": f"would take away {_TAKEN}",
+    "add_adapter": f"would add {_ADDED}",
+    "add_weighted_adapter": f"would add {_ADDED}",
     "generate": "would ask the first branch only, since peft gives the call to the model inside. Wrap that one: "
     "wrapper(model.get_base_model()) holds the adapters as well",
 }

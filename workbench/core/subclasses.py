@@ -14,6 +14,7 @@ from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
 from .ownership import MARK
 from .peft_refusals import refusals_of
+from .saving.adapters import loading_adapters
 from .saving.save_pretrained import saving_pretrained
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -69,6 +70,8 @@ def subclass(
     namespace[method] = answer
     if inspect.isfunction(save := getattr(cls, "save_pretrained", None)):
         namespace["save_pretrained"] = saving_pretrained(save)
+    if hasattr(cls, "load_adapter") and any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
+        namespace["load_adapter"] = loading_adapters(cls.load_adapter)
     namespace.update({**refusals_of(cls), **encoders_of(cls)})
     if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
         namespace["__call__"] = nn.Module.__call__

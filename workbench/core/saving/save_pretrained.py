@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ...atomic import write as write_text
+from .adapters import WHOLE, has_readable_adapters, write_adapters
 from .file_format import CHECKSUM, metadata_of, tensors_of, write
 from .model_card import write_card
 from .outer import around_of, split_outer
 from .wrapper_json import described, import_path
 
 TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
-WHOLE = "workbench.safetensors"  # of a folder that the plain class does not read
 AROUND = "workbench_calibration.safetensors"  # what stands around the model, beside one of these
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # names of transformers
 _UNKNOWN = {
@@ -63,7 +63,9 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
                     "(huggingface_hub.upload_folder)"
                 )
         folder, main = Path(options.pop("save_directory")), options.get("is_main_process", True)
+        by_trainer = "state_dict" in options  # None in newer versions, where the user would not write it
         state = options.pop("state_dict", None)
+        adapters = "peft" in libraries and has_readable_adapters(self)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give a folder")
         if main:
@@ -72,13 +74,13 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
             save(self, folder, state_dict={**plain, **(state or self.state_dict())}, **options)
             if main:
                 _note(self, folder, state or self.state_dict())
-        elif state is not None:
+        elif by_trainer and not adapters:
             raise TypeError(
                 f"the weights of this wrapped {type(self).__name__} are none that the plain class could read, so that the Trainer could not go "
                 'on from them: save_strategy="no", and save_pretrained(folder) or workbench.save(wrapped, path) after the training'
             )
         elif main:
-            _save_whole(self, folder)
+            _save_whole(self, folder, adapters)
         if main:
             write_card(self, folder)
         return None
@@ -194,12 +196,11 @@ def names_in(folder: Path) -> dict[str, Path]:
     return names
 
 
-def _save_whole(wrapped: Any, folder: Path) -> None:
-    """The configuration, and all in one file of ours."""
+def _save_whole(wrapped: Any, folder: Path, readable: bool) -> None:
+    """The configuration, and all in one file of ours; beside it the adapters of the first branch, where peft may read these."""
+    others = ("adapter_model.bin",) if readable else ("adapter_model.*",)
     stale = [
-        file.name
-        for pattern in ("model*.safetensors", "adapter_model.*", "pytorch_model*.bin")
-        for file in folder.glob(pattern)
+        file.name for pattern in ("model*.safetensors", *others, "pytorch_model*.bin") for file in folder.glob(pattern)
     ]
     if stale:
         raise ValueError(
@@ -214,6 +215,8 @@ def _save_whole(wrapped: Any, folder: Path) -> None:
     config.save_pretrained(folder)
     for adapter in adapters.values() if len(adapters) == 1 else ():
         adapter.save_pretrained(folder)
+    if readable:
+        write_adapters(wrapped, folder)
     if (generation := getattr(base, "generation_config", None)) is not None:
         generation.save_pretrained(folder)
     _write_whole(wrapped, folder)
