@@ -16,6 +16,7 @@ from workbench import compose, neo, sculpt, vote
 from workbench.errors import NotFittedError
 from workbench.widgets import Explorer
 from workbench.widgets.common.predictions import predict_cases
+from workbench.widgets.explorer import models as models_module
 
 pytest.importorskip("ipywidgets")
 
@@ -221,3 +222,32 @@ def test_nothing_of_another_model_stays_where_a_model_has_nothing_to_show() -> N
     explorer.model = "both"
     assert explorer.message == ""
     assert "svg" in picture.value
+
+
+# ---- trained on
+def test_a_model_that_was_trained_since_is_asked_again_about_all_rows(explorer: Explorer) -> None:
+    explorer.model = "noise"
+    widget = view(explorer)
+    before = explorer.values.clone(), widget.list.options
+    with torch.no_grad():
+        for parameter in (*explorer.models["both"].parameters(), *explorer.models["noise"].parameters()):
+            parameter.mul_(1.7).add_(0.1)
+    explorer.select(explorer.row)
+    for name, model in explorer.models.items():
+        explorer.model = name
+        alone = Explorer(model, explorer.data, by=explorer.by).select(explorer.row)
+        assert torch.equal(explorer.ranked, alone.ranked)
+        assert torch.equal(explorer.values, alone.values)
+        assert torch.equal(explorer.prediction, alone.prediction)
+        assert explorer.summary() == alone.summary()
+        assert widget.list.options == view(alone).list.options
+    explorer.model = "noise"
+    assert not torch.equal(explorer.values, before[0])
+    assert widget.list.options != before[1]
+
+
+def test_asking_changes_no_parameter_that_is_looked_at(explorer: Explorer) -> None:
+    asked_of = explorer._asked_of
+    explorer.select(3).edit({"load": 1.0}).by = "error"
+    assert explorer.importance is not None
+    assert models_module.versions_of(explorer.models) == asked_of

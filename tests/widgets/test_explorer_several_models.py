@@ -219,3 +219,16 @@ def test_the_list_of_models_changes_what_is_shown() -> None:
     explorer.select(int(explorer.ranked[-1]))
     assert f"<b>row {explorer.row}</b>" in v.chosen.value
     assert explorer.message == ""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_that_was_trained_since_is_asked_again_about_all_rows(name: str) -> None:
+    explorer = made(name, by="total").select(3)
+    with torch.no_grad():
+        for parameter in explorer.models["voters"].parameters():
+            parameter.mul_(1.7).add_(0.1)
+    explorer.select(2)
+    alone = Explorer(explorer.wrapped, explorer.data, by="total").select(2)
+    assert torch.equal(explorer.ranked, alone.ranked)
+    assert torch.equal(explorer.values, alone.values)
+    assert torch.equal(explorer.prediction, alone.prediction)

@@ -10,6 +10,7 @@ from torch import nn
 
 from workbench import sample, vote
 from workbench.widgets import Comparison
+from workbench.widgets.common.jobs import Jobs
 
 
 def rows(n=80, seed=0):
@@ -157,3 +158,60 @@ def test_exports_are_of_the_present_settings(tmp_path, monkeypatch):
     text = comparison.export(tmp_path / "again.ipynb").read_text()
     assert "epochs = 1" in text
     assert "vote" not in text.replace("workbench", "")
+
+
+def activated(activation):
+    """A model whose first weights are the same whatever it computes with them."""
+    return lambda: nn.Sequential(nn.Linear(3, 8), activation(), nn.Linear(8, 1))
+
+
+class Bent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.outer(self.inner(x).relu())
+
+
+class Straight(Bent):
+    def forward(self, x):
+        return self.outer(self.inner(x))
+
+
+Straight.__qualname__ = Straight.__name__ = "Bent"  # the same class with other code, as after an edit of its cell
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(activated(nn.Tanh), activated(nn.ReLU)), (Bent, Straight)], ids=["activation", "code"]
+)
+def test_runs_of_a_model_that_computes_something_else_are_ranked_with_none(tmp_path, before, now):
+    trained(before, wrappers=["vote"], session=tmp_path / "runs")
+    comparison = Comparison(now, rows(), ["vote"], epochs=2, session=tmp_path / "runs")
+    assert comparison.results.empty
+    assert comparison.start(block=True).results.index.tolist() == ["plain", "vote"]
+    assert "the code or the settings of the model were others" in comparison.runs.differs[1]
+    again = Comparison(before, rows(), ["vote"], epochs=2, session=tmp_path / "runs")
+    assert again.results.index.tolist() == ["plain", "vote"]
+
+
+def test_runs_of_files_without_the_structure_of_the_model_are_still_compared():
+    comparison = trained()
+    for run in comparison._findings.runs:
+        run.origin = run.origin.partition(":")[0]
+    assert_outdated(comparison, [], "")
+
+
+def test_stop_before_the_first_step_speaks_of_no_earlier_run():
+    comparison = trained(epochs=1)
+    run = comparison._findings.runs[-1]
+    run.status = "stopped in epoch 1 of 1"
+    comparison.controls  # noqa: B018
+    findings, job = comparison._findings, Jobs().submit(lambda job: None, name="sample", block=True)
+    job.status, findings.batch = "stopped", {"sample": job}
+    findings.before = frozenset(run.id for run in findings.runs)
+    comparison._refresh()
+    assert "nothing was trained before Stop" in comparison.controls.status.value
+    findings.before = frozenset()
+    comparison._refresh()
+    assert "sample stopped in epoch 1 of 1, and can be used" in comparison.controls.status.value

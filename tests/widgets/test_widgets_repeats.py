@@ -100,7 +100,7 @@ def test_runs_of_other_settings_are_in_no_mean(trained):
     both = comparison.results.rmse
     comparison.controls.seeds.value = 3
     assert comparison.results.empty
-    assert comparison.outdated.differs.tolist() == ["trained on 2 of 3 splits and seeds"] * 2
+    assert comparison.outdated.differs.tolist() == ["trained on 2 of 3 seeds"] * 2
     comparison.start(block=True)
     runs = comparison.runs
     assert runs.seed.tolist() == [0, 0, 1, 1, 2, 2]  # only what was missing

@@ -57,7 +57,7 @@ def data_of(data: Any, split: int = 0) -> Data:
     if isinstance(data, Data):
         if len(data.train) < 20 or not len(data.test):
             raise ValueError(
-                f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed"
+                f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed: give more"
             )
         return one_target(data)
     source = read_rows(data)

@@ -226,6 +226,8 @@ def legend(
         columnspacing=1.2,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
+    for text in box.get_texts():
+        text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names are shown as they are
     box.set_in_layout(False)  # it lies inside; one that sticks out would make the Axes narrower still
     room, engine = ax.get_window_extent().width, ax.figure.figure.get_layout_engine()
     if columns > 1 and engine is not None and room < box.get_window_extent().width < 1.3 * room:

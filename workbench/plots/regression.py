@@ -355,7 +355,9 @@ def predicted_against_true(
         not_negative(risk=spread)
         (sd, centre, truth), notes = usable(spread, centre, truth)
     rmse = np.sqrt(np.mean((centre - truth) ** 2))
-    chosen, label = thinned(centre.size, f"RMSE {rmse:.3g}{f' {unit}' if unit else ''}")
+    chosen, label = thinned(
+        centre.size, f"RMSE {f'{rmse:,.0f}' if 999.5 <= rmse < 1e7 else f'{rmse:.3g}'}{f' {unit}' if unit else ''}"
+    )
     ax = new_axes(ax, (4.8, 4.8))
     shade, style = colour(ax, kind), point_look(chosen.size)
     low, high = min(centre.min(), truth.min()), max(centre.max(), truth.max())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,7 @@ border-radius:4px;font-size:11px;pointer-events:none}
 .wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;
 color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
-.wb-listing th{font-weight:600;vertical-align:bottom}
+.wb-listing th{font-weight:600;vertical-align:bottom;max-width:14em;overflow-wrap:anywhere}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
 .wb-listing tr:hover>td{background:rgba(128,128,128,.15)}
@@ -160,8 +161,20 @@ def exact(value: Tensor) -> str:
         ('209.8', 209.8000030517578, '491')
     """
     value = value.detach().cpu()
-    text = str((value.float() if value.dtype == torch.bfloat16 else value).numpy()[()])
-    return text.removesuffix(".0")
+    number: Any = (value.float() if value.dtype == torch.bfloat16 else value).numpy()[()]
+    if value.is_floating_point() and 1e-4 <= abs(number) < 1e9:
+        return np.format_float_positional(number, trim="-")
+    return str(number).removesuffix(".0")
+
+
+def unmathed(label: str) -> str:
+    """A label of a widget, which JupyterLab would read as a formula between two dollars: with wide ones, which it leaves alone.
+
+    Example:
+        >>> unmathed("$10k to $20k"), unmathed("price ($)")
+        ('＄10k to ＄20k', 'price ($)')
+    """
+    return label.replace("$", "\uff04") if label.count("$") > 1 else label
 
 
 def _feature(value: Tensor) -> str:
@@ -174,10 +187,11 @@ def number(value: float, unit: str = "", digits: int = 4) -> str:
     """A few digits and the unit.
 
     Example:
-        >>> number(34.1234, "MPa"), number(0.0)
-        ('34.12 MPa', '0')
+        >>> number(34.1234, "MPa"), number(0.0), number(1234.5, digits=2)
+        ('34.12 MPa', '0', '1234')
     """
-    text = f"{value:.{digits}g}" if not 1e4 <= abs(value) < 1e7 else f"{value:.0f}"
+    text = f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
+    text = f"{value:.0f}" if "e+" in text and abs(value) < 1e7 else text  # rounded up to the next power of ten
     return f"{text} {unit}" if unit else text
 
 

@@ -11,7 +11,9 @@ import base64
 import html
 import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,20 @@ viewBox='0 0 18 18'%3E%3Cpath d='M5.2 6.4 9 10.2l3.8-3.8 1.2 1.2-5 5-5-5z' fill=
 """
 
 
+def brief(name: str, most: int = 32) -> str:
+    """A name for a place with room for so many letters: its beginning and its end, which tell names of one beginning apart.
+
+    Example:
+        >>> brief("height of the barometer above the sea, station 12", 24)
+        'height of the…station 12'
+    """
+    name = " ".join(name.split())
+    if len(name) <= most:
+        return name
+    end = (most - 1) * 2 // 5
+    return f"{name[: most - 1 - end].rstrip()}…{name[-end:].lstrip()}"
+
+
 @dataclass(frozen=True)
 class Spot:
     """A place in a picture that says more while the pointer is over it.
@@ -90,6 +106,7 @@ def paint(ax: Axes) -> Axes:
     ax.tick_params(colors=INK)
     for text in (ax.xaxis.label, ax.yaxis.label, ax.title):
         text.set_color(INK)
+        text.set_parse_math(False)  # two dollars in a name are no formula
     for spine in ax.spines.values():
         spine.set_edgecolor(INK)
     return ax
@@ -106,6 +123,7 @@ def finish(figure: Figure) -> Figure:
     """
     from matplotlib.collections import LineCollection, PathCollection, QuadMesh
     from matplotlib.colors import to_hex
+    from matplotlib.ticker import FixedLocator
 
     for ax in figure.get_axes():
         ax.tick_params(colors=INK)
@@ -124,6 +142,14 @@ def finish(figure: Figure) -> Figure:
                 ):
                     if _is(get(), INK, TOTAL):
                         put(BACKDROP)
+        named = [axis for axis in (ax.xaxis, ax.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
+        ticks = (label for axis in named for label in axis.get_ticklabels())
+        for text in (ax.xaxis.label, ax.yaxis.label, ax.title, *ax.texts, *ticks):
+            text.set_parse_math(False)
+        box = ax.get_window_extent()
+        for text, room in ((ax.xaxis.label, box.width), (ax.yaxis.label, box.height)):
+            letters = room * 72 / ax.figure.figure.dpi / (0.5 * text.get_fontproperties().get_size_in_points())
+            text.set_text("\n".join(brief(line, max(24, int(letters))) for line in text.get_text().split("\n")))
         for text in (ax.xaxis.label, ax.yaxis.label, ax.title, *ax.texts):
             if to_hex(text.get_color()) != "#ffffff":  # white is on bars of a colour
                 text.set_color(text.get_color() if text.get_color() in COLOURS.values() else INK)
@@ -164,7 +190,8 @@ def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
 
     finish(figure)
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    with _no_words_on_glyphs():
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     width, height = (float(v) for v in figure.get_size_inches())
     colours = ";".join(f"{name}:{theme}" for name, theme in THEMED.values())
     # glyphs and the like that have no colour of their own would be black without `fill`
@@ -175,6 +202,14 @@ def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
         f"{_small(buffer.getvalue())}{''.join(_spot(spot, width * 72, height * 72) for spot in spots)}</svg></div>"
     )
+
+
+@contextmanager
+def _no_words_on_glyphs() -> Iterator[None]:
+    """No warnings of letters that matplotlib's font lacks: the page's fonts have them, and in pixels the boxes are seen."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def _small(text: str) -> str:
@@ -242,10 +277,11 @@ def _spot(spot: Spot, width: float, height: float) -> str:
         return ""
     else:
         mark = f'<circle class="wb-mark" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
-    wide, high = 5.2 * max(map(len, spot.lines)) + 8, 11.5 * len(spot.lines) + 5
+    said = [brief(line, int((width - 8) / 5.2)) for line in spot.lines]
+    wide, high = 5.2 * max(map(len, said)) + 8, 11.5 * len(said) + 5
     tip_x = x + 8 if x + 8 + wide < width else max(x - 8 - wide, 0)
     tip_y = min(max(y - high / 2, 0) if spot.y is not None else y, height - high)
-    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in spot.lines)
+    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in said)
     return (
         f'<g class="wb-spot">{mark}<g class="wb-tip"><rect rx="2" x="{tip_x:.0f}" y="{tip_y:.0f}" '
         f'width="{wide:.0f}" height="{high:.0f}"/><text y="{tip_y - 1:.0f}">{lines}</text></g></g>'
@@ -268,9 +304,10 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    FigureCanvasAgg(finish(figure)).print_figure(
-        buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}
-    )
+    with _no_words_on_glyphs():
+        FigureCanvasAgg(finish(figure)).print_figure(
+            buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}
+        )
     return buffer.getvalue()
 
 

@@ -35,7 +35,7 @@ def comparable_data(data: Any, split: int = 0) -> Data:
         return data_of(data, split)
     if len(suited.train) < 20 or not len(suited.test):
         raise ValueError(
-            f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed"
+            f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed: give more"
         )
     return suited
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ..common.jobs import Job
 from .controls import Controls
 from .findings import Findings
+from .repeats import in_words
 
 
 class Board:
@@ -107,11 +108,11 @@ class Board:
     def _announce(self) -> None:
         """Say what Train would do; a changed setting makes what was done a thing of the past."""
         c = self.controls
-        present, total = {kept.name for kept in self.findings.present}, len(self.findings.places)
+        present, places = {kept.name for kept in self.findings.present}, self.findings.places
         wanted = [row.name for row in c.rows.values() if row.tick.value and row.name not in present]
         c.bar.value, c.bar.bar_style = 0.0, ""
-        models = f"{len(wanted)} model{'s' if len(wanted) > 1 else ''}: {html.escape(', '.join(wanted))}"
-        models += f", on {total} splits and seeds" if total > 1 else ""
+        on = f" on {in_words(places)}" if len(places) > 1 else ""
+        models = f"{len(wanted)} model{'s' if len(wanted) > 1 else ''}{on}: {html.escape(', '.join(wanted))}"
         c.set_status(
             f"Train starts {models}." if wanted else "All ticked models are trained with these settings already."
         )
@@ -122,9 +123,8 @@ class Board:
         done = sum(job.status == "done" for job in batch)
         seconds = sum(job.seconds for job in batch)
         words = [f"<b>{'Stopped' if stopped else 'Done'}</b>: {done} of {len(batch)} trained in {seconds:.1f} s"]
-        partly = next(
-            (run for run in reversed(self.findings.runs) if stopped and run.status.startswith("stopped")), None
-        )
+        new = [run for run in self.findings.runs if stopped and run.id not in self.findings.before]
+        partly = next((run for run in reversed(new) if run.status.startswith("stopped")), None)
         if partly is not None:
             words.append(f"{html.escape(partly.name)} {partly.status}, and can be used")
         elif stopped and not done:

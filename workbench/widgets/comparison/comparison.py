@@ -28,13 +28,14 @@ from .controls import Controls
 from .findings import Entered, Findings
 from .matrix import matrix_page
 from .offers import variables_from
+from .origin import origin_of
 from .outcome import Outcome
 from .preparation import Request, prepared
 from .repeats import Splits
 from .saved import display_snapshot, saved_output
 from .session import Session, contents
 from .trainer import Trainer
-from .trials import Trained, Training, check_training, digest_of, threads_for
+from .trials import Trained, Training, check_training, threads_for
 
 
 class Comparison(Outcome):
@@ -134,7 +135,7 @@ class Comparison(Outcome):
         splits = Splits(data, made.data)
         splits.prepare(request.splits)
         names = [candidate.name for candidate, _, _ in made.rows]
-        findings = Findings(splits, names, self._entered, lambda seed: digest_of(made.model.new(seed)))
+        findings = Findings(splits, names, self._entered, lambda seed: origin_of(made.model.new(seed)))
         session = Session(request.session, made.data, str(made.model))
         threads = threads_for(made.plain, made.data)
         trainer = Trainer(made.model, findings, session, made.output, threads, lambda: self._board)

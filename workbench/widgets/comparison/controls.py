@@ -10,6 +10,7 @@ from typing import Any
 from workbench.errors import require
 
 from ..common import cases
+from ..common.cases import unmathed
 from ..common.pictures import STYLE
 from .forms import CandidateForm
 from .settings import PLAIN, Candidate, summary, wrapper_classes
@@ -81,7 +82,7 @@ class Row:
         about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
         self.tick = w.Checkbox(
             ticked or not candidate.parts,
-            description=self.name,
+            description=unmathed(self.name),
             indent=False,
             disabled=not candidate.parts,
             tooltip=about,
@@ -91,6 +92,8 @@ class Row:
         self.remove = None
         if added:
             self.remove = w.Button(icon="times", tooltip=f"Remove {self.name} from the list").add_class("wb-remove")
+        together = [widget for widget in (self.tick, self.remove) if widget is not None]
+        self.box = w.HBox(together, layout={"flex": "none", "overflow": "visible", "max_width": "100%"})
         self.panel = w.HTML(layout={"display": "none"}).add_class("wb-panel")
 
     @property
@@ -288,7 +291,7 @@ class Controls:
 
     def _arrange(self, shown: str) -> None:
         rows = list(self.rows.values())
-        self._checks.children = [widget for row in rows for widget in (row.tick, row.remove) if widget is not None]
+        self._checks.children = [row.box for row in rows]
         self._pick.options = [row.name for row in rows]
         self._pick.value = shown
         self.panels.children = [row.panel for row in rows]

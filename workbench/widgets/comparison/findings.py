@@ -13,7 +13,7 @@ from workbench.experiments.paired import Comparison, stated_test
 
 from ..common.jobs import Job
 from .panels import PanelData, view_of
-from .repeats import Place, Splits, beyond_noise, over, paired, spread, values
+from .repeats import Place, Splits, beyond_noise, in_words, number_of, over, paired, spread, values
 from .scores import ordered, table
 from .settings import Candidate
 from .trials import MOST_JUDGED, Trained, Training, panel
@@ -52,12 +52,13 @@ class Findings:
         splits: the data set, split by split.
         names: of the candidates, in the order in which they are shown.
         entered: what is set now.
-        origin_of: digest of the weights that the model starts at, by seed.
+        origin_of: digests of the weights that the model starts at and of its structure, by seed.
         batch: the jobs of the present training, or of the last one, by name.
         runs: every training, in order.
         deleted: the runs that were deleted at one time, the last ones last.
         failed: exception and traceback, by the name of the job.
         batch_of: what was entered when the batch began.
+        before: ids of the runs that were there when the batch began.
         origins: by seed, what `origin_of` gave when the model was looked at last.
         versions: of the data, as they are trained on.
     """
@@ -71,6 +72,7 @@ class Findings:
     deleted: list[list[Trained]] = field(default_factory=list)
     failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
     batch_of: Entered | None = None
+    before: frozenset[str] = frozenset()
     origins: dict[int, str] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
 
@@ -147,11 +149,11 @@ class Findings:
     @property
     def differences(self) -> dict[str, str]:
         """Why each of those that are not of the present settings can't be compared with the others."""
-        reasons, standing, total = self.reasons(), self.standing(), len(self.places)
+        reasons, standing, counted = self.reasons(), self.standing(), number_of(self.places)
         differences = {}
         for kept in self.kept:
             count = len(standing.get(kept.name, ()))
-            missing = f"trained on {count} of {total} splits and seeds" if 0 < count < total else ""
+            missing = f"trained on {count} of {counted}" if 0 < count < len(self.places) else ""
             if why := reasons.get(kept.id) or missing:
                 differences[kept.name] = why
         return differences
@@ -284,14 +286,8 @@ def _said_of(places: list[Place], comparison: Comparison | None) -> str:
     """What the numbers are means of, and what is marked."""
     if not over(places):
         return "One split, one seed: no ranking beyond this split."
-    splits, seeds = len({split for split, _ in places}), len({seed for _, seed in places})
-    each = (
-        f"{splits} splits" + (f", {seeds} seeds each" if seeds > 1 else "")
-        if splits > 1
-        else f"{seeds} seeds of one split"
-    )
     marked = "" if comparison is None else f" Marked is what is better than {comparison.reference} beyond noise."
-    return f"Mean ± standard error over {each}.{marked}"
+    return f"Mean ± standard error over {in_words(places)}.{marked}"
 
 
 def _mean(runs: Mapping[Place, Trained], metric: str) -> float:

@@ -41,16 +41,21 @@ def matrix_page(findings: Findings, output: Any) -> str:
     if not findings.present:
         return f"<p>{NONE_YET}</p>"
     try:
-        figure = matrix_figure(findings, output, {"figure": _themed_figure})
+        drawn = _drawn(findings, output)
     except Exception as error:  # the models are there all the same
         return f"<p>no picture: {html.escape(str(error))}</p>"
-    finish(figure)
-    for text in (*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())):
-        text.set_color(INK)
     absent = [kept.name for kept in findings.present if kept.wrapped is None]
     note = f"<p>Without {html.escape(', '.join(absent))}: read from a file, without weights.</p>" if absent else ""
+    return drawn + note
+
+
+def _drawn(findings: Findings, output: Any) -> str:
+    figure = finish(matrix_figure(findings, output, {"figure": _themed_figure}))
+    for text in (*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())):
+        text.set_color(INK)
+        text.set_parse_math(False)
     names = ", ".join(kept.name for kept in findings.present if kept.wrapped is not None)
-    return svg(figure, f"prediction and risks of {names} on {findings.data.name}") + note
+    return svg(figure, f"prediction and risks of {names} on {findings.data.name}")
 
 
 def _themed_figure(width: float, height: float) -> Any:

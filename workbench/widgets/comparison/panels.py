@@ -251,7 +251,7 @@ def _spread(ax: Any, answers: Predictions, unit: str) -> None:
 def _classes(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
     first, second = (paint(ax) for ax in figure.subplots(1, 2))
     assert answers.probs is not None
-    plots.reliability(answers.probs, view.y, 10, first)
+    plots.reliability(answers.probs, view.y, ax=first)  # in the bins of the table's ECE
     right = answers.y == view.y
     risk = answers.risk[answers.kind]
     if right.all() or not right.any():

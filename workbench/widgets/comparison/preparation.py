@@ -81,6 +81,11 @@ def prepared(model: Any, source: Any, request: Request) -> Prepared:
     Model(model)
     data = comparable_data(source, request.split)
     to_wrap, task, output = Model(model, data), data.task, request.output
+    if data.classes is not None and len(data.classes) < 2 and task == "classification":
+        raise ValueError(
+            f"data: all rows of {data.name} are of one class, {data.classes[0]!r}, so that there is nothing to tell apart; give rows of another "
+            "class as well"
+        )
     chosen = candidates(USUAL[task] if request.wrappers is None else request.wrappers)
     chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
     for candidate in chosen:

@@ -91,6 +91,30 @@ def over(places: Sequence[Place]) -> str:
     return "" if len(places) < 2 else "splits" if len({split for split, _ in places}) > 1 else "seeds"
 
 
+def in_words(places: Sequence[Place]) -> str:
+    """How many splits and seeds these places are.
+
+    Example:
+        >>> in_words([(0, 0), (0, 1)]), in_words([(0, 0), (1, 0)]), in_words([(0, 0), (0, 1), (1, 0), (1, 1)])
+        ('2 seeds of one split', '2 splits', '2 splits, 2 seeds each')
+    """
+    splits, seeds = len({split for split, _ in places}), len({seed for _, seed in places})
+    if splits == 1:
+        return f"{seeds} seeds of one split"
+    return f"{splits} splits" + (f", {seeds} seeds each" if seeds > 1 else "")
+
+
+def number_of(places: Sequence[Place]) -> str:
+    """How many trainings of a model that are.
+
+    Example:
+        >>> number_of([(0, 0), (0, 1)]), number_of([(0, 0), (0, 1), (1, 0), (1, 1)])
+        ('2 seeds', '4 splits and seeds')
+    """
+    several = [name for i, name in enumerate(("splits", "seeds")) if len({place[i] for place in places}) > 1]
+    return f"{len(places)} {' and '.join(several) or 'training'}"
+
+
 def values(runs: Mapping[Place, Trained], metric: str) -> list[float]:
     """A score split by split, each the mean over the seeds; on one split seed by seed; NaN where a run has none."""
     scores = {place: run.scores.get(metric, math.nan) for place, run in sorted(runs.items())}

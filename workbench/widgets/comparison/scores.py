@@ -52,7 +52,9 @@ class Column:
 
 
 def _three(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".") if 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
+    if 999.5 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if 1e-3 <= abs(value) < 1e3 else f"{value:.3g}"
 
 
 COLUMNS: dict[str, Column] = {
@@ -95,7 +97,12 @@ COLUMNS: dict[str, Column] = {
     "parameters_added": Column(
         "parameters added", "by the wrapper, on top of the plain model's", None, "{:+,.0f}".format
     ),
-    "seconds": Column("training (s)", "seconds that the training took", None, "{:.1f}".format),
+    "seconds": Column(
+        "training (s)",
+        "seconds that the training took; its first step, in which things are loaded once, counts as any other",
+        None,
+        "{:.1f}".format,
+    ),
     "passes": Column(
         "cost of a prediction",
         "time of a prediction with risk, in predictions of the plain baseline",

@@ -71,7 +71,7 @@ class Trainer:
             for candidate in entered.ticked
             if again or (candidate.name, place) not in whole
         ]
-        findings.batch_of, findings.batch = entered, {}
+        findings.batch_of, findings.batch, findings.before = entered, {}, frozenset(run.id for run in findings.runs)
         for candidate, _ in wanted:
             findings.forget_failures(candidate.name)
         for candidate, place in wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import platform
 import time
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 import workbench
 from workbench import metrics, plots
@@ -30,6 +28,7 @@ from ..common.inputs import Model
 from ..common.jobs import Job
 from ..common.predictions import CAUSES, Predictions, predict
 from . import several
+from .origin import difference, origin_of
 from .panels import PanelData, draw, size, view_of
 from .scores import TIMED_ROWS, parameters_added, passes, scores
 from .settings import Candidate
@@ -66,7 +65,7 @@ class Trained:
         scores: by the names of `scores.COLUMNS`.
         answers: about the rows of the picture; None if it could not be judged.
         error: why it could not be judged.
-        origin: digest of the weights that the plain model started at.
+        origin: digests of the weights that the plain model started at, and of its structure.
         versions: of the data, see `versions_of`.
         id: of this run, like no other's.
         number: of the run within its comparison, from 1.
@@ -121,8 +120,8 @@ class Trained:
             reasons.append(f"trained as {self.settings}")
         if self.status.startswith("stopped"):
             reasons.append(self.status)
-        if self.origin != origin:
-            reasons.append("the model started at other weights")
+        if other := difference(self.origin, origin):
+            reasons.append(other)
         if self.versions != versions:
             reasons.append("the data were changed since")
         return "; ".join(reasons)
@@ -135,17 +134,6 @@ def _said(value: Any) -> str:
 def software() -> dict[str, str]:
     """Versions of what trains."""
     return {"workbench": workbench.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def digest_of(model: nn.Module) -> str:
-    """Digest of all weights and buffers of a model."""
-    digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        digest.update(name.encode())
-        if isinstance(value, Tensor) and not is_lazy(value):
-            digest.update(f"{value.dtype} {list(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def versions_of(data: Data) -> tuple[int, ...]:
@@ -185,7 +173,7 @@ def trial(
         plain = plain.to(training.device)
     with own_random(training.seed, *{p.device for p in plain.parameters()}):
         wrapped = candidate.build(output)(model.new(training.seed).to(next(plain.parameters()).device))
-    origin, versions = digest_of(plain), versions_of(data)
+    origin, versions = origin_of(plain), versions_of(data)
     train, valid = parts(training.seed)
     watch = _Watch(job, candidate, data, output, training, publish)
     if job.cancelled:
@@ -204,7 +192,7 @@ def trial(
         progress=False,
         callback=watch,
     )
-    seconds = time.perf_counter() - start - watch.drawing
+    seconds = time.perf_counter() - start - watch.drawing - watch.excess
     stopped = history.interrupted or job.cancelled
     if stopped and not watch.steps:
         return None
@@ -274,14 +262,18 @@ class _Watch:
         self.records: list[tuple[int, float, float, float, float]] = []
         self.steps = self.epoch = 0
         self._start: float | None = None
-        self._first = 0.0
+        self._first = self.excess = 0.0
+        self._begun = time.perf_counter()
         self.drawing, self._next = 0.0, time.perf_counter() + FIRST_LIVE
 
     def __call__(self, progress: Progress) -> bool:
         if self.job.cancelled:
             return True
-        if self._start is None:  # the first step may take much longer than all others, and is not counted
-            self._start, self._first = time.perf_counter(), progress.fraction
+        now = time.perf_counter()
+        if self._start is None:  # the first step may take much longer than all others: what is loaded and recorded once
+            self._start, self._first = now, progress.fraction
+        elif self.steps == 1:
+            self.excess = max(0.0, self._start - self._begun - (now - self._start))
         self.steps, self.epoch = progress.step, progress.epoch
         if progress.epoch_ended:
             self.records.append((progress.epoch, float(progress.loss), progress.validation_loss, 0.0, 0.0))

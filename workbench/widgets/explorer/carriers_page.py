@@ -44,7 +44,7 @@ def _bars(e: Exploration) -> str:
         figure = pictures.new_figure(6.4, min(1.1 + 0.13 * count * (len(names) + 1), 9.0) + 0.4)
         ax = pictures.paint(figure.subplots())
         mean, spread = ({name: by[name] for name in names} for by in (importance.mean, importance.standard_error))
-        plots.importance(mean, importance.columns, ax, standard_error=spread)
+        plots.importance(mean, [pictures.brief(name) for name in importance.columns], ax, standard_error=spread)
         alt = "importance of columns: " + "; ".join(
             f"{name}: {', '.join(importance.ranked(name)[:3])}" for name in names
         )

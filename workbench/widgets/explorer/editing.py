@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.data import Data
+from workbench.data.frames import FrameEncoding
 from workbench.errors import require
-from workbench.widgets.common.cases import exact, pixel_range
+from workbench.widgets.common.cases import exact, pixel_range, unmathed
 
 MOST_SLIDERS = 8  # that are shown at once
 
@@ -57,6 +58,18 @@ def table_knobs(data: Data) -> dict[str, Knob]:
         name = column.name if column.name not in knobs else f"{column.name} [{i}]"
         knobs[name] = Knob(name, str(column), first, last, step, tip, None, i)
     return knobs
+
+
+def other_categories(data: Data) -> dict[int, list[int]]:
+    """By column that is 1 where a row has a category, the columns of the other ones."""
+    others: dict[int, list[int]] = {}
+    if isinstance(data.encoding, FrameEncoding):
+        first = 0
+        for part in data.encoding.parts:
+            group = range(first, first := first + len(part.columns))
+            if part.kind == "category":
+                others |= {i: [j for j in group if j != i] for i in group}
+    return others
 
 
 def nice_step(width: float) -> float:
@@ -163,6 +176,12 @@ class Editor:
         self._on_change = on_change
         self._x = data.train.x[0]
         self._columns = [column.name for column in data.features]
+        knob_at = {} if self.pictured else {knob.index: name for name, knob in self.knobs.items()}
+        self._others = {  # a row has one category at a time
+            knob_at[i]: [knob_at[j] for j in others if j in knob_at]
+            for i, others in ({} if self.pictured else other_categories(data)).items()
+            if i in knob_at
+        }
         self._sliders: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}
         self._quiet = False
@@ -213,7 +232,7 @@ class Editor:
                 raise ValueError(f"{name}: found {value}; give a finite number")
             named[str(name)] = float(value)
         for name, value in named.items():
-            self._note(name, value)
+            self._note(name, value, keep=named)
             self.bring(name)
             self._place(name)
 
@@ -276,16 +295,18 @@ class Editor:
 
     def _row(self, name: str) -> Any:
         w = require("ipywidgets")
-        return w.HBox([self._sliders[name], self._numbers[name]])
+        return w.HBox(
+            [self._sliders[name], self._numbers[name]], layout={"flex_flow": "row wrap", "justify_content": "flex-end"}
+        )
 
     def _number(self, knob: Knob) -> Any:
         w = require("ipywidgets")
         number = w.FloatText(
             step=knob.step,
-            description=knob.label,  # heard, not seen: it stands before the slider
+            description=unmathed(knob.label),  # heard, not seen: it stands before the slider
             description_allow_html=False,
             tooltip=f"{knob.tip}: what the model gets",
-            layout={"width": "92px", "flex": "none"},
+            layout={"width": "136px", "flex": "none"},  # all digits of a float32,
         ).add_class("wb-number")
         number.observe(lambda change, name=knob.name: self._typed(name, change["new"]), "value")
         return number
@@ -297,12 +318,12 @@ class Editor:
             min=knob.low,
             max=knob.high,
             step=knob.step,
-            description=knob.label,
+            description=unmathed(knob.label),
             readout=False,  # it would show the nearest whole step
             tooltip=knob.tip,
             description_allow_html=False,
             style={"description_width": "min(190px, 45%)"},
-            layout={"width": "auto", "flex": "1 1 auto", "min_width": "0"},
+            layout={"width": "auto", "flex": "1 1 170px", "min_width": "0"},
         )
         slider.observe(lambda change, name=knob.name: self._moved(name, change["new"]), "value")
         return slider
@@ -339,7 +360,13 @@ class Editor:
         self._place(name)
         self._on_change()
 
-    def _note(self, name: str, value: float) -> None:
+    def _note(self, name: str, value: float, keep: Collection[str] = ()) -> None:
+        """Take a value; another category takes the place of the one that the case had, but for those in `keep`."""
+        for other in self._others.get(name, ()) if value == 1 else ():
+            if other not in keep and self.value(other) != 0:
+                self._note(other, 0.0)
+                if other in self._sliders:
+                    self._place(other)
         self.active = name
         self.changes.pop(name, None)
         if self._rounded(name, value) != self._rounded(name, self.neutral(name)):

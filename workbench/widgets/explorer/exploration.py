@@ -20,7 +20,7 @@ from workbench.widgets.explorer.abstaining import Abstention, checked_share
 from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
-from workbench.widgets.explorer.models import ModelChoice, named_models
+from workbench.widgets.explorer.models import ModelChoice, named_models, versions_of
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
 from workbench.widgets.explorer.places import PlaceChoice
 from workbench.widgets.explorer.selections import RowSelection
@@ -63,6 +63,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self.output = output_of(self.wrapped)
         self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
         self._answers_of = {self._model: self._answers}
+        self._asked_of = versions_of(self._models)
         self._start(by, coverage)
         self._searches: dict[str, NeighbourSearch] = {}
         linear = any(isinstance(module, nn.Linear) for module in self.wrapped.modules())
@@ -106,6 +107,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
     @by.setter
     def by(self, by: str) -> None:
+        self._notice_training()
         self._check_by(by)
         self._by, self._selective = by, None
         self._ranked = self._order()
@@ -179,6 +181,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             number = -1
         if not 0 <= number < len(self.data.test):
             raise ValueError(f"row must be a whole number from 0 to {len(self.data.test) - 1}; found {row!r}")
+        self._notice_training()
         self._take(number)
         self._refresh("case")
         return self
@@ -211,6 +214,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             KeyError: there is no such feature.
             ValueError: a value or the prediction is not finite; the case is as before then.
         """
+        self._notice_training()
         before = dict(self._editor.changes)
         wanted: dict[str | int, float] = dict(changes or {})
         wanted.update(more)
@@ -233,6 +237,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
     def _edited(self) -> None:
         """A slider was moved."""
+        self._notice_training()
         self._predict_again()
         self._refresh("edit")
 

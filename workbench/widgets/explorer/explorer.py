@@ -88,17 +88,19 @@ class Explorer(Exploration):
 
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML with hover, and PNG; it needs no kernel."""
+        self._notice_training()
         snapshot(self)
         if self._saved is not None:
             self._saved.clear()
 
     def _mime_(self) -> tuple[str, str]:
         """What marimo shows, which shows no ipywidgets: the page of a saved notebook."""
+        self._notice_training()
         return "text/html", SavedPage(self)()
 
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
-            return self.model, self.by, self.filters, self.selection.tolist()
+            return self.model, self.by, self.filters, self.selection.tolist(), self._asked_of
 
         self._saved = SavedOutput(SavedPage(self), now, f"{self!r} as it was saved")
         return ExplorerView(self, self._saved.style)
@@ -116,6 +118,7 @@ class Explorer(Exploration):
                     self._saved.update()
 
     def _ipython_display_(self) -> None:
+        self._notice_training()
         require("IPython.display").display(self.widget)
         if self._saved is not None:
             self._saved.display()
@@ -126,16 +129,18 @@ class SeveralExplorer(SeveralExploration, Explorer):
 
     def snapshot(self) -> None:
         """Display what can be seen now as a static picture: HTML, and PNG; it needs no kernel."""
+        self._notice_training()
         several_view.snapshot(self)
         if self._saved is not None:
             self._saved.clear()
 
     def _mime_(self) -> tuple[str, str]:
+        self._notice_training()
         return "text/html", several_view.saved_page(self)
 
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
-            return self.model, self.by, self.row, self.coverage
+            return self.model, self.by, self.row, self.coverage, self._asked_of
 
         self._saved = SavedOutput(lambda: several_view.saved_page(self), now, f"{self!r} as it was saved")
         return SeveralView(self, self._saved.style)

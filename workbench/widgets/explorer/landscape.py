@@ -124,7 +124,16 @@ def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
         name = data.classes[int(predicted[first])]
         if (last - first) / len(values) > 0.02 + 0.017 * len(name):
             middle = (values[first].item() + values[last - 1].item()) / 2
-            ax.text(middle, 0.06, name, transform=ax.get_xaxis_transform(), ha="center", fontsize=9, color=ink(ax))
+            ax.text(
+                middle,
+                0.06,
+                name,
+                transform=ax.get_xaxis_transform(),
+                ha="center",
+                fontsize=9,
+                color=ink(ax),
+                parse_math=False,
+            )
 
 
 def plane_grid(data: Data) -> tuple[Tensor, Tensor]:

@@ -53,11 +53,20 @@ def naming(name: str, data: Data) -> Iterator[None]:
         raise kind(f"wrapped: the model {name!r} can't be explored with {data.name}: {error}") from error
 
 
+def versions_of(models: Mapping[str, nn.Module]) -> tuple[Any, ...]:
+    """Which parameters models have, and how often each was changed in place: an optimizer's step makes others of these."""
+    parameters = (parameter for model in models.values() for parameter in model.parameters())
+    return tuple((id(p), 0 if p.is_inference() else p._version) for p in parameters)
+
+
 class ModelChoice(Explored):
     """Which of several models an exploration is about; mixed into `Exploration`."""
 
     output: str
     _models: dict[str, nn.Module]
+    _asked_of: tuple[Any, ...]
+    _areas_said: dict[tuple[str, ...], str]
+    _coverings: tuple[Any, dict[str, Any]]
     _model: str
     _row: int
     _answers_of: dict[str, Predictions]
@@ -79,9 +88,26 @@ class ModelChoice(Explored):
     def model(self, name: str) -> None:
         if name not in self._models:
             raise ValueError(f"model={name!r}: there are {', '.join(map(repr, self._models))}")
+        self._notice_training()
         if name != self._model:
             self._look_at(name)
             self._changed_model()
+
+    def _notice_training(self) -> None:
+        """Ask all models again if one was trained since: nothing that is shown mixes what a model said before and after."""
+        if (now := versions_of(self._models)) != self._asked_of:
+            self._ask_again()
+            self._asked_of, self._areas_said, self._coverings = now, {}, (None, {})
+            self._changed_model()
+
+    def _ask_again(self) -> None:
+        """Ask about all rows and the chosen one, whatever was said before."""
+        before, self._answers_of = self._answers_of, {}
+        try:
+            self._look_at(self._model)
+        except Exception:
+            self._answers_of = before
+            raise
 
     def _look_at(self, name: str) -> None:
         """Take what this model says about all rows and the chosen one; nothing has changed if it raises."""
@@ -110,4 +136,4 @@ class ModelChoice(Explored):
         }
 
 
-__all__ = ["ModelChoice", "named_models", "naming"]
+__all__ = ["ModelChoice", "named_models", "naming", "versions_of"]

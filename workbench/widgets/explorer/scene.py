@@ -169,11 +169,16 @@ class SavedPage:
     """
 
     def __init__(self, e: Exploration) -> None:
-        self._explorer, self._drawn = e, ("", "", "")  # by what, HTML and fallback: brushes leave the picture as it is
+        self._explorer = e
+        self._drawn: tuple[Any, str, str] = (
+            None,
+            "",
+            "",
+        )  # by what, HTML and fallback: brushes leave the picture as it is
 
     def __call__(self) -> str:
         e = self._explorer
-        drawn_for = f"{e.model}, {e.by}"
+        drawn_for = e.model, e.by, e._asked_of
         if self._drawn[0] != drawn_for:
             plot, figure, alt = all_cases(e, marked=False)
             fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')

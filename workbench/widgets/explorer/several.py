@@ -23,7 +23,7 @@ from workbench.widgets.common.labelled import explorable
 from workbench.widgets.common.positions import comparable_data
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.explorer.exploration import Exploration
-from workbench.widgets.explorer.models import named_models, naming
+from workbench.widgets.explorer.models import named_models, naming, versions_of
 from workbench.widgets.explorer.places import place_of
 from workbench.widgets.explorer.ranking import OF, asked, meant_by, row_numbers, scales_of, targets_of
 
@@ -76,7 +76,7 @@ class SeveralExploration(Exploration):
             rows = rows[drawn.sort().values]
         self.rows = rows
         self._models = named_models(wrapped, self.data, lambda model: self._answer(model, self.data.test.x[:2]))
-        self._known_of = {}
+        self._asked_of, self._known_of = versions_of(self._models), {}
         for name, model in self._models.items():
             with naming(name, self.data) if isinstance(wrapped, Mapping) else nullcontext():
                 self._known_of[name] = self._asked_of_all(name, model)
@@ -110,6 +110,12 @@ class SeveralExploration(Exploration):
         )
 
     # ---- models
+    def _ask_again(self) -> None:
+        self._known_of = {name: self._asked_of_all(name, model) for name, model in self._models.items()}
+        self._use(self._model)
+        self._body = (None, None)
+        self._take(self._row)
+
     def _use(self, name: str) -> None:
         self._model, self.wrapped = name, self._models[name]
         self.output = form_of(meant_by(self.wrapped))

@@ -384,7 +384,7 @@ export function mount(el, source) {
       make("span", {}, make("span", { style: `color:${group.colour};margin:0` }, `${SHAPES[group.shape]} `), group.name))), ...many);
     legend.hidden = !legend.childNodes.length;
     status.textContent = [
-      `${number(n)} rows`, hidden && `${number(hidden)} hidden by the filter`, picked && `${number(picked)} selected`,
+      `${number(n)} ${n === 1 ? "row" : "rows"}`, hidden && `${number(hidden)} hidden by the filter`, picked && `${number(picked)} selected`,
       undrawn && `${number(undrawn)} not drawn: NaN or infinite`, !place.has(source.get("row")) && `row ${source.get("row")} is not among them`,
     ].filter(Boolean).join(" · ");
     plot.setAttribute("aria-label", `${spec.data}: ${axes[1].metric.label} over ${axes[0].metric.label}. ${status.textContent}. ${HELP}`);
