@@ -175,3 +175,21 @@ def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, 
     assert len(page) < len(whole)
     assert "<svg" not in page
     assert 'class="wb-only"' in page
+
+
+def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
+    comparison = made(seeds=2).start(block=True)
+    comparison._repr_mimebundle_()
+    row = comparison.controls.rows["vote"]
+    assert "Split 0, seed 0." in row.panel.value
+    comparison.controls.epochs.value = 2
+    shown = comparison.controls.metrics.value
+    assert "One training each." in shown
+    assert "Mean ±" not in shown
+    assert comparison._findings.trained["vote"].training.seed == 0
+    assert "Split 0, seed 0." in row.panel.value
+    comparison.controls.epochs.value, comparison.controls.seed.value, comparison.controls.seeds.value = 1, 1, 1
+    assert comparison.results.index.tolist() == ["plain", "vote"]
+    assert comparison._findings.trained["vote"].training.seed == 1
+    rmse = comparison.results.rmse["vote"]
+    assert f"RMSE {rmse:.3g} " in row.panel.value

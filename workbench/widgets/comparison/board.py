@@ -8,7 +8,8 @@ from collections.abc import Callable
 from ..common.jobs import Job
 from .controls import Controls
 from .findings import Findings
-from .repeats import in_words
+from .repeats import in_words, over
+from .trials import Trained
 
 
 class Board:
@@ -29,6 +30,7 @@ class Board:
     ) -> None:
         self._leave, self._draw_matrix = leave, draw_matrix
         self._in_matrix: list[str] | None = None
+        self._drawn: dict[str, tuple[str, str]] = {}  # what each panel was drawn for
         controls.matrix_fold.observe(lambda _: self.show_matrix(), "selected_index")
         self.controls, self.findings, self.displayed = controls, findings, False
         self._errors: dict[str, tuple[str, str]] = {}
@@ -43,6 +45,7 @@ class Board:
         row, kept = self.controls.rows.get(name), self.findings.trained.get(name)
         if row is None or not self.displayed:
             return
+        self._drawn[name] = self._drawing(kept)
         if kept is None or kept.answers is None:
             row.panel.value, row.panel.layout.display = "", "none"
             return
@@ -51,6 +54,10 @@ class Board:
         except Exception as error:  # the model is there all the same
             row.panel.value = f"<h4>{html.escape(name)}</h4><p>no picture: {html.escape(str(error))}</p>"
         row.panel.layout.display = None
+
+    def _drawing(self, kept: Trained | None) -> tuple[str, str]:
+        """What the panel of a run depends on."""
+        return "" if kept is None else kept.id, over(self.findings.places)
 
     def show_matrix(self) -> None:
         """Draw the matrix of all models, if it is open and of others than before."""
@@ -87,7 +94,10 @@ class Board:
             self._announce()
         self._show_errors()
         self._list_runs(busy)
-        differences = self.findings.differences
+        differences, trained = self.findings.differences, self.findings.trained
+        for name in list(c.rows) if self.displayed and not busy else ():
+            if name in trained and self._drawn.get(name) != self._drawing(trained[name]):
+                self.show_panel(name)  # another run stands for it now
         for name, row in list(c.rows.items()):
             (row.panel.add_class if name in differences else row.panel.remove_class)("wb-outdated")
         self.show_matrix()
@@ -122,7 +132,8 @@ class Board:
         stopped = [job.name for job in batch if job.status == "stopped"]
         done = sum(job.status == "done" for job in batch)
         seconds = sum(job.seconds for job in batch)
-        words = [f"<b>{'Stopped' if stopped else 'Done'}</b>: {done} of {len(batch)} trained in {seconds:.1f} s"]
+        head = "Stopped" if stopped else "Failed" if failed and not done else "Done"
+        words = [f"<b>{head}</b>: {done} of {len(batch)} trained in {seconds:.1f} s"]
         new = [run for run in self.findings.runs if stopped and run.id not in self.findings.before]
         partly = next((run for run in reversed(new) if run.status.startswith("stopped")), None)
         if partly is not None:

@@ -49,7 +49,7 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-table small{font-weight:normal;color:var(--jp-ui-font-color2,currentColor)}
 .wb-table td.wb-best{background:color-mix(in srgb,#0072B2 18%,transparent)}
 .wb-table tr.wb-outdated th,.wb-table tr.wb-outdated td{color:var(--jp-ui-font-color2,GrayText);font-style:italic;font-weight:normal}
-.wb-panel.wb-outdated{filter:grayscale(1)}
+.wb-panel.wb-outdated{filter:grayscale(1);flex-direction:column}
 .wb-panel.wb-outdated::before{content:"Not of the present settings: the table says why.";font-size:12px;font-style:italic}
 .wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
 .wb-comparison .jupyter-widget-Collapse-header{color:var(--jp-ui-font-color1,inherit)}

@@ -132,9 +132,10 @@ class Findings:
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """The run that stands for each name: the one of the present settings on the first split and seed, else the last one."""
+        """The run that stands for each name: the one of the present settings on the first split and seed, else the last one there, or at all."""
         standing, first = self.standing(), self.places[0]
         chosen = {run.name: run for run in list(self.runs)}
+        chosen |= {run.name: run for run in list(self.runs) if (run.split, run.training.seed) == first}
         return {
             name: standing[name].get(first) or next(iter(standing[name].values())) if name in standing else run
             for name, run in chosen.items()
@@ -239,7 +240,7 @@ class Findings:
         rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
         lent = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
         comparison = self.paired()
-        notes = [f"On the {rows} of {self.data.name}. {_said_of(places, comparison)}"]
+        notes = [f"On the {rows} of {self.data.name}. {_said_of(places if self.present else [], comparison)}"]
         if lent:
             notes.append(
                 "Where no noise is measured, NLL and intervals assume a constant one: the RMSE on the validation rows."
@@ -284,6 +285,8 @@ class Findings:
 
 def _said_of(places: list[Place], comparison: Comparison | None) -> str:
     """What the numbers are means of, and what is marked."""
+    if not places:
+        return "One training each."
     if not over(places):
         return "One split, one seed: no ranking beyond this split."
     marked = "" if comparison is None else f" Marked is what is better than {comparison.reference} beyond noise."

@@ -19,6 +19,7 @@ from workbench.core.method import evaluating
 from workbench.core.wrapper import compose
 from workbench.data import Data
 
+from ..common.cases import with_spread
 from ..common.inputs import inputs_like
 from ..common.predictions import Predictions
 
@@ -232,7 +233,12 @@ def table(
             text = "–" if math.isnan(value) else column(name).text(value)
             if spreads is not None and name not in COSTS and row in spreads.index:
                 error = spreads.loc[row, name]
-                text += "" if math.isnan(error) else f" <small>± {column(name).text(error)}</small>"
+                if not math.isnan(error):
+                    together = column(name).text is _three and error > 0
+                    text, said = (
+                        with_spread(value, error).split(" ± ") if together else (text, column(name).text(error))
+                    )
+                    text += f" <small>± {said}</small>"
             better = row in marked.get(name, ()) and row not in differs
             cells.append(f'<td class="wb-best"><b>{text}</b></td>' if better else f"<td>{text}</td>")
         said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
