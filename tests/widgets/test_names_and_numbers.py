@@ -78,7 +78,11 @@ def test_no_name_is_read_as_markup_or_a_formula(classes: tuple[str, ...] | None)
         comparison.controls.rows[name].tick,
         Explorer(comparison.models[name], data)._editor._sliders[NAMES[1]],
     ):
-        assert widget.description.count("$") < 2  # JupyterLab would draw a formula
+        shown = widget.description  # in which JupyterLab would draw a formula, but not across tags
+        assert "$" not in shown
+        assert "<span>&#36;</span>" in shown
+        assert "<img" not in shown
+        assert widget.description_allow_html
 
 
 def test_pictures_of_letters_that_matplotlib_lacks_warn_of_nothing() -> None:

@@ -123,6 +123,6 @@ def test_show_has_html_and_png_and_says_what_it_is(monkeypatch):
     ((data, options),) = shown
     assert options["raw"] is True
     assert data["text/plain"] == "a curve"
-    assert data["text/html"].startswith('<div class="wb-static"><style>')
+    assert data["text/html"].startswith('<div class="wb-static tex2jax_ignore mathjax_ignore"><style>')
     assert data["image/png"] in data["text/html"]  # what is left where styles are taken away
     assert "<script" not in data["text/html"]

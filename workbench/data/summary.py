@@ -26,14 +26,14 @@ def as_text(data: Any) -> str:
 
 
 def as_html(data: Any) -> str:
-    """The table for notebooks."""
+    """The table for notebooks; of a class in which JupyterLab takes two dollars for no formula."""
     left = "text-align: left; vertical-align: top"
     body = "".join(
         f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}">{html.escape(text)}</td></tr>'
         for label, text in _summary(data)
     )
     caption = f"<b>{html.escape(data.name)}</b>: {html.escape(data.card.description)}"
-    return f'<table><caption style="text-align: left">{caption}</caption><tbody>{body}</tbody></table>'
+    return f'<table class="tex2jax_ignore mathjax_ignore"><caption style="text-align: left">{caption}</caption><tbody>{body}</tbody></table>'
 
 
 def _summary(data: Any) -> list[tuple[str, str]]:

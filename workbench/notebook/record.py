@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import require
 from ..experiments.paired import Comparison
 from .pictures import embedded
-from .values import as_text, from_json, to_json
+from .values import UNTYPESET, as_text, from_json, to_json
 from .verdict import from_stamp
 
 if TYPE_CHECKING:
@@ -327,5 +327,7 @@ def _display(
             )
     from IPython.display import display
 
+    if "text/html" in data:
+        data = {**data, "text/html": f'<div class="{UNTYPESET}">{data["text/html"]}</div>'}
     display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **stamp}, **(metadata or {})})
     _recorded.update({(function, name): here for name in names})

@@ -8,6 +8,9 @@ from typing import Any
 
 FLOAT = "__float__"  # JSON has neither NaN nor infinity: they travel as {"__float__": "nan"}
 
+#: Classes of HTML that JupyterLab leaves as it is: between two dollars it would draw a formula.
+UNTYPESET = "tex2jax_ignore mathjax_ignore"
+
 
 def to_json(value: Any, where: str) -> Any:
     """A value in what JSON has; NaN and infinities in a form that survives.

@@ -21,7 +21,7 @@ def page(generation: Any, kind: str) -> str:
     legend = (
         f"<small>{kind} risk of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
     )
-    return f'<div class="workbench-text">{"".join(paragraphs)}{legend}</div>'
+    return f'<div class="workbench-text tex2jax_ignore mathjax_ignore">{"".join(paragraphs)}{legend}</div>'
 
 
 def _tokens(generation: Any, kind: str, row: int, highest: float) -> list[str]:

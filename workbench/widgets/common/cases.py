@@ -167,14 +167,18 @@ def exact(value: Tensor) -> str:
     return str(number).removesuffix(".0")
 
 
-def unmathed(label: str) -> str:
-    """A label of a widget, which JupyterLab would read as a formula between two dollars: with wide ones, which it leaves alone.
+def described(label: str) -> dict[str, Any]:
+    """A label as `description` of a widget: text; as HTML where JupyterLab would read a formula between two dollars.
 
     Example:
-        >>> unmathed("$10k to $20k"), unmathed("price ($)")
-        ('＄10k to ＄20k', 'price ($)')
+        >>> described("price <$>")
+        {'description': 'price <$>', 'description_allow_html': False}
+        >>> described("<$10k to $20k")["description"]
+        '&lt;<span>&#36;</span>10k to <span>&#36;</span>20k'
     """
-    return label.replace("$", "\uff04") if label.count("$") > 1 else label
+    if label.count("$") < 2:
+        return {"description": label, "description_allow_html": False}
+    return {"description": html.escape(label).replace("$", "<span>&#36;</span>"), "description_allow_html": True}
 
 
 def _feature(value: Tensor) -> str:

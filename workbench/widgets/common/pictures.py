@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.errors import require
+from workbench.notebook.values import UNTYPESET
 from workbench.plots import COLOURS
 
 if TYPE_CHECKING:
@@ -347,7 +348,7 @@ def display_static(page: str, figure: Figure | bytes, alt: str, style: str = "",
     pixels = small_png(figure, dpi)
     fallback = image(pixels, alt, attributes='class="wb-pixels"')
     data = {
-        "text/html": f'<div class="wb-static"><style>{STYLE}{style}</style>{page}{fallback}</div>',
+        "text/html": f'<div class="wb-static {UNTYPESET}"><style>{STYLE}{style}</style>{page}{fallback}</div>',
         "image/png": base64.b64encode(pixels).decode(),
         "text/plain": alt,
     }

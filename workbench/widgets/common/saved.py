@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.errors import require
+from workbench.notebook.values import UNTYPESET
 
 
 class SavedOutput:
@@ -46,7 +47,7 @@ class SavedOutput:
 
     def _send(self, page: str, update: bool) -> None:
         self._content = self._now()
-        data = {"text/html": f'<div class="{self._id}">{page}</div>', "text/plain": self._words}
+        data = {"text/html": f'<div class="{self._id} {UNTYPESET}">{page}</div>', "text/plain": self._words}
         require("IPython.display").display(data, raw=True, display_id=self._id, update=update)
 
 

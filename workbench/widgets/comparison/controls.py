@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import require
 
 from ..common import cases
-from ..common.cases import unmathed
+from ..common.cases import described
 from ..common.pictures import STYLE
 from .forms import CandidateForm
 from .settings import PLAIN, Candidate, summary, wrapper_classes
@@ -82,7 +82,7 @@ class Row:
         about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
         self.tick = w.Checkbox(
             ticked or not candidate.parts,
-            description=unmathed(self.name),
+            **described(self.name),
             indent=False,
             disabled=not candidate.parts,
             tooltip=about,

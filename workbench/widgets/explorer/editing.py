@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
 from workbench.errors import require
-from workbench.widgets.common.cases import exact, pixel_range, unmathed
+from workbench.widgets.common.cases import described, exact, pixel_range
 
 MOST_SLIDERS = 8  # that are shown at once
 
@@ -303,8 +303,7 @@ class Editor:
         w = require("ipywidgets")
         number = w.FloatText(
             step=knob.step,
-            description=unmathed(knob.label),  # heard, not seen: it stands before the slider
-            description_allow_html=False,
+            **described(knob.label),  # heard, not seen: it stands before the slider
             tooltip=f"{knob.tip}: what the model gets",
             layout={"width": "136px", "flex": "none"},  # all digits of a float32,
         ).add_class("wb-number")
@@ -318,10 +317,9 @@ class Editor:
             min=knob.low,
             max=knob.high,
             step=knob.step,
-            description=unmathed(knob.label),
+            **described(knob.label),
             readout=False,  # it would show the nearest whole step
             tooltip=knob.tip,
-            description_allow_html=False,
             style={"description_width": "min(190px, 45%)"},
             layout={"width": "auto", "flex": "1 1 170px", "min_width": "0"},
         )
