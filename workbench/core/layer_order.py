@@ -24,8 +24,7 @@ def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any], output: Any = Non
         for path, attribute in slot.owners
         if not slot.buffer
     }
-    matrices = any(table.value(name).dim() >= 2 for name in table.parameters())
-    watch = Watch(owners, contractions=matrices, choices=not has_detections(output or record.output))
+    watch = Watch(owners, contractions=table.has_matrices(), choices=not has_detections(output or record.output))
     try:
         engine_of(wrapped).look(Plan((), record.rules, Bank(table.get), (watch,), keep_state=False), args, kwargs)
     except Exception:  # what is wrong with it shows where the model is called

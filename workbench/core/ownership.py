@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..engine.clone import is_scripted, places, structural_copy
 from ..engine.plan import Bank, RankOne, Rule, Shared
-from ..engine.tree import version
+from ..engine.tree import is_float, version
 from ..introspect.references import used_by
 from .calls.lone_calls import Alone
 
@@ -226,12 +226,16 @@ class Table:
 
     def parameters(self) -> list[str]:
         """Slots of floating parameters, in the order of registration."""
-        return [
-            name
-            for name, slot in self.record.slots.items()
-            if not slot.buffer
-            and (name in self.views or self.get(name).is_floating_point() or self.get(name).is_complex())
-        ]
+        return list(self._floating())
+
+    def _floating(self) -> Iterator[str]:
+        for name, slot in self.record.slots.items():
+            if not slot.buffer and (name in self.views or is_float(self.get(name))):
+                yield name
+
+    def has_matrices(self) -> bool:
+        """Whether a parameter has two or more dimensions, so that the layers multiply by it."""
+        return any(self.value(name).dim() >= 2 for name in self._floating())
 
     def has_trunk(self, axes: tuple[str, ...]) -> bool:
         """Whether branches along these axes differ in some parameters only, so that what comes before these is the same for all."""

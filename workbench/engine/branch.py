@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -136,12 +136,15 @@ def is_batched(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._C._functorch.is_batchedtensor(tensor)
 
 
-@contextmanager
-def refuse_recomputing(why: str = "activation checkpointing recomputes outside this pass") -> Iterator[None]:
+def refuse_recomputing(
+    why: str = "activation checkpointing recomputes outside this pass",
+) -> AbstractContextManager[None]:
     """Around a pass that cannot be run again in the backward pass: activation checkpointing raises there and then."""
-    if not torch.is_grad_enabled():
-        yield
-        return
+    return _refusing(why) if torch.is_grad_enabled() else nullcontext()
+
+
+@contextmanager
+def _refusing(why: str) -> Iterator[None]:
     with torch.autograd.graph.disable_saved_tensors_hooks(why):
         try:
             yield

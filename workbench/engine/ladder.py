@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..introspect.bytecode import globals_assigned, methods_of
 from ..introspect.source_lines import first_sentence, line_name, users_line
@@ -23,7 +23,6 @@ from .request import Request
 from .results import Result
 from .rung import Rung, SpoiledInputsError, attempt, seconds
 from .surroundings import interruption
-from .tree import tensors
 
 log = logging.getLogger("workbench")
 
@@ -145,7 +144,7 @@ class Ladder:
     def _kind(self, request: Request, strategy: str) -> CallKind:
         """What decides about the rung of a call."""
         plan = request.plan
-        leaves = tensors((*request.args, *request.kwargs.values()))
+        leaves = [leaf for leaf in request.flat[0] if isinstance(leaf, Tensor)]
         device = next((leaf.device.type for leaf in leaves), "cpu")
         if torch.compiler.is_compiling():  # torch.export would take a comparison for a promise about the number of rows
             rows, little = 3, False
@@ -160,7 +159,7 @@ class Ladder:
             torch.is_grad_enabled(),
             plan.axes,
             device,
-            torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device),
+            (device == "cpu" or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device),
             bool(plan.dealt),
             plan.loop_only,
             int(rows).bit_length() if strategy == "tune" else int(not little),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from .rank_one import product
 Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):  # made anew in every call, and part of keys
     """One direction along which branches differ.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .branch import Clone
@@ -16,7 +16,7 @@ from .plan import Index, Intervention, Plan
 from .results import Result
 from .selections import RowTracker
 from .state import BranchedState
-from .tree import tensors
+from .tree import flatten, tensors
 
 
 @dataclass
@@ -46,6 +46,14 @@ class Request:
     autocast: str = ""
     trackers: list[RowTracker] | None = None  # collects what follows the passes, if any is to be followed
     track_all: bool = False  # whether every pass is followed, not only that of the first branch
+    _flat: tuple[list[Any], Callable[..., Any]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def flat(self) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+        """The leaves of the inputs, and what puts leaves into their shape: see `flatten`."""
+        if self._flat is None:
+            self._flat = flatten((self.args, self.kwargs))
+        return self._flat
 
     @property
     def training(self) -> bool:

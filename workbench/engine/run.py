@@ -19,7 +19,7 @@ from .dependence import Followed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
-from .effects.inputs import InputEffects, own_inputs, refuse_iterators
+from .effects.inputs import InputEffects, are_tensors, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
@@ -100,12 +100,12 @@ class Engine:
                 f"torch.export cannot take {self.root._get_name()} with state=: each branch hands on its own, and an exported graph takes and "
                 "gives tensors only. Export each voter by itself (wrapped.voters()), and hand on the state of each"
             )
-        if not plan.keep_state:
+        if not plan.keep_state and not are_tensors(request.args, request.kwargs):
             args, kwargs = own_inputs((request.args, request.kwargs))
             request = replace(request, args=args, kwargs=kwargs)
         with self.lock:
             clones.refresh()
-            leaves = flatten((request.args, request.kwargs))[0]
+            leaves = request.flat[0]
             if plan.size > 1:
                 refuse_iterators(leaves)
             request.states(leaves)  # refuses those of other branches
@@ -154,7 +154,7 @@ class Engine:
         filled = [each for each in passes if each is not None]
         if not filled:
             return request
-        leaves, rebuild = flatten((request.args, request.kwargs))
+        leaves, rebuild = request.flat
         args, kwargs = rebuild(leaves)
         if any(each.changed() for each in filled):
             Containers(request.args, request.kwargs).follow(request.plan, filled)

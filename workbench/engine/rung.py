@@ -58,7 +58,7 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         Exception: whatever else speaks against the rung; everything is as it was.
     """
     first, clones = request.first, request.clones
-    leaves, rebuild = flatten((request.args, request.kwargs))
+    leaves, rebuild = request.flat
     states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
     used = [_copied(leaf) if first else leaf for leaf in leaves]
     kept = [] if first else [state.copy(share=True) for state in states]
@@ -70,17 +70,17 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
     objects = [leaf for leaf in used if is_object(leaf)]
     if objects and request.effects.changes_objects is not False:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
-    sources = clones.sources(leaves)
-    before = sources.all() if first else None
+    sources = clones.sources(leaves) if first else None
+    before = None if sources is None else sources.all()
     draws_once = rung.at_once and any(axis.randomness != "same" and axis.size > 1 for axis in request.plan.axes)
-    outside = sources.outside_vmap() if first and draws_once else []
+    outside = sources.outside_vmap() if sources is not None and draws_once else []
     try:
         results = rung.run(tried)
         if first and _versions(used) != written:
             raise RuntimeError("the model writes into its inputs")
         if first and request.autocast and rung.at_once:
             _refuse_other_dtypes(request, results)
-        if first and draws_once and were_drawn(outside, sources.outside_vmap()):
+        if sources is not None and draws_once and were_drawn(outside, sources.outside_vmap()):
             raise RuntimeError(
                 "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
             )
@@ -90,7 +90,7 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         return results
     except Exception as error:
         clones.forget()  # a failed pass may have left dead tensors in its clone
-        if before is not None:
+        if sources is not None and before is not None:
             sources.restore(before)
         elif _versions(used) != written:
             raise SpoiledInputsError(error) from None

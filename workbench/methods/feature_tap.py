@@ -88,10 +88,9 @@ class FeatureTap(Intervention):
                 self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
             return leaves
 
-        weights = any(self.table.value(name).dim() >= 2 for name in self.table.parameters())
         if wanted is not None and self.method._met:
             parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
-        return Sites(parameters, state, None, at_site, contractions=weights)
+        return Sites(parameters, state, None, at_site, contractions=self.table.has_matrices())
 
     def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
         """One vector a row, None where the feature has no axis of rows."""

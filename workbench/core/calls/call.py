@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What is asked of a wrapped object in one call.
 
     Args:

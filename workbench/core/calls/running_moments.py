@@ -200,11 +200,11 @@ def folding_of(
     They are kept where `chunk` is set, no gradient is asked for, and all branches are equally likely models.
     """
     record = wrapped._workbench
+    if record.chunk is None or not axes:
+        return None
     methods = [method for method in record.methods if any(axis.name == method.name for axis in axes)]
     if (
-        record.chunk is None
-        or not axes
-        or committee is not None
+        committee is not None
         or record.state
         or extra(wrapped, "prior") is not None
         or values_unavailable()

@@ -64,6 +64,8 @@ def has_classes(output: Any) -> bool:
 
 def has_detections(output: Any) -> bool:
     """Whether some output holds detections."""
+    if output is None or type(output) is str:  # asked several times a call
+        return False
     entries = output.values() if isinstance(output, Mapping) else (output,)
     return any(isinstance(entry, Detections) for entry in entries)
 

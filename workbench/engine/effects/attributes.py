@@ -133,11 +133,11 @@ class ModuleContents:
             contents = module.__dict__
             self._holders += (contents, *(contents[kind] for kind in kinds))
             self._items += [value for name, value in contents.items() if (path, name) not in ignore]
-            self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
+            self._items += itertools.chain.from_iterable(map(dict.values, self._holders[-len(kinds) :]))
 
     def unchanged(self) -> bool:
         """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
-        now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
+        now = itertools.chain.from_iterable(map(dict.values, self._holders))
         return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
 
 

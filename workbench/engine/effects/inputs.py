@@ -49,6 +49,11 @@ def is_object(leaf: Any) -> bool:
     )
 
 
+def are_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether the inputs are tensors and nothing else, as those of most calls."""
+    return all(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+
+
 def own_inputs(tree: Any) -> Any:
     """A tree of inputs with containers, objects and states of its own, for a pass that is to leave no trace in the caller's."""
     return tree_map(
@@ -59,6 +64,8 @@ def own_inputs(tree: Any) -> Any:
 
 def may_change(effects: InputEffects, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether there is a container, an object or a state among the inputs that forward may change."""
+    if are_tensors(args, kwargs):
+        return False
     if effects.fills_containers is not False and holds_mutable(args, kwargs):
         return True
     return any(isinstance(leaf, BranchedState) or is_object(leaf) for leaf in flatten((args, kwargs))[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -150,12 +150,12 @@ class RandomStreams:
         self.differ = any(axis.randomness == "different" and axis.size > 1 for axis in axes)
         self._starts: dict[tuple, Any] = {}
 
-    @contextmanager
-    def branch(self, index: Mapping[str, int]) -> Iterator[None]:
+    def branch(self, index: Mapping[str, int]) -> AbstractContextManager[None]:
         """Around one pass; along a "same" axis every pass starts where the first one did."""
-        if not self._same:
-            yield
-            return
+        return self._repeated(index) if self._same else nullcontext()
+
+    @contextmanager
+    def _repeated(self, index: Mapping[str, int]) -> Iterator[None]:
         key = tuple((name, i) for name, i in index.items() if name not in self._same)
         if key in self._starts:
             self._restore(self._starts[key])

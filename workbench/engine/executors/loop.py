@@ -20,7 +20,7 @@ from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result, folded
 from ..state import BranchedState, Sealed, own_sealed
-from ..tree import flatten, versions
+from ..tree import versions
 
 Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
 
@@ -33,7 +33,7 @@ def run(request: Request) -> list[Result]:
     """
     plan, effects = request.plan, request.effects
     results: list[Result] = []
-    leaves, rebuild = flatten((request.args, request.kwargs))
+    leaves, rebuild = request.flat
     streams = request.streams(request.sources(leaves))
     keys = request.begin()
     objects = effects.objects_of_branches(leaves, keys, copy_first=bool(plan.dealt))

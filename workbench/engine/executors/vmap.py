@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.vmap import (  # torch.export knows them by these names
-    _add_batch_dim,
-    _remove_batch_dim,
-    _vmap_decrement_nesting,
-    _vmap_increment_nesting,
-    lazy_load_decompositions,
-)
+from torch._functorch import vmap as _exported
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -103,13 +97,14 @@ def _branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[
     rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
     rules.update({f"{slot}@{i}": factor for slot in factored for i, factor in enumerate(plan.rules[slot].factors)})
     active = {axis.name: i for i, axis in enumerate(plan.axes)}
+    order = tuple(active)
     branched: dict[str, BranchedTensor] = {}
     for slot, rule in rules.items():
         tensor, axes = rule.dense(plan.bank)
-        if axes:
+        if axes and axes != order:
             tensor, axes = _along_axes(tensor, axes, plan.fixed, active)
-            if axes and active[axes[0]] == 0 and count < tensor.shape[0]:
-                tensor = tensor.narrow(0, start, count)
+        if axes and active[axes[0]] == 0 and count < tensor.shape[0]:
+            tensor = tensor.narrow(0, start, count)
         branched[slot] = tensor, axes
     if clone.buffers:
         branched.update(_branched_buffers(plan, clone, branched, count))
@@ -174,11 +169,11 @@ class _Pass:
         plan = request.plan
         self.clone = request.clone(plan.indices[0])
         if count < plan.axes[0].size:
-            plan = replace(plan, axes=(replace(plan.axes[0], size=count), *plan.axes[1:]))
+            plan = replace(plan, axes=(plan.axes[0]._replace(size=count), *plan.axes[1:]))
         self.plan = plan
         self.inputs: Containers | None = None  # as the model had them
         self.tensors = _branched_tensors(plan, self.clone, start, count)
-        self.leaves, self.regroup = flatten((request.args, request.kwargs))
+        self.leaves, self.regroup = request.flat
         self.dealt = self._deal(start, count) if plan.dealt else {}
         self.states = self._stack(start, count)
         # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
@@ -265,9 +260,8 @@ class _Pass:
             if replaced or holds_mutable(args, kwargs):
                 args, kwargs = self.regroup([replaced.get(i, leaf) for i, leaf in enumerate(self.leaves)])
             mode = _entered(modes) if modes else None
-            result = run_branch(
-                clone, plan, installed, _EveryPosition(plan), args, kwargs, mode, sealed=bool(self.states)
-            )
+            place = _EveryPosition(plan) if plan.interventions else plan.fixed  # which nobody else asks for
+            result = run_branch(clone, plan, installed, place, args, kwargs, mode, sealed=bool(self.states))
         _refuse_kept_attributes(clone, request.impure)
         self.inputs = result.inputs
         if self.inputs is not None and self.inputs.changed() and any(map(_holds_batched, self.inputs.values())):
@@ -313,21 +307,26 @@ def _nested(
     if not axes:
         return run([value for value, _ in values], token)
     axis, *inner = axes
-    lazy_load_decompositions()
+    _exported.lazy_load_decompositions()
+    # torch.export knows the functions by the names in Python, where each looks for it, which takes as long as an operation
+    functions: Any = _exported if torch.compiler.is_exporting() else _functorch
     depth = _functorch.get_dynamic_layer_stack_depth()
-    level = _vmap_increment_nesting(axis.size, axis.randomness)
+    level = functions._vmap_increment_nesting(axis.size, axis.randomness)
     try:
         inside = [
-            (_add_batch_dim(value, names.index(axis.name), level), tuple(name for name in names if name != axis.name))
+            (
+                functions._add_batch_dim(value, names.index(axis.name), level),
+                tuple(name for name in names if name != axis.name),
+            )
             if axis.name in names
             else (value, names)
             for value, names in values
         ]
-        seed = None if token is None else _add_batch_dim(token.new_zeros(axis.size), 0, level)
+        seed = None if token is None else functions._add_batch_dim(token.new_zeros(axis.size), 0, level)
         outputs, buffers, taps = _nested(run, inner, inside, seed)
 
         def outside(tensor: Tensor) -> Tensor:
-            return _remove_batch_dim(tensor, level, axis.size, 0)
+            return functions._remove_batch_dim(tensor, level, axis.size, 0)
 
         results = (
             [outside(tensor) for tensor in outputs],
@@ -337,7 +336,7 @@ def _nested(
     except BaseException:  # as deep as before, wherever it was interrupted
         leave_transforms(depth)
         raise
-    _vmap_decrement_nesting()
+    functions._vmap_decrement_nesting()
     return results
 
 

@@ -60,7 +60,7 @@ class Density(Growing, ABC):
     @property
     def fitted(self) -> bool:
         """Whether training data were seen, by `fit` or by a batch in training mode."""
-        return self.get_buffer(self.learned[0]).numel() > 0
+        return getattr(self, self.learned[0]).numel() > 0  # `get_buffer` takes as long as an operation
 
     @abstractmethod
     def _learn(self, rows: Rows) -> None:

@@ -17,8 +17,8 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
     kind = like.device.type
     # which torch.compile can't always ask
-    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
-    return torch.autocast(kind, enabled=False) if known else nullcontext()
+    on = torch.compiler.is_compiling() or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def double(tensor: Tensor) -> Tensor:
