@@ -242,7 +242,15 @@ class evaluating(Reverted):  # called as a function is
     """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own, unless the whole is meant."""
 
     def __init__(self, model: Any, whole: bool = False) -> None:
-        self._modules = [m for path, m in model.named_modules() if m.training and (whole or "@" not in path)]
+        seen, waiting = {model}, [model]  # `named_modules` writes every path
+        self._modules = []
+        while waiting:
+            module = waiting.pop()
+            if module.training:
+                self._modules.append(module)
+            below = {part for name, part in module._modules.items() if part is not None and (whole or "@" not in name)}
+            waiting += below - seen
+            seen |= below
 
     def begin(self) -> None:
         for module in self._modules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from .effects.attributes import (
 from .effects.branch_values import carried, put, taken, tensors_in, transfer
 from .effects.contents import Contents
 from .effects.inputs import Key
-from .effects.parameters import ParameterWrites, explained_writes
+from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
 from .plan import Index, Plan
 from .rank_one import DenseSlots
@@ -231,14 +231,20 @@ class Clones:
         self._facts, self._shape, (self._modules, self._objects) = facts, shape, contents
 
     # ---- attributes
-    @contextmanager
-    def watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
+    def watching(self, clone: Clone, plan: Plan, first: bool) -> AbstractContextManager[None]:
         """Around a pass: finds out what the first branch changes, and lets the others start from what that was before.
 
         Raises:
             PurityError: if it changes anything and `plan.purity` is "raise".
             RuntimeError: if forward makes layers, which nothing would train.
         """
+        if first and self.root.training in self.watched and not self.impure:
+            self._last = clone
+            return nullcontext()
+        return self._watching(clone, plan, first)
+
+    @contextmanager
+    def _watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
         mode = self.root.training
         new = mode not in self.watched
         if not first:
@@ -246,22 +252,24 @@ class Clones:
                 transfer(self.impure, self._last.tree, clone.tree)
             else:
                 transfer(self.impure - self._saved[1], self._tree, clone.tree)
-            with explained_writes(self.root):
+            try:
                 yield
+            except RuntimeError as error:
+                explain_write(self.root, error)
+                raise
             self._last = clone
             if self._writes is not None:
                 self._writes.check_next()
-            return
-        if not new and not self.impure:
-            yield
-            self._last = clone
             return
         private = self._copy_unregistered(clone) if new else {}
         before, contents = fingerprint(clone.tree), registered(clone.tree)
         writes = ParameterWrites(self.root, clone.tree)
         words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
-        with explained_writes(self.root):
+        try:
             yield
+        except RuntimeError as error:
+            explain_write(self.root, error)
+            raise
         self._last = clone
         changes = changed(before, fingerprint(clone.tree))
         put({name: value for name, value in private.items() if name not in changes}, clone.tree)

@@ -139,7 +139,8 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
         raise OutputShapeError(
             f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape. {REMEDY}"
         )
-    return torch.stack(items).reshape((*sizes, *items[0].shape))
+    stacked = torch.stack(items)
+    return stacked if len(sizes) == 1 else stacked.reshape((*sizes, *items[0].shape))
 
 
 def _gather(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:

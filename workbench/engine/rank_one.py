@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,16 +54,7 @@ class FactoredWeightUsed(PassEnded):
 class DenseSlots(set[str]):
     """The slots whose factored weights were used by others than their layers; from then on they hold the products."""
 
-    running = False
-
-    @contextmanager
-    def during(self) -> Iterator[None]:
-        """Around the passes of a call, which can be started again."""
-        outer, self.running = self.running, True
-        try:
-            yield
-        finally:
-            self.running = outer
+    running = False  # within the passes of a call, which can be started again
 
 
 class FactoredWeight(Tensor):

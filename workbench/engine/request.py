@@ -10,7 +10,7 @@ from typing import Any
 from .branch import Clone
 from .clones import Clones
 from .effects.attributes import Attribute
-from .effects.inputs import InputEffects, Key
+from .effects.inputs import InputEffects, Key, are_tensors
 from .effects.random import RandomSources, RandomStreams
 from .plan import Index, Intervention, Plan
 from .results import Result
@@ -52,7 +52,14 @@ class Request:
     def flat(self) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         """The leaves of the inputs, and what puts leaves into their shape: see `flatten`."""
         if self._flat is None:
-            self._flat = flatten((self.args, self.kwargs))
+            args, kwargs, n = self.args, self.kwargs, len(self.args)
+            if are_tensors(args, kwargs):  # the same, without a look for what is inside
+                self._flat = (
+                    [*args, *kwargs.values()],
+                    lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True))),
+                )
+            else:
+                self._flat = flatten((args, kwargs))
         return self._flat
 
     @property

@@ -178,12 +178,12 @@ class Engine:
         inside = [tensor for state in states for tensor in state.tensors()]
         written, restarted, handled = versions([*leaves, *inside]), False, sys.exc_info()[1]
         while True:
-            known = len(dense_slots)
+            known, outer = len(dense_slots), dense_slots.running
+            dense_slots.running = True
             try:
-                with dense_slots.during():
-                    results = self.ladder.run(request, strategy)
-                    # before anything is kept, since it may find that the branches do not fit together
-                    branched = combine(plan, results)
+                results = self.ladder.run(request, strategy)
+                # before anything is kept, since it may find that the branches do not fit together
+                branched = combine(plan, results)
                 if len(dense_slots) == known:
                     return results, branched
             except BaseException as error:
@@ -192,6 +192,8 @@ class Engine:
                     len(dense_slots) == known and not isinstance(error, FactoredWeightUsed)
                 ):
                     raise
+            finally:
+                dense_slots.running = outer
             if versions([*leaves, *inside]) != written:
                 raise RuntimeError(
                     f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) by itself, "

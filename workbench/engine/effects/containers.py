@@ -147,9 +147,8 @@ def holds_mutable(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _holds_mutable(node: Any) -> bool:
-    if is_mutable(node):
-        return True
-    return any(map(_holds_mutable, values_of(node) or ()))
+    values = values_of(node)  # None for a leaf
+    return values is not None and (is_mutable(node) or any(map(_holds_mutable, values)))
 
 
 def _held(node: Any) -> list[tuple[Any, Any]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -90,22 +87,17 @@ class ParameterWrites:
         )
 
 
-@contextmanager
-def explained_writes(root: nn.Module) -> Iterator[None]:
-    """Around the pass of a branch: what torch says of a view says what to do.
+def explain_write(root: nn.Module, error: RuntimeError) -> None:
+    """Say what to do where the pass of a branch has ended in what torch says of a view.
 
     Raises:
         RuntimeError: if forward writes into a parameter of which the branch has a view.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if "output of a function that returns multiple views" not in str(error):
-            raise
+    if "output of a function that returns multiple views" in str(error):
         raise RuntimeError(
             f"forward of {root._get_name()} writes into a parameter, of which each branch sees a part of a larger tensor that torch does not "
             f"let it write into. {REMEDY}"
         ) from error
 
 
-__all__ = ["ParameterWrites", "explained_writes"]
+__all__ = ["ParameterWrites", "explain_write"]

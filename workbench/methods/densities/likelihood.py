@@ -107,11 +107,12 @@ class Likelihood(Density):
         return torch.cat([r(v) for r, v in zip(self.reductions, rows.layers, strict=True)], 1).to(dtype)
 
     def _nll(self, x: Tensor) -> Tensor:
-        z = (x - self.location) @ self.whitening.to(x.dtype).T
+        whitening = self.whitening
+        z = (x - self.location) @ whitening.to(x.dtype).T
         finite = z.isfinite().all(1)
         z = z.where(finite[:, None], 0)  # 0 * NaN would reach the gradient of all parameters
         u, log_det = self._transport(z) if self._grown else (z, 0.0)
-        log_det = log_det + self.whitening.diagonal().to(z.dtype).log().sum()
+        log_det = log_det + whitening.diagonal().to(z.dtype).log().sum()
         nll = 0.5 * u.square().sum(1) + 0.5 * u.shape[1] * math.log(2 * math.pi) - log_det
         return nll.where(finite, torch.nan)
 

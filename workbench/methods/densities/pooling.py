@@ -54,7 +54,8 @@ def pool(
             f"a feature of shape {list(feature.shape)} has not the {rows} rows of the batch in dimension {row_dim}; "
             "leave its layer out, or say where the rows are with row_dim="
         )
-    feature = feature.to(torch.promote_types(feature.dtype, torch.float32)).movedim(row_dim, 0)
+    feature = feature.to(torch.promote_types(feature.dtype, torch.float32))
+    feature = feature.movedim(row_dim, 0) if row_dim else feature
     if feature.dim() <= 2:
         return feature if feature.dim() == 2 else feature[:, None]
     is_sequence = channel_dim is None and feature.dim() == 3

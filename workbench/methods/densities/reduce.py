@@ -95,10 +95,11 @@ class Reduce(Growing):
         Returns:
             Tensor [m, d], or [m, n_components + 1] where d > n_components; in units of the training rows.
         """
-        dtype = torch.promote_types(self.mean.dtype, torch.float32)
-        v = (features.to(dtype) - self.mean) / self.unit
-        if not self.axes.numel():
+        mean, axes = self.mean, self.axes
+        dtype = torch.promote_types(mean.dtype, torch.float32)
+        v = (features.to(dtype) - mean) / self.unit
+        if not axes.numel():
             return v
-        scores = v @ self.axes.to(dtype)
+        scores = v @ axes.to(dtype)
         residual = (v.square().sum(1, keepdim=True) - scores.square().sum(1, keepdim=True)).clamp_min(0)
         return torch.cat([scores, residual.log1p()], 1)
