@@ -240,7 +240,8 @@ class Density(Growing, ABC):
         learning: bool = False,
     ) -> Rows:
         rows = check(features, logits, labels, head)
-        asked = self.needs_logits if learning or not self.fitted else self.wants_logits
+        fitted = self.fitted
+        asked = self.needs_logits if learning or not fitted else self.wants_logits
         if asked and rows.groups is None:
             raise ValueError(
                 f"{type(self).__name__} works on class scores, and there are none here: wrap the classifier with "
@@ -250,7 +251,7 @@ class Density(Growing, ABC):
             raise ValueError(
                 f"{type(self).__name__} works with the weights of the last layer, and there are none here: give head=(weight, bias)"
             )
-        if self.fitted:
+        if fitted:
             self._check_sizes(rows)
         return rows
 
