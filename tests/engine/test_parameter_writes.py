@@ -151,3 +151,42 @@ def test_an_attribute_that_is_a_tuple_without_a_length_is_none_of_our_business(x
     model[0].irreps = Irreps([1, 2])
     wrapped = vote.Wrapper(3)(model).eval()
     torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+
+
+class Teacher(nn.Module):
+    """A frozen copy that follows the layers which learn, moved in forward, as in BYOL and MoCo."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.student, self.how = nn.Linear(3, 4), how
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for new, old in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+            if self.how == "set_data":
+                old.data = 0.9 * old.data + 0.1 * new.data
+            elif self.how == "in_place":
+                old.mul_(0.9).add_(new, alpha=0.1)
+            elif self.how == "operator":
+                old.data *= 0.9
+                old.data += 0.1 * new.data
+            elif self.how == "slice":
+                old[:2] = 0.9 * old[:2] + 0.1 * new[:2]
+            else:
+                torch.add(0.9 * old, new, alpha=0.1, out=old)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.follow()
+        return (self.student(x) - self.teacher(x)).square().mean(1)
+
+
+@pytest.mark.parametrize("how", ["set_data", "in_place", "operator", "slice", "out"])
+def test_a_refused_write_leaves_the_given_model_as_it_was(how: str, x: torch.Tensor) -> None:
+    model = Teacher(how)
+    before = copy.deepcopy(model.state_dict())
+    wrapped = vote.Wrapper(3)(model).train()
+    with pytest.raises(RuntimeError, match=r"writes into its parameter 'teacher\.weight'"):
+        wrapped(x)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

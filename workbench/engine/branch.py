@@ -54,6 +54,13 @@ class Clone:
             for path, module in self.tree.items()
             for name in module._parameters
         ]
+        names = {(id(holder), key): name for holder, key, name in self._parameters}
+        # the parameters that each pass finds other tensors in: where they are, their slots, and their names
+        self.taken_over = [
+            (container, key, slot, names[id(container), key])
+            for container, key, slot in self.places
+            if slot not in buffers and (id(container), key) in names
+        ]
         self.first_place: dict[str, tuple[Any, Any]] = {}  # by slot: container and key
         for container, key, slot in self.places:
             self.first_place.setdefault(slot, (container, key))
@@ -116,6 +123,12 @@ class Clone:
             if slot in values:
                 container[key] = values[slot]
 
+    def refuse_replaced(self, values: dict[str, Tensor]) -> None:
+        """Raise RuntimeError if a pass has put another tensor in the place of a parameter that the branch has of its own."""
+        for container, key, slot, name in self.taken_over:
+            if slot in values and container[key] is not values[slot]:
+                raise RuntimeError(replaced_parameter(type(self.root).__name__, name))
+
     def call_model(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model as its user does, with its own hooks; or its other method that is wrapped."""
         if self.method == "forward":
@@ -125,6 +138,16 @@ class Clone:
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Every parameter in place with its name, the taken-over ones included."""
         return [(tensor, name) for holder, key, name in self._parameters if (tensor := holder[key]) is not None]
+
+
+def replaced_parameter(model: str, name: str) -> str:
+    """What to do where forward makes a parameter anew."""
+    path, _, attribute = name.rpartition(".")
+    return (
+        f"forward of {model} puts another tensor in the place of its parameter {name!r}, which would be gone after the call. What forward "
+        f"computes, such as a moving average, belongs in a buffer: self.register_buffer({attribute!r}, ...) when {path or 'the model'} is made, "
+        f"and self.{attribute} = tensor, without nn.Parameter, in forward"
+    )
 
 
 def _is_torchs(module: nn.Module | None) -> bool:
@@ -184,6 +207,7 @@ def run_branch(
     if not plan.interventions and mode is None:
         args, kwargs, containers = _opened(args, kwargs, sealed)
         output = seal(clone.call_model(*args, **kwargs), plan.state)
+        clone.refuse_replaced(values)
         return Result(output, _written_buffers(clone, values, versions), inputs=containers)
     with ExitStack() as stack:
         if plan.interventions:
@@ -203,6 +227,7 @@ def run_branch(
             stack.enter_context(mode)
         args, kwargs, containers = _opened(args, kwargs, sealed)
         output = seal(clone.call_model(*args, **kwargs), plan.state)
+    clone.refuse_replaced(values)
     for intervention in reversed(plan.interventions):
         output = intervention.output(output, index)
     new = _written_buffers(clone, values, versions)

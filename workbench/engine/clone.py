@@ -9,9 +9,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..introspect.objects import attributes, is_atom, is_generator, is_scripted, is_set, parts
+from ..introspect.objects import CONTAINERS, attributes, is_atom, is_generator, is_scripted, is_set, parts
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -189,7 +190,8 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
     """Every dict entry or list item below `root` that holds one of the wanted tensors.
 
     Args:
-        root: where to look: parameters, buffers and (nested) containers in attributes, such as the flat weights of an LSTM.
+        root: where to look: parameters, buffers and (nested) containers in attributes, such as the flat weights of an LSTM, and modules in
+            these that nobody has registered.
         wanted: id of a tensor -> its name; None wants every tensor, without a name.
 
     Returns:
@@ -221,7 +223,27 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
                 if isinstance(value, functools.partial):
                     search(value.keywords, depth + 1)
 
-    for module in root.modules():
+    for module in with_unregistered(root):
         if not is_scripted(module):
             search(module.__dict__, 0)
     return entries
+
+
+def with_unregistered(root: nn.Module) -> list[nn.Module]:
+    """All modules below `root`, and those in containers that their attributes hold, which nobody has registered."""
+    found = {id(module): module for module in root.modules()}
+    waiting: list[Any] = [module.__dict__ for module in found.values()]
+    seen: set[int] = set()
+    while waiting:
+        held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        for item in dict.values(held) if isinstance(held, dict) else held:
+            if isinstance(item, nn.Module):
+                new = [module for module in item.modules() if id(module) not in found]
+                found.update((id(module), module) for module in new)
+                waiting += [module.__dict__ for module in new]
+            elif isinstance(item, CONTAINERS) and not isinstance(item, torch.Size):
+                waiting.append(item)
+    return [*found.values()]

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ..errors import PurityError, WorkbenchWarning
-from .branch import Clone
+from .branch import Clone, replaced_parameter
+from .effects.attribute_losses import with_mean_terms
 from .effects.attributes import (
     Attribute,
     ModuleContents,
@@ -204,6 +205,25 @@ class Clones:
         self._saved, self.kept = (self.remembered(), self.impure, set(self.watched)), False
         self._writes = None
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around passes for looking only, in the midst of a call: they start as the call did, and what they change is gone afterwards.
+
+        Where forward changes no attributes they run on the clones of the call, else on others.
+        """
+        if not self.impure:
+            yield
+            return
+        names = ("impure", "watched", "kept", "_memory", "_clones", "_current", "_kept", "_last", "_saved", "_writes")
+        present = {name: getattr(self, name) for name in names}
+        self._memory, self._clones, self._current = self._saved[0], {}, set(self._saved[0])
+        self.watched = set(self.watched)
+        try:
+            yield
+        finally:
+            for name, value in present.items():
+                setattr(self, name, value)
+
     def refresh(self) -> None:
         """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call, or have
         changed a list or another object in place.
@@ -253,8 +273,9 @@ class Clones:
             else:
                 transfer(self.impure - self._saved[1], self._tree, clone.tree)
             try:
-                yield
-            except RuntimeError as error:
+                with nullcontext() if self._writes is None else self._writes.watched():
+                    yield
+            except (RuntimeError, TypeError) as error:
                 explain_write(self.root, error)
                 raise
             self._last = clone
@@ -266,14 +287,15 @@ class Clones:
         writes = ParameterWrites(self.root, clone.tree)
         words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
         try:
-            yield
-        except RuntimeError as error:
+            with writes.watched():
+                yield
+        except (RuntimeError, TypeError) as error:
             explain_write(self.root, error)
             raise
         self._last = clone
         changes = changed(before, fingerprint(clone.tree))
         put({name: value for name, value in private.items() if name not in changes}, clone.tree)
-        _refuse_layers(self.root, contents, registered(clone.tree))
+        _refuse_layers(self.root, contents, registered(clone.tree), {name for *_, name in clone.taken_over})
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
         self._writes = writes if new else None
         if words and changes:
@@ -294,11 +316,17 @@ class Clones:
             plan: of the run.
             at_once: whether all branches ran on the clone of the first.
         """
+        keys = [branch_key(plan, index) for index in plan.indices]
+        self._keep_modes(self._clones[keys[0]].tree)
         if not self.impure:
             return
-        keys = [branch_key(plan, index) for index in plan.indices]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         new = carried(taken(self.impure, source.tree), source.tree, self._tree)
+        if not at_once and plan.purity != "allow":
+            beside = [axis.name for axis in plan.axes if axis.own_first]
+            models = [key for key, index in zip(keys, plan.indices, strict=True) if not any(index[a] for a in beside)]
+            values = [taken(self.impure, self._clones[key].tree) for key in models]
+            new = with_mean_terms(new, values, self.root._get_name())
         before, kept = taken(self.impure, self._tree), self._kept
         try:
             put(new, self._tree)
@@ -311,6 +339,12 @@ class Clones:
             self._kept = kept
             raise
 
+    def _keep_modes(self, tree: Tree) -> None:
+        """Let modules that forward has put into another mode, as where it freezes the statistics of its norms, stay in it."""
+        for i, (path, module) in enumerate(self._tree.items()):
+            if path in tree and tree[path].training is not self.modes[i]:
+                module.__dict__["training"] = self.modes[i] = tree[path].training
+
 
 def _count_weights(tree: Tree) -> int:
     """The number of weights of a network whose layers are linear, 0 for others."""
@@ -320,7 +354,9 @@ def _count_weights(tree: Tree) -> int:
     return sum(layer.in_features * layer.out_features for layer in layers if isinstance(layer, nn.Linear))
 
 
-def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict]) -> None:
+def _refuse_layers(
+    root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict], taken_over: set[str]
+) -> None:
     for (path, kind), contents in after.items():
         earlier = before.get((path, kind), {})
         word = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
@@ -331,6 +367,8 @@ def _refuse_layers(root: nn.Module, before: dict[Attribute, dict], after: dict[A
                     f"forward of {root._get_name()} made the {word} {where!r}, which no optimizer, state_dict or voter would know; call the "
                     "model once with real inputs before wrapping it"
                 )
+            if kind == "_parameters" and earlier[name] != key and where not in taken_over:
+                raise RuntimeError(replaced_parameter(root._get_name(), where))
             if kind == "_modules" and earlier[name] != key:
                 raise RuntimeError(
                     f"forward of {root._get_name()} puts another layer in the place of {where!r}, which only one branch would have; make the "

@@ -248,18 +248,16 @@ class Engine:
         leaves, rebuild = flatten((request.args, request.kwargs))
         sources = request.sources()
         before = sources.all()
-        self.clones.save()
         trackers: list[RowTracker] = []
         try:
             args, kwargs = rebuild(
                 [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
             )
-            results = loop.run(replace(request, args=args, kwargs=kwargs, trackers=trackers, track_all=True))
+            with self.clones.aside():
+                results = loop.run(replace(request, args=args, kwargs=kwargs, trackers=trackers, track_all=True))
             return [(tracker, result.output) for tracker, result in zip(trackers, results, strict=True)]
         finally:
             sources.restore(before)
-            if self.clones.impure:
-                self.clones.forget()
 
     def _note_first(self, request: Request, result: Result, before: Any, after: Any) -> None:
         """What the first call in a mode has shown, given the states of the random sources before and after."""

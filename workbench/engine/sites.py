@@ -254,4 +254,7 @@ class Sites(TorchFunctionMode):
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
             if frame.f_code is CheckpointFunction.forward.__code__:
-                raise CheckpointedSite("the model recomputes activations in the backward pass (torch.utils.checkpoint)")
+                raise CheckpointedSite(
+                    "the model recomputes activations in the backward pass (torch.utils.checkpoint), where what the wrapper does to them "
+                    'would be left out: switch checkpointing off, or use sample.Wrapper(where="weights"), if it is sample'
+                )

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.ownership import MARK, Table
+from ..engine.effects.attributes import modules
+from ..engine.effects.branch_values import carried, put, tensors_in
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -106,6 +108,7 @@ class Draws:
         copies = [_without_children(module) if alone else self._table.plain_module(path) for _ in range(self._n)]
         try:
             for copied in copies:
+                _own_unregistered(copied)
                 if name is not None:
                     getattr(copied, name)()
                 if initialize is not None:
@@ -137,6 +140,7 @@ class Draws:
             return
         around = _without_children(self._table.module(parent))
         around._modules[leaf] = copied
+        _own_unregistered(around)
         with contextlib.suppress(Exception):  # it may look for its other parts
             initialize(around)
 
@@ -154,6 +158,15 @@ def _without_children(module: nn.Module) -> nn.Module:
             for name, tensor in tensors.items()
         }
     return new
+
+
+def _own_unregistered(copied: nn.Module) -> None:
+    """Give a copy tensors of its own in place of those that nobody has registered, such as the weight that an old spectral_norm or pruning
+    computes: an initialisation writes into them, and they share memory with the parameters of the given model.
+    """
+    tree = modules(copied)
+    held = tensors_in(tree)
+    put(carried(held, tree, tree), tree)
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

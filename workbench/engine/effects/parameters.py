@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..plan import Bank
-from ..tree import version
+from ..tree import tensors, version
 from .attributes import Tree
 from .random import values_unavailable
 
@@ -33,6 +37,11 @@ class ParameterWrites:
             if isinstance(parameter, nn.Parameter)
         }
         self._norms: dict[str, Tensor] = {}
+        self._before = _Before([parameter for _, parameter, _ in self._shared.values()])
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Around the pass of a branch: keeps what it writes into shared parameters in training mode as it was, for a refusal."""
+        return self._before if self._root.training and not values_unavailable() else nullcontext()
 
     def check(self, tree: Tree, bank: Bank, more: bool) -> None:
         """After the first branch.
@@ -80,6 +89,7 @@ class ParameterWrites:
         }
 
     def _refuse(self, name: str) -> None:
+        self._before.restore()
         mode = "" if self._root.training else " in evaluation mode"
         raise RuntimeError(
             f"forward of {self._root._get_name()} writes into its parameter {name!r}{mode}, which the branches and the given model share: it "
@@ -87,12 +97,57 @@ class ParameterWrites:
         )
 
 
-def explain_write(root: nn.Module, error: RuntimeError) -> None:
-    """Say what to do where the pass of a branch has ended in what torch says of a view.
+class _Before(TorchFunctionMode):
+    """What parameters hold before a function writes into them; only those that are written into are copied.
+
+    Args:
+        parameters: which.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self._held = [(parameter, parameter.data) for parameter in parameters]
+        self._places: dict[int, list[Tensor]] = {}  # by where their memory is
+        for parameter in parameters:
+            if place := _memory(parameter):
+                self._places.setdefault(place, []).append(parameter)
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        if (name.endswith("_") and name != "requires_grad_") or "out" in kwargs:  # mul_, __imul__, __setitem__, out=
+            for written in tensors((args[:1], kwargs.get("out"))):
+                for parameter in self._places.get(_memory(written), ()):
+                    self._copies.setdefault(id(parameter), (parameter, parameter.detach().clone()))
+        return function(*args, **kwargs)
+
+    def restore(self) -> None:
+        """Give the parameters back what they held."""
+        for parameter, data in self._held:
+            if _memory(parameter) != _memory(data):
+                parameter.data = data
+        for written, copied in self._copies.values():
+            written.data.copy_(copied)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory of a tensor is; 0 if it has none of its own."""
+    with suppress(RuntimeError, NotImplementedError):
+        return tensor.untyped_storage().data_ptr()
+    return 0
+
+
+def explain_write(root: nn.Module, error: Exception) -> None:
+    """Say what to do where the pass of a branch has ended in what torch says of a view, or of a tensor that is no parameter.
 
     Raises:
-        RuntimeError: if forward writes into a parameter of which the branch has a view.
+        RuntimeError: if forward writes into a parameter of which the branch has a view, or ties parameters.
     """
+    if isinstance(error, TypeError) and "as parameter" in str(error):
+        raise RuntimeError(
+            f"forward of {root._get_name()} puts one of its parameters in the place of another, and each branch has a part of a larger tensor "
+            f"there ({error}). Tie them when the model is made, in __init__: self.decoder.weight = self.encoder.weight"
+        ) from error
     if "output of a function that returns multiple views" in str(error):
         raise RuntimeError(
             f"forward of {root._get_name()} writes into a parameter, of which each branch sees a part of a larger tensor that torch does not "

@@ -1,0 +1,291 @@
+"""Habits of published models: terms of a loss kept on the model, norms frozen in forward, layers in plain lists, averages in parameters."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+
+from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
+
+pytestmark = pytest.mark.usefixtures("seeded")
+VOTERS = 3
+
+
+def own_tensors(wrapped: Any, voter: int, plain: nn.Module) -> nn.Module:
+    """A plain model, built by itself, with the tensors that a voter has by the names of their keys."""
+    state = {**dict(nn.Module.named_parameters(wrapped)), **dict(nn.Module.named_buffers(wrapped))}
+    with torch.no_grad():
+        for name, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
+            tensor.copy_(state[f"{name}@vote"][voter] if f"{name}@vote" in state else state[name])
+    return plain
+
+
+# ---- terms of a loss in attributes -----------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """A mixture of experts that leaves its balancing term to the caller, and runs each expert on the rows that chose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.gate = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 2) for _ in range(3))
+        self.aux_loss: Any = 0.0
+        self.terms: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.into(x))
+        weights, chosen = self.gate(h).softmax(-1).topk(2)
+        self.aux_loss = self.gate(h).softmax(-1).mean(0).square().sum()
+        self.terms = [h.square().mean(), weights.std()]
+        out = h.new_zeros(len(h), 2)
+        for number, expert in enumerate(self.experts):
+            rows, slot = torch.where(chosen == number)
+            out = out.index_add(0, rows, weights[rows, slot, None] * expert(h[rows]))
+        return out
+
+
+def whole_loss(model: Any, y: Tensor) -> Tensor:
+    return y.square().mean() + model.aux_loss + 0.1 * sum(model.terms)
+
+
+@pytest.mark.parametrize("way", ["loss", "call"])
+@pytest.mark.parametrize("share", [None, 1])
+def test_terms_of_a_loss_that_a_model_keeps_train_every_voter(share: int | None, way: str) -> None:
+    x = torch.randn(9, 5)
+    wrapped: Any = vote.Wrapper(VOTERS, share=share)(Experts()).train()
+    plain: list[Any] = [own_tensors(wrapped, i, Experts()) for i in range(VOTERS)]
+    if way == "loss":
+        found = wrapped.loss(lambda y, target: whole_loss(wrapped, y), x, torch.zeros(9, 2))
+        expected = torch.stack([whole_loss(model, model(x)) for model in plain]).mean()
+    else:  # the author's own loop
+        found = whole_loss(wrapped, wrapped(x, tile_and_reduce=True))
+        mean = torch.stack([model(x) for model in plain]).mean(0)
+        kept = torch.stack([model.aux_loss + 0.1 * sum(model.terms) for model in plain]).mean()
+        expected = mean.square().mean() + kept
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    expected.backward()
+    for name, parameter in wrapped.named_parameters():
+        slot = name.removesuffix("@vote")
+        grads = torch.stack([model.get_parameter(slot).grad for model in plain])
+        torch.testing.assert_close(parameter.grad, grads if slot != name else grads.sum(0), msg=name)
+
+
+def test_dealt_rows_leave_the_mean_of_the_voters_terms() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(Experts()).train()
+    wrapped(torch.randn(9, 5))
+    wrapped.aux_loss.backward()
+    grad = dict(wrapped.named_parameters())["gate.weight@vote"].grad
+    assert (grad.flatten(1).abs().sum(1) > 0).all()
+
+
+def test_a_term_beside_risk_heads_is_the_models_own() -> None:
+    x, model = torch.randn(9, 5), Experts()
+    wrapped: Any = sculpt.Wrapper(n_layers=1)(model).train()
+    plain: Any = copy.deepcopy(model)
+    plain(x)
+    wrapped(x, return_risk=True)
+    torch.testing.assert_close(wrapped.aux_loss, plain.aux_loss)
+
+
+class Kept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 2)
+        self.hidden: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = torch.tanh(self.a(x))
+        return self.b(self.hidden)
+
+
+def test_a_loss_of_a_kept_tensor_is_told_and_nothing_else() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(Kept()).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WorkbenchWarning)
+        wrapped(torch.randn(6, 5)).sum().backward()
+    with pytest.warns(WorkbenchWarning, match="takes the attribute hidden of Kept"):
+        (wrapped(torch.randn(6, 5)).sum() + wrapped.hidden.square().mean()).backward()
+
+
+# ---- norms that forward freezes --------------------------------------------------------------------------------------
+
+
+class Freezes(nn.Module):
+    """Freezes the statistics of its norm in its second call, and says so nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            self.norm.eval()
+        return self.last(self.norm(self.first(x)))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "loop", "vmap"])
+def test_norms_that_forward_freezes_stay_frozen(strategy: Any) -> None:
+    wrapped: Any = vote.Wrapper(VOTERS, strategy=strategy)(Freezes()).train()
+    plain = [own_tensors(wrapped, i, Freezes()) for i in range(VOTERS)]
+    for call in range(4):
+        x = torch.randn(9, 5)
+        y = wrapped(x, tile_and_reduce=True)
+        torch.testing.assert_close(y, torch.stack([model(x) for model in plain]).mean(0))
+        assert wrapped.norm.training is (call == 0)
+    assert wrapped.training
+    wrapped.train()
+    assert wrapped.norm.training
+
+
+# ---- layers in plain lists -------------------------------------------------------------------------------------------
+
+
+class Stacks(nn.Module):
+    """As N-BEATS is published: layers in lists of lists, of which only the parameters are registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacks = [[nn.Linear(4, 4), nn.Linear(4, 4)], [nn.Sequential(nn.Linear(4, 4), nn.ReLU())]]
+        self.pairs = ((nn.Linear(4, 2),),)
+        self.held = nn.ParameterList(p for stack in [*self.stacks, *self.pairs] for m in stack for p in m.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stack in self.stacks:
+            for layer in stack:
+                x = x + layer(x)
+        return self.pairs[0][0](x)
+
+
+@pytest.mark.parametrize("share", [None, "rank1"])
+def test_layers_in_lists_of_lists_vote(share: Any) -> None:
+    x, model = torch.randn(6, 4), Stacks()
+    before = copy.deepcopy(model.state_dict())
+    wrapped: Any = vote.Wrapper(VOTERS, share=share)(model).eval()
+    answers = torch.stack([voter(x) for voter in wrapped.voters()])
+    assert (answers[0] - answers[1]).abs().min() > 0
+    for asked in (wrapped, copy.deepcopy(wrapped)):
+        y, risk = asked(x, return_risk=True)
+        torch.testing.assert_close(y, answers.mean(0))
+        torch.testing.assert_close(risk, answers.std(0, correction=0))
+    if share is None:
+        plain = [own_tensors(wrapped, i, Stacks()) for i in range(VOTERS)]
+        torch.testing.assert_close(answers, torch.stack([one(x) for one in plain]))
+    y.sum().backward()
+    assert all(p.grad is not None for p in asked.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# ---- parameters that forward makes anew ------------------------------------------------------------------------------
+
+
+class Codes(nn.Module):
+    """A code book that is a moving average, put into a parameter anew in each call, as in published VQ-VAEs."""
+
+    def __init__(self, learns: bool = True) -> None:
+        super().__init__()
+        self.into, self.codes, self.out = nn.Linear(5, 4), nn.Embedding(6, 4), nn.Linear(4, 2)
+        self.codes.weight.requires_grad_(learns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.into(x)
+        nearest = torch.cdist(z, self.codes.weight).argmin(1)
+        if self.training:
+            share = F.one_hot(nearest, 6).to(z.dtype)
+            self.codes.weight = nn.Parameter(0.9 * self.codes.weight + 0.1 * share.T @ z.detach(), requires_grad=False)
+        return self.out(z + (self.codes(nearest) - z).detach())
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_parameter_that_forward_makes_anew_is_refused(learns: bool) -> None:
+    model = Codes(learns)
+    before = copy.deepcopy(model.state_dict())
+    wrapped: Any = vote.Wrapper(VOTERS)(model).train()
+    with pytest.raises(RuntimeError, match=r"'codes\.weight', which would be gone .*register_buffer\('weight'"):
+        wrapped(torch.randn(6, 5))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert wrapped.eval()(torch.randn(6, 5)).shape == (6, 2)  # there it does not
+
+
+class Ties(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.out.weight = self.words.weight
+        return self.out(self.words(ids))
+
+
+def test_parameters_that_are_tied_in_forward_are_refused_with_what_to_write() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(Ties()).eval()
+    with pytest.raises(RuntimeError, match="Tie them when the model is made, in __init__"):
+        wrapped(torch.zeros(2, 3, dtype=torch.long))
+
+
+# ---- weights that hooks compute --------------------------------------------------------------------------------------
+
+
+def with_spectral_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, but models made with it live on
+        return nn.Sequential(nn.utils.spectral_norm(nn.Linear(5, 8)), nn.Tanh(), nn.Linear(8, 2))
+
+
+def pruned() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    return model
+
+
+@pytest.mark.parametrize("wrapper", [vote.Wrapper(VOTERS), sculpt.Wrapper(), vote.Wrapper(VOTERS, prior=1.0)], ids=repr)
+@pytest.mark.parametrize("build", [with_spectral_norm, pruned])
+def test_wrapping_draws_nothing_into_weights_of_the_given_model(build: Any, wrapper: Any) -> None:
+    model = build()
+    before, weight = copy.deepcopy(model.state_dict()), model[0].weight.detach().clone()
+    wrapper(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model[0].weight, weight)
+
+
+# ---- recomputed activations ------------------------------------------------------------------------------------------
+
+
+class Recomputes(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(lambda z: torch.tanh(self.a(z)), x, use_reentrant=True))
+
+
+def test_reentrant_checkpointing_under_noise_is_refused_with_what_to_do() -> None:
+    wrapped: Any = sample.Wrapper(2)(Recomputes()).train()
+    with pytest.raises(RuntimeError, match='where="weights"'):
+        wrapped(torch.randn(6, 5, requires_grad=True))
+
+
+# ---- a density alone -------------------------------------------------------------------------------------------------
+
+
+def test_neo_alone_answers_with_risk_as_in_evaluation_mode() -> None:
+    x = torch.randn(9, 5)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
+    wrapped: Any = neo.Wrapper()(net).fit(x).train()
+    before, evaluated = copy.deepcopy(wrapped[1].running_mean), copy.deepcopy(net).eval()(x)
+    y, _ = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, evaluated)
+    assert torch.equal(wrapped[1].running_mean, before)
+    wrapped(x)  # this trains
+    assert not torch.equal(wrapped[1].running_mean, before)
+    both: Any = compose(vote.Wrapper(2), neo.Wrapper())(net).fit(x).train()
+    both(x, return_risk=True)
+    assert not torch.equal(both[1].running_mean, before)
