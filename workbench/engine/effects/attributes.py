@@ -19,7 +19,6 @@ LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
-_VALUES = operator.methodcaller("values")
 DEEP = 8  # how far a mark looks into an object that forward is known to change, or that is an input
 Attribute = tuple[str, str]  # module path, attribute name
 Tree = dict[str, nn.Module]
@@ -134,11 +133,11 @@ class ModuleContents:
             contents = module.__dict__
             self._holders += (contents, *(contents[kind] for kind in kinds))
             self._items += [value for name, value in contents.items() if (path, name) not in ignore]
-            self._items += itertools.chain.from_iterable(map(_VALUES, self._holders[-len(kinds) :]))
+            self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
 
     def unchanged(self) -> bool:
         """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
-        now = itertools.chain.from_iterable(map(_VALUES, self._holders))
+        now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
         return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
 
 
