@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,34 @@ def wrap_foreign_function(wrapper: Any, function: Callable[..., Any], modules: l
     return keras_models.wrap_function(wrapper, function, modules)
 
 
+def save_foreign(outer: list[Any], wrapped: Any, path: Path) -> bool:
+    """Write a file of another framework; False for any other file.
+
+    Args:
+        outer: what stands around the model, the outermost first.
+        wrapped: the model.
+        path: the file.
+
+    Raises:
+        ValueError: if the model is not of the framework that the file is of.
+    """
+    if path.suffix != ".keras":
+        return False
+    model = None
+    if "keras" in sys.modules:
+        from . import keras_models
+
+        model = keras_models.model_of(wrapped)
+    if model is None:
+        raise ValueError(
+            f"{path} would be a file of Keras, and {type(wrapped).__name__} is no wrapped Keras model, nor the as_torch() of one: give a path "
+            "that ends otherwise, such as .safetensors"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model._write(path, outer)
+    return True
+
+
 def load_foreign(path: Path, model: Any, wrapper: Any) -> Any:
     """The wrapped model of a file of another framework, None for any other file.
 
@@ -79,4 +108,4 @@ def load_foreign(path: Path, model: Any, wrapper: Any) -> Any:
     return loaded
 
 
-__all__ = ["load_foreign", "wrap_foreign", "wrap_foreign_function"]
+__all__ = ["load_foreign", "save_foreign", "wrap_foreign", "wrap_foreign_function"]

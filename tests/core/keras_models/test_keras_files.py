@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from helpers.keras_models import KINDS, X, Y, functional, k, net_class, sequenti
 
 import workbench
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.calibration import calibrate, selective
 
 seeded_keras = keras_models.seeded_keras
 
@@ -277,3 +279,51 @@ def test_files_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="get_config"):
         vote.Wrapper(2)(needy).save(tmp_path / "model.keras")
     assert (tmp_path / "model.keras").read_bytes() == before
+
+
+MADE: dict[str, Callable[[Any, Any], Any]] = {
+    "variance": lambda model, held_out: calibrate(model, held_out),
+    "conformal": lambda model, held_out: calibrate(model, held_out, "conformal"),
+    "abstains": lambda model, held_out: selective(calibrate(model, held_out), held_out).predictor(coverage=0.5),
+}
+
+
+def said(made: Any) -> list[torch.Tensor]:
+    x = torch.as_tensor(X)
+    with torch.no_grad():
+        if type(made).__name__ == "SelectivePredictor":
+            return [*made(x)]
+        y, risk = made(x, return_risk=True)
+        return [
+            y,
+            *(risk[name] for name in risk.names()),
+            *(made.interval(x, 0.5) if hasattr(made, "interval") else ()),
+        ]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_was_calibrated_comes_back_with_the_model(kind: str, tmp_path: Path) -> None:
+    wrapped = trained(sequential, "all")
+    path, held_out = tmp_path / "folder" / "model.keras", (torch.as_tensor(X), torch.as_tensor(Y))
+    made = MADE[kind](wrapped.as_torch(), held_out)
+    workbench.save(made, path)
+    again = workbench.load(path)
+    assert type(again) is type(made)
+    assert all(torch.equal(a, b) for a, b in zip(said(again), said(made), strict=True))
+    assert same(k.saving.load_model(path), wrapped)
+    wrapped.save(path)  # alone
+    assert same(workbench.load(path), wrapped)
+
+
+def test_keras_files_of_what_they_cannot_hold_are_refused(tmp_path: Path) -> None:
+    wrapped, held_out = trained(sequential, "vote"), (torch.as_tensor(X), torch.as_tensor(Y))
+    workbench.save(wrapped, tmp_path / "model.keras")
+    assert same(workbench.load(tmp_path / "model.keras"), wrapped)
+    with pytest.raises(ValueError, match=r"no wrapped Keras model.*\.safetensors"):
+        workbench.save(copy.deepcopy(wrapped.as_torch()), tmp_path / "copied.keras")
+    with pytest.raises(ValueError, match=r"no wrapped Keras model.*\.safetensors"):
+        workbench.save(vote.Wrapper(2)(torch.nn.Linear(2, 1)), tmp_path / "torch.keras")
+    grouped = calibrate(wrapped.as_torch(), held_out, "conformal", groups=lambda x: (x[:, 0] > 0).long())
+    with pytest.raises(ValueError, match=r"functions \(groups=\)"):
+        workbench.save(grouped, tmp_path / "grouped.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]

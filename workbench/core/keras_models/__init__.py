@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import archive  # which tells Keras how to read the files
-from .model import WrappedKeras
+from .model import WrappedKeras, model_of
 from .wrapping import check_backend, wrap, wrap_function
 
-__all__ = ["WrappedKeras", "archive", "check_backend", "wrap", "wrap_function"]
+__all__ = ["WrappedKeras", "archive", "check_backend", "model_of", "wrap", "wrap_function"]

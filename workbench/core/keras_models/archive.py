@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,9 @@ import keras
 from ...atomic import replacing
 from ...engine.execution import Execution
 from ..ownership import MARK
+from ..saving.file_format import write
+from ..saving.outer import around_of
+from ..saving.save_pretrained import AROUND
 from ..saving.wrapper_json import built, described, options_of, unknown_methods
 from .files import seeds_of, write_into
 from .model import SAVED, WrappedKeras, wrapped_twin
@@ -60,14 +64,15 @@ class WrappedModel(keras.layers.Layer):
     def get_compile_config(self) -> dict[str, Any]:
         return self._workbench_model.get_compile_config()
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, outer: Sequence[Any] = ()) -> None:
         """Write the file, whole or not at all.
 
         Args:
             path: ends in .keras.
+            outer: what stands around the model, such as a calibration, the outermost first.
 
         Raises:
-            ValueError: if the model has wrappers of no name.
+            ValueError: if the model has wrappers of no name, or what stands around it was made with functions.
             RuntimeError: if another model of its class cannot be built from its config.
         """
         if foreign := unknown_methods(described(self._workbench_model._made())):
@@ -75,12 +80,24 @@ class WrappedModel(keras.layers.Layer):
                 f"{', '.join(foreign)} has no name that a file could keep: register it (workbench.register), or save the weights alone by "
                 "save_weights"
             )
+        around, tensors = around_of([*outer])
+        for entry in around:
+            if entry["functions"]:
+                raise ValueError(
+                    f"{entry['class']} was made with functions ({', '.join(entry['functions'])}=), which no .keras file could give back: save "
+                    "it to a path that ends otherwise, and load that into one that is made alike"
+                )
         new_like(self._workbench_plain)  # a file that nobody could load is none
         with (
             replacing(path) as unfinished,
             TemporaryDirectory(dir=path.parent, prefix=".workbench-") as folder,
         ):
             keras.saving.save_model(self, file := Path(folder, "model.keras"))
+            if outer:
+                text = {"model": "keras", "parts": {"": described(self._workbench_model._made())}, "complex": []}
+                write(beside := Path(folder, AROUND), {**text, "around": around}, tensors)
+                with zipfile.ZipFile(file, "a") as archive:
+                    archive.write(beside, AROUND)
             file.replace(unfinished)
 
     def save_own_variables(self, store: Any) -> None:

@@ -151,6 +151,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
         for wrapper in self.wrappers[self._workbench_done :]:
             wrapped = wrapper(wrapped)
         _refuse_methods(wrapped, module)
+        module.belong_to(self)
         for name, value in plain.__dict__.items():
             if name not in self.__dict__:
                 self.__dict__[name] = value
@@ -309,6 +310,14 @@ def twin(model: Any, cls: type) -> Any:
 _TRACKED = ("_trainable_variables", "_non_trainable_variables", "_layers", "_metrics", "_seed_generators")
 
 
+def model_of(wrapped: Any) -> Any:
+    """The wrapped Keras model that a torch module is the `as_torch()` of, None for any other, copies included."""
+    if isinstance(wrapped, WrappedKeras):
+        return wrapped
+    owner = wrapped.owner if isinstance(wrapped, KerasModule) else None
+    return owner if owner is not None and owner._workbench_torch is wrapped else None
+
+
 def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, decorated: bool = False) -> Any:
     """The wrapped form of a Keras model.
 
@@ -378,4 +387,4 @@ def _learns(variable: Any) -> bool:
     return bool(variable.trainable and source.trainable)
 
 
-__all__ = ["SAVED", "WrappedKeras", "twin", "wrapped_twin"]
+__all__ = ["SAVED", "WrappedKeras", "model_of", "twin", "wrapped_twin"]

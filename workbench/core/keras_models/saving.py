@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,14 @@ class KerasFiles:
             )
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path} is there already: save(path, overwrite=True) replaces it")
+        self._write(path)
+
+    def _write(self, path: Path, outer: Sequence[Any] = ()) -> None:
+        """As `save`, with what stands around the model, the outermost first."""
         self._made()
         self._build_optimizer()
-        keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path)  # its module imports this one
+        # whose module imports this one
+        keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path, outer)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config("export", "torch.export.export takes a voter: model.as_torch().voters()[0]")

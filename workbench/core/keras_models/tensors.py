@@ -119,6 +119,15 @@ class KerasModule(nn.Module):
         return self._calls.value.places
 
     @property
+    def owner(self) -> Any:
+        """The wrapped Keras model that it was made for, shared by all copies."""
+        return self._calls.value.owner
+
+    def belong_to(self, model: Any) -> None:
+        """Set the owner; an assignment would make it a sub-module."""
+        self._calls.value.owner = model
+
+    @property
     def states(self) -> tuple[Any, ...]:
         """The variables of random numbers, which all branches draw from one after another."""
         return self._calls.value.states
@@ -236,6 +245,7 @@ class _Calls:
     def __init__(self, run: Any, is_function: bool, places: tuple[Place, ...], states: tuple[Any, ...]) -> None:
         self.run, self.is_function, self.places, self.states = run, is_function, places, states
         self.notes: set[str] = set()
+        self.owner: Any = None
         self.told = False  # that it leaves something out
         self.leaving: dict[bool, type | None] = {}  # by mode
 

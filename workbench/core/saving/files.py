@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from ...engine.clone import eager
 from ...engine.execution import Execution
 from ..copying import load_state
 from ..crossfit import members_axis
-from ..frameworks import load_foreign
+from ..frameworks import load_foreign, save_foreign
 from ..function import Function
 from ..outputs.options import from_json
 from ..ownership import MARK
@@ -23,6 +25,7 @@ from ..wrapper import Wrapper
 from .file_contents import named_wrapper, read
 from .file_format import write
 from .outer import INNER, check_outer, contents_of, load_outer, split_outer
+from .save_pretrained import AROUND
 from .savepoint import Savepoint
 from .state_dict import SETTINGS, adapt, check_settings, complete, stored_settings
 from .wrapper_json import described, import_path, unknown_methods
@@ -37,7 +40,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         wrapped: what a wrapper gave, or what `calibrate` or `Selective.predictor` made of it.
-        path: the file; missing folders are made, a file that is there is replaced.
+        path: the file; missing folders are made, a file that is there is replaced. One that ends in .keras is of a wrapped Keras model, as
+            its own `save` writes it, with what stands around its `as_torch()`.
 
     Raises:
         TypeError: if the model is not wrapped, or its state has parts that are no tensors.
@@ -57,6 +61,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         True
     """
     outer, wrapped = split_outer(eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped)
+    if save_foreign(outer, wrapped, Path(path)):
+        return
     parts = _parts(wrapped)
     if not parts:
         raise TypeError(
@@ -121,7 +127,7 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     """
     path = Path(path)
     if (foreign := load_foreign(path, model, wrapper)) is not None:
-        return foreign
+        return _with_outer_of(path, foreign)
     text, tensors = read(path)
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)
@@ -137,6 +143,24 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     return load_with_outer(
         around, outer, lambda: load_contents(model, wrapper, text, inner, path), model, tensors, path
     )
+
+
+def _with_outer_of(path: Path, model: Any) -> Any:
+    """What stood around the torch module behind a wrapped Keras model when its file was written, or the model if nothing did.
+
+    Args:
+        path: the file, a zip archive.
+        model: the model of it.
+    """
+    with zipfile.ZipFile(path) as archive, TemporaryDirectory() as folder:
+        if AROUND not in archive.namelist():
+            return model
+        try:
+            text, tensors = read(Path(archive.extract(AROUND, folder)))
+        except ValueError as error:
+            raise ValueError(f"what stands around the model of {path} cannot be read: {error}") from error
+    check_outer(path, text["around"], [])
+    return load_outer(text["around"], [], model._made(), tensors)
 
 
 def load_with_outer(
