@@ -168,6 +168,11 @@ def test_all_wrappers_train_with_them(case: str, make: Callable[[], Any]) -> Non
     wrapped.predict(x, verbose=0)
 
 
+def test_prior_functions_of_models_that_add_losses_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="leave prior out"):
+        vote.Wrapper(2, prior=1.0)(compiled("losses")).train_on_batch(X, Y)
+
+
 def test_the_fit_of_workbench_says_what_it_leaves_out() -> None:
     wrapped = vote.Wrapper(2)(masking())
     with pytest.warns(WorkbenchWarning, match="masks of the output, which only its own fit"):

@@ -14,6 +14,8 @@ from torch import Tensor
 from ...engine.plan import concatenate
 from ...engine.state import BranchedState
 from ...risk import Risk
+from ..ownership import extra
+from ..prior import NAME as PRIOR
 
 KEY = "keras_extras"  # where they stand in the output of a call that gathers them, sealed: each branch has its own
 _ALONE = "output"
@@ -41,7 +43,16 @@ def with_extras(output: Any, losses: list[Any], masks: list[Any]) -> dict[str, A
 
 @contextmanager
 def gathering(wrapped: Any) -> Iterator[None]:
-    """While a wrapped torch module is called, what stands under `KEY` is kept apart for each branch."""
+    """While a wrapped torch module is called, what stands under `KEY` is kept apart for each branch.
+
+    Raises:
+        NotImplementedError: if voters have prior functions, which are added to outputs alone.
+    """
+    if extra(wrapped, PRIOR) is not None:
+        raise NotImplementedError(
+            "prior: layers of this Keras model add losses or mask its output, and compute them of what they give without the prior; leave prior "
+            "out, or these"
+        )
     record = wrapped._workbench
     before = record.state
     record.state = (*(before or ()), (KEY,))
