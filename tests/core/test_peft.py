@@ -92,6 +92,12 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
         assert torch.equal(wrapped(**INPUTS).logits, before)
 
 
+def test_adapters_for_a_model_that_is_wrapped_are_refused_by_name(plain: Any) -> None:
+    wrapped = vote.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain).unload())
+    with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, is for the plain model"):
+        peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+
+
 def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:
     wrapped = _trained(plain)
     plain.save_pretrained(tmp_path)

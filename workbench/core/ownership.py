@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -386,8 +387,20 @@ class Table:
         bank = _Lookup(self.get)
         with torch.enable_grad():
             self.views.update({name: self.record.rules[name].pick(bank, {}) for name in self.record.released})
+        model = getattr(type(self.root), "_plain_class", type(self.root)).__name__
+        for name, view in self.views.items():
+            if view.grad_fn is not None:  # torch refuses to copy it, and would not say which layer this is
+                view.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, name, model)
         for container, key, name in references:
             container[key] = self.views[name]
+
+
+def _refuse_copy(name: str, model: str, memo: Any) -> NoReturn:
+    raise TypeError(
+        f"a layer of a wrapped {model} is copied by itself, and {name!r} in it is one that each voter has of its own, so that the copy would be "
+        "that of the first. Copy the wrapped model as a whole or one of wrapped.voters(); what changes layers, such as get_peft_model of peft, "
+        "is for the plain model, before it is wrapped"
+    )
 
 
 class _Lookup(Bank):
