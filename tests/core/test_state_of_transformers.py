@@ -208,3 +208,18 @@ def test_a_cache_that_the_caller_made(state):
             out = wrapped(TOKENS[:, i : i + 1], past_key_values=cache)
             cache = out.past_key_values
     assert close(out.logits.softmax(-1), expected)
+
+
+@pytest.mark.parametrize("build", [gpt, llama])
+def test_embeddings_of_voters_are_resized_before_wrapping(build):
+    wrapped = wrapped_as(build)
+    assert wrapped.resize_token_embeddings(20).weight.shape[0] == 20  # as many as there are
+    with pytest.raises(
+        TypeError, match=r"20 embeddings of the first branch only.*model\.resize_token_embeddings\(24\)"
+    ):
+        wrapped.resize_token_embeddings(24)
+    shared = neo.Wrapper(output={"logits": Logits(dim=-1)})(build()).eval()
+    shared.resize_token_embeddings(24)
+    with torch.no_grad():
+        assert shared(TOKENS).logits.shape == (3, 4, 24)
+        assert wrapped(TOKENS).logits.shape == (3, 4, 20)

@@ -13,7 +13,7 @@ from torch import nn
 from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
 from .ownership import MARK
-from .peft_refusals import refusals_of
+from .refused_methods import refusals_of
 from .saving.adapters import loading_adapters
 from .saving.save_pretrained import saving_pretrained
 

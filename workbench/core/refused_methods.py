@@ -1,7 +1,8 @@
-"""Adapters of peft in wrapped models: methods that would work on the first branch's adapters alone are refused."""
+"""Methods of peft and transformers that would change the first branch of a wrapped model alone are refused."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,29 @@ _REFUSED = {
 }
 
 
-def refusals_of(cls: type) -> dict[str, Callable[..., Any]]:
-    """Methods of a class of peft that its wrapped objects refuse, by name; none for other classes."""
-    if not any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
-        return {}
-    return {name: _refusing(cls, name, words) for name, words in _REFUSED.items()}
+def refusals_of(cls: Any) -> dict[str, Callable[..., Any]]:
+    """Methods of a class of peft or transformers that its wrapped objects refuse, by name; none for other classes."""
+    name = "resize_token_embeddings"
+    found = {name: _resizing(getattr(cls, name))} if hasattr(cls, name) else {}
+    if any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
+        found.update((name, _refusing(cls, name, words)) for name, words in _REFUSED.items())
+    return found
+
+
+def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(resize)
+    def resize_token_embeddings(self: Any, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        if "_workbench" not in self.__dict__ or not self._workbench.released:
+            return resize(self, new_num_tokens, *args, **kwargs)
+        embeddings = self.get_input_embeddings()
+        if new_num_tokens not in (None, len(embeddings.weight)) or args or kwargs:
+            raise TypeError(
+                f"resize_token_embeddings of this wrapped {type(self).__name__} would change the {len(embeddings.weight)} embeddings of the "
+                f"first branch only. Resize those of the plain model, model.resize_token_embeddings({new_num_tokens}), before you wrap it"
+            )
+        return embeddings
+
+    return resize_token_embeddings
 
 
 def _refusing(cls: Any, name: str, words: str) -> Callable[..., Any]:
