@@ -135,9 +135,8 @@ def _check_model(model: Any) -> None:
         )
     if model.config.is_encoder_decoder:
         raise TypeError(
-            f"model: {type(model).__name__} has an encoder, which transformers' generate calls by itself and which would be the first "
-            "member's for all of them: use a decoder alone, or compute the risk of a text that is there, "
-            "model(input_ids, decoder_input_ids=..., return_risk=True)"
+            f"model: {type(model).__name__} has an encoder, and risks are measured for decoders alone: write with model.generate(...), without "
+            "risks, and compute those of the text that is there, model(input_ids, decoder_input_ids=..., return_risk=True)"
         )
     if model.training:
         raise ValueError("model is in training mode, where dropout is drawn anew at each step: call model.eval()")
