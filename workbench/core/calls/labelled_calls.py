@@ -30,10 +30,11 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     heads = _heads(wrapped) if wrapped.training and not return_risk and tile_and_reduce is not False else None
     if heads is None or not torch.is_grad_enabled():
         return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
-    named = {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
+    compiling = torch.compiler.is_dynamo_compiling()  # which cannot ask for the names of a function's parameters
+    named = kwargs if compiling else {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
     if not any(isinstance(named.get(name), Tensor) for name in (LABELS, *OTHERS)):
         return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
-    if torch.compiler.is_dynamo_compiling():  # labels are told from values
+    if compiling:  # labels are told from values
         from ...engine.executors import graph_break
 
         return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
