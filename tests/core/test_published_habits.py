@@ -149,6 +149,90 @@ def test_norms_that_forward_freezes_stay_frozen(strategy: Any) -> None:
     assert wrapped.norm.training
 
 
+class KeepsNormsFrozen(nn.Module):
+    """As detectors do: `train` leaves norms in evaluation mode, though they were made in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)))
+
+
+def test_the_models_own_train_is_called_also_where_all_is_in_that_mode() -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(KeepsNormsFrozen())
+    assert wrapped.norm.training  # as it was made
+    wrapped.train()
+    assert not wrapped.norm.training
+    x = torch.randn(9, 5)
+    plain = [own_tensors(wrapped, i, KeepsNormsFrozen()).train() for i in range(VOTERS)]
+    torch.testing.assert_close(wrapped(x, tile_and_reduce=True), torch.stack([model(x) for model in plain]).mean(0))
+
+
+class Merging(nn.Linear):
+    """A layer of LoRA as in loralib: merges its factors into the frozen weight in evaluation mode."""
+
+    def __init__(self, features: int, out: int, merge_weights: bool = True) -> None:
+        super().__init__(features, out)
+        self.weight.requires_grad_(False)
+        self.lora_a, self.lora_b = nn.Parameter(torch.randn(2, features)), nn.Parameter(torch.randn(out, 2))
+        self.merges, self.merged = merge_weights, False
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if self.merges and self.merged is mode:
+            self.weight.data += (-1 if mode else 1) * (self.lora_b @ self.lora_a)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0.0 if self.merged else x @ self.lora_a.T @ self.lora_b.T)
+
+
+def test_weights_that_are_merged_when_the_mode_changes_are_refused_unchanged() -> None:
+    model = nn.Sequential(Merging(5, 8), nn.Tanh(), Merging(8, 2))
+    before, x = copy.deepcopy(model.state_dict()), torch.randn(6, 5)
+    wrapped: Any = vote.Wrapper(VOTERS)(model)
+    with pytest.raises(RuntimeError, match="Switch the merging off"):
+        wrapped.eval()
+    assert wrapped.training
+    assert not any(layer.merged for layer in (wrapped[0], wrapped[2], model[0], model[2]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    y = wrapped(x, tile_and_reduce=True)
+    torch.testing.assert_close(y, torch.stack([voter.eval()(x) for voter in wrapped.voters()]).mean(0))
+    plain = nn.Sequential(Merging(5, 8, merge_weights=False), nn.Tanh(), Merging(8, 2, merge_weights=False))
+    unmerged: Any = vote.Wrapper(VOTERS)(plain).eval()
+    torch.testing.assert_close(unmerged(x), torch.stack([voter(x) for voter in unmerged.voters()]).mean(0))
+    noisy: Any = sample.Wrapper(2, where="inputs")(copy.deepcopy(model)).eval()  # whose branches have the same weights
+    assert noisy[0].merged
+
+
+class GivesItsInput(nn.Module):
+    """As Siren is published: hands out the coordinates, which are to be differentiated by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone().detach().requires_grad_(True)
+        return self.net(x), x
+
+
+def test_an_input_that_is_handed_out_with_gradients_is_asked_first_without() -> None:
+    x, wrapped = torch.randn(6, 2), vote.Wrapper(VOTERS)(GivesItsInput()).eval()
+    with torch.no_grad():
+        y, given = wrapped(x)
+    torch.testing.assert_close(y, torch.stack([voter(x)[0] for voter in wrapped.voters()]).mean(0))
+    torch.testing.assert_close(given, x)
+
+
 # ---- layers in plain lists -------------------------------------------------------------------------------------------
 
 

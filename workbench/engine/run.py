@@ -295,7 +295,8 @@ class Engine:
         every = [leaf for leaf in last if isinstance(leaf, Tensor)]
         if not any(leaf.numel() if isinstance(leaf, Tensor) else isinstance(leaf, Running) for leaf in last):
             return  # no box was found, say: another call will show it
-        outputs = [leaf for leaf in every if leaf.requires_grad]
+        # an input that is handed out with requires_grad tells nothing where no graph is made
+        outputs = [leaf for leaf in every if leaf.requires_grad and (torch.is_grad_enabled() or not leaf.is_leaf)]
         if outputs and any(tensor.requires_grad for tensor in owned.values()):
             self._checked = True
             behind = reached(outputs)

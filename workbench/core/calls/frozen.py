@@ -16,6 +16,7 @@ from ...engine.effects.contents import Contents
 from ...engine.surroundings import guarded
 from ...errors import FrozenModelError
 from ..ownership import engine_of
+from .own_train import merging_refused
 
 _KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 _VERSION = operator.attrgetter("_version")
@@ -204,10 +205,14 @@ class Freezable(nn.Module):
             leave(self)
 
     def train(self, mode: bool = True) -> Any:
-        if all(module.training is mode for module in self.modules()):
+        runtime = self.__dict__.get("_engine")
+        if runtime is None:
+            return super().train(mode)
+        if runtime.frozen is not None and all(module.training is mode for module in self.modules()):
             return self
         refuse_change(self, "train()" if mode else "eval()")
-        return super().train(mode)
+        with merging_refused(self):
+            return super().train(mode)
 
     def __delattr__(self, name: str) -> None:
         refuse_change(self, f"del {name}")

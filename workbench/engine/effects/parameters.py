@@ -37,11 +37,15 @@ class ParameterWrites:
             if isinstance(parameter, nn.Parameter)
         }
         self._norms: dict[str, Tensor] = {}
-        self._before = _Before([parameter for _, parameter, _ in self._shared.values()])
+        self._before: _Before | None = None
 
     def watched(self) -> AbstractContextManager[Any]:
         """Around the pass of a branch: keeps what it writes into shared parameters in training mode as it was, for a refusal."""
-        return self._before if self._root.training and not values_unavailable() else nullcontext()
+        if not self._root.training or values_unavailable() or torch.compiler.is_compiling():
+            return nullcontext()
+        if self._before is None:
+            self._before = _Before([parameter for _, parameter, _ in self._shared.values()])
+        return self._before
 
     def check(self, tree: Tree, bank: Bank, more: bool) -> None:
         """After the first branch.
@@ -89,7 +93,8 @@ class ParameterWrites:
         }
 
     def _refuse(self, name: str) -> None:
-        self._before.restore()
+        if self._before is not None:
+            self._before.restore()
         mode = "" if self._root.training else " in evaluation mode"
         raise RuntimeError(
             f"forward of {self._root._get_name()} writes into its parameter {name!r}{mode}, which the branches and the given model share: it "

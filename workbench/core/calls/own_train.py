@@ -1,0 +1,76 @@
+"""Layers with a `train` of their own that merges weights when the mode changes, as those of LoRA do: branches share what is merged into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def merging_refused(wrapped: Any) -> Iterator[None]:
+    """Around a change of the mode.
+
+    Raises:
+        RuntimeError: if a layer writes into its tensors, of which each branch has some of its own; all is as it was then.
+    """
+    layers = _with_own_train(wrapped)
+    before = {path: (dict(layer.__dict__), _tensors(layer)) for path, layer in layers.items()}
+    modes = [(module, module.training) for module in wrapped.modules()] if layers else []
+    yield
+    for path, layer in layers.items():
+        now = _tensors(layer)
+        written = [
+            name for name, (_, copied) in before[path][1].items() if name not in now or _differ(now[name], copied)
+        ]
+        if not written:
+            continue
+        for other, (attributes, tensors) in before.items():
+            _restore(layers[other], attributes, tensors)
+        for module, mode in modes:
+            module.__dict__["training"] = mode
+        raise RuntimeError(
+            f"{type(layer).__name__}.train() of {path or 'the model'!r} writes into {written[0]!r} what the first branch has, which the others "
+            "would be given as well (layers of LoRA merge their weights so). Switch the merging off, such as by merge_weights=False in loralib, "
+            "or merge in each of wrapped.voters()"
+        )
+
+
+def _with_own_train(wrapped: Any) -> dict[str, nn.Module]:
+    """The layers with a `train` of their own of whose tensors the branches have some of their own, by path."""
+    record = wrapped._workbench
+    owners = {path for name, rule in record.rules.items() if rule.axes() for path, _ in record.slots[name].owners}
+    return {path: module for path, module in wrapped.named_modules() if path in owners and _is_own(module)}
+
+
+def _is_own(module: nn.Module) -> bool:
+    cls = getattr(type(module), "_plain_class", type(module))
+    home = next(base for base in cls.__mro__ if "train" in base.__dict__)
+    return not home.__module__.startswith("torch.")
+
+
+def _tensors(layer: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """What the layer holds itself, by name, with copies."""
+    held = {**layer._parameters, **layer._buffers, **layer.__dict__}
+    return {name: (t, t.detach().clone()) for name, t in held.items() if isinstance(t, Tensor) and not t.is_meta}
+
+
+def _differ(now: tuple[Tensor, Tensor], before: Tensor) -> bool:
+    if now[1].shape != before.shape:
+        return True
+    same = torch.equal(now[1], before)
+    return not same and not (before.is_floating_point() and torch.equal(now[1].nan_to_num(), before.nan_to_num()))
+
+
+def _restore(layer: nn.Module, attributes: dict[str, Any], tensors: dict[str, tuple[Tensor, Tensor]]) -> None:
+    for name in [name for name in layer.__dict__ if name not in attributes]:
+        del layer.__dict__[name]
+    layer.__dict__.update(attributes)
+    for tensor, copied in tensors.values():
+        tensor.data.copy_(copied)
+
+
+__all__ = ["merging_refused"]
