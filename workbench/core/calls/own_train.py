@@ -42,7 +42,8 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
 def _with_own_train(wrapped: Any) -> dict[str, nn.Module]:
     """The layers with a `train` of their own of whose tensors the branches have some of their own, by path."""
     record = wrapped._workbench
-    owners = {path for name, rule in record.rules.items() if rule.axes() for path, _ in record.slots[name].owners}
+    own = [record.slots[name] for name, rule in record.rules.items() if rule.axes() and name in record.slots]
+    owners = {path for slot in own for path, _ in slot.owners}
     return {path: module for path, module in wrapped.named_modules() if path in owners and _is_own(module)}
 
 
