@@ -195,10 +195,11 @@ class Merging(nn.Linear):
         return super().forward(x) + (0.0 if self.merged else x @ self.lora_a.T @ self.lora_b.T)
 
 
-def test_weights_that_are_merged_when_the_mode_changes_are_refused_unchanged() -> None:
+@pytest.mark.parametrize("share", [None, 1])
+def test_weights_that_are_merged_when_the_mode_changes_are_refused_unchanged(share: int | None) -> None:
     model = nn.Sequential(Merging(5, 8), nn.Tanh(), Merging(8, 2))
     before, x = copy.deepcopy(model.state_dict()), torch.randn(6, 5)
-    wrapped: Any = vote.Wrapper(VOTERS)(model)
+    wrapped: Any = vote.Wrapper(VOTERS, share=share)(model)
     with pytest.raises(RuntimeError, match="Switch the merging off"):
         wrapped.eval()
     assert wrapped.training

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ownership import MARK
+
 
 @contextmanager
 def merging_refused(wrapped: Any) -> Iterator[None]:
@@ -17,11 +19,14 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
     Raises:
         RuntimeError: if a layer writes into its tensors, of which each branch has some of its own; all is as it was then.
     """
-    layers = _with_own_train(wrapped)
+    layers = {path: module for path, module in wrapped.named_modules() if MARK not in path and _is_own(module)}
+    own = _owners(wrapped) if layers else set()
     before = {path: (dict(layer.__dict__), _tensors(layer)) for path, layer in layers.items()}
     modes = [(module, module.training) for module in wrapped.modules()] if layers else []
     yield
     for path, layer in layers.items():
+        if path not in own:
+            continue  # what it merges is the same in all branches
         now = _tensors(layer)
         written = [
             name for name, (_, copied) in before[path][1].items() if name not in now or _differ(now[name], copied)
@@ -39,12 +44,11 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
         )
 
 
-def _with_own_train(wrapped: Any) -> dict[str, nn.Module]:
-    """The layers with a `train` of their own of whose tensors the branches have some of their own, by path."""
+def _owners(wrapped: Any) -> set[str]:
+    """The paths of the layers of whose tensors the branches have some of their own."""
     record = wrapped._workbench
-    own = [record.slots[name] for name, rule in record.rules.items() if rule.axes() and name in record.slots]
-    owners = {path for slot in own for path, _ in slot.owners}
-    return {path: module for path, module in wrapped.named_modules() if path in owners and _is_own(module)}
+    slots = [record.slots[name] for name, rule in record.rules.items() if rule.axes() and name in record.slots]
+    return {path for slot in slots for path, _ in slot.owners}
 
 
 def _is_own(module: nn.Module) -> bool:
