@@ -243,7 +243,8 @@ def _check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
         output = plain.generate(
             input_ids=ids[row : row + 1, start:],
             attention_mask=mask[row : row + 1, start:],
-            **{"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "num_return_sequences": 1},
+            **{"max_new_tokens": 1, "min_new_tokens": 0, "min_length": 0},
+            **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
             **{"return_dict_in_generate": True, "output_logits": True},
         )
         said.append(output.logits[0][0].double().softmax(-1))
