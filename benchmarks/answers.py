@@ -1,9 +1,10 @@
 """Sums, copies and look-ups by a small language model: which score of a generated answer tells the wrong ones, in and out of its domain?
 
-A decoder of one layer learns from text to add numbers of one or two digits, without being told what a number is; one of two layers to copy
-words, and another to look up a key in a table. Each is asked what it has not seen of the same kind, and what is outside its domain: longer
+A decoder of one layer learns from text to add numbers of one or two digits, without being told what a number is, another to look up a key in
+a table, and one of two layers to copy words. Each is asked what it has not seen of the same kind, and what is outside its domain: longer
 numbers, words and tables, letters that were never trained on, and keys that are not in the table, of which it cannot know that there is no
-answer. Size and epochs are those with which a network gets some held-out questions wrong; scores of other trainings had been seen by then.
+answer. Size and epochs of sums and copies are those with which a network gets some held-out questions wrong; look-ups are learned all at once or
+not at all, and the table is so small that all networks learn them. Scores of other trainings had been seen by then.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ANSWERS, SEEDS = 10, 3
-EPOCHS = {"addition": 30, "copying": 5, "retrieval": 5}
+EPOCHS = {"addition": 30, "copying": 5, "retrieval": 15}
 PROMPTS = 500  # of each kind
 SHADES = {"plain": "#555555", "sample": "#3E97CF", "vote": "#CC79A7"}
 
@@ -182,7 +183,7 @@ def _section(frame: pd.DataFrame, task: str) -> str:
         "copying": f"""words of 4 to 6 of {len(KNOWN)} letters, two layers. *Held out*: other such words.
 *Two letters*: words of no more than two different ones. *Unseen letter*: one of {len(UNSEEN)} letters that are never trained on is among them.
 *Longer*: words of 8 to 10.""",
-        "retrieval": f"""tables of the keys {", ".join(KEYS)} in this order, each with a digit, and a key, two layers.
+        "retrieval": f"""tables of the keys {", ".join(KEYS)} in this order, each with a digit, and a key, one layer.
 *Held out*: other such tables. *Other order*: of the keys. *Unseen key*: a letter that is never trained on stands in the place of a key, and is
 asked for. *Longer table*: of two more keys. *Key not there*: the table lacks the key that is asked for, as none in the training does, so that
 all that is written is wrong, but for an empty answer.""",

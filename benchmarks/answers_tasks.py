@@ -19,8 +19,8 @@ WIDTH = 64
 BLOCK = range(60, 80)  # numbers that are never added to one another in training
 SHARE = 0.6  # of the other sums are trained on
 KNOWN, UNSEEN = "abcdefghijkl", "mnop"  # letters to copy; the unseen ones are never trained on
-KEYS = "abcd"  # of every table of the training, in this order
-LINES = 6_000  # that are drawn to train copying and retrieval on
+KEYS = "abc"  # of every table of the training, in this order
+WORDS, TABLES = 6_000, 2_000  # that are drawn to be trained on
 SCORES = {"logits": Logits(dim=-1)}
 WRAPPERS: dict[str, Callable[[], Any]] = {
     "plain": lambda: compose(output=SCORES),
@@ -93,7 +93,7 @@ def copies(prompts: int) -> Lines:
             word[draw.number(0, len(word) - 1)] = draw.one(UNSEEN)
         return "".join([*word, "="]), "".join(word)
 
-    known = [line(4, 6) for _ in range(LINES)]
+    known = [line(4, 6) for _ in range(WORDS)]
     kinds = {
         "held out": lambda: line(4, 6),
         "two letters": lambda: line(4, 6, "".join(draw.different(KNOWN, 2))),
@@ -104,7 +104,7 @@ def copies(prompts: int) -> Lines:
 
 
 def lookups(prompts: int) -> Lines:
-    """Tables of keys and digits, and one of the keys, "a3b0c7d7?b" and "0".
+    """Tables of keys and digits, and one of the keys, "a3b0c7?b" and "0".
 
     Args:
         prompts: how many of each kind.
@@ -131,7 +131,7 @@ def lookups(prompts: int) -> Lines:
             place + 2 :
         ], ""  # no network can know that which has never seen such a question
 
-    known = [line(list(KEYS), draw.one(KEYS)) for _ in range(LINES)]
+    known = [line(list(KEYS), draw.one(KEYS)) for _ in range(TABLES)]
     kinds = {
         "held out": lambda: line(list(KEYS), draw.one(KEYS)),
         "other order": mixed,
@@ -206,7 +206,7 @@ class Task:
 TASKS = {
     "addition": Task(sums),
     "copying": Task(copies, f"{KNOWN}{UNSEEN}=", 12, 24, 2, 64, 0.003, same_text),
-    "retrieval": Task(lookups, f"0123456789{KNOWN}{UNSEEN}?", 4, 20, 2, 64, 0.005, same_text),
+    "retrieval": Task(lookups, f"0123456789{KNOWN}{UNSEEN}?", 4, 20, 1, 64, 0.005, same_text),
 }
 
 
