@@ -1,62 +1,60 @@
-"""Sums written by a small language model: which score of a generated answer tells the wrong ones, in and out of its domain?
+"""Sums, copies and look-ups by a small language model: which score of a generated answer tells the wrong ones, in and out of its domain?
 
-A decoder of one layer learns from text to add numbers of one or two digits, without being told what a number is. It is then asked for sums that
-it has not seen, for those of a block of numbers that never met in training, for numbers with a zero in front, and for longer numbers. Size
-and epochs of the network are those with which it gets some held-out sums wrong; the scores of a shorter training had been seen by then.
+A decoder of one layer learns from text to add numbers of one or two digits, without being told what a number is, another to look up a key in
+a table, and one of two layers to copy words. Each is asked what it has not seen of the same kind, and what is outside its domain: longer
+numbers, words and tables, letters that were never trained on, and keys that are not in the table, of which it cannot know that there is no
+answer. Size and epochs of sums and copies are those with which a network gets some held-out questions wrong; look-ups are learned all at once or
+not at all, and the table is so small that all networks learn them. Scores of other trainings had been seen by then.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from answers_tasks import (
+    BLOCK,
+    DRAWS,
+    KEYS,
+    KNOWN,
+    TASKS,
+    UNSEEN,
+    VOTERS,
+    WIDTH,
+    WRAPPERS,
+    Characters,
+    Line,
+    Task,
+    trained,
+)
 from torch import Tensor
 
-from workbench import compose, fit, metrics, sample, text, vote
+from workbench import metrics, text
 from workbench.errors import require
 from workbench.experiments.bench import table
-from workbench.outputs import Logits
 
 if TYPE_CHECKING:
     import pandas as pd
 
-VOTERS, DRAWS, ANSWERS = 3, 5, 10
-WIDTH, EPOCHS, SEEDS = 64, 30, 3
-BLOCK = range(60, 80)  # numbers that are never added to one another in training
-SHARE = 0.6  # of the other sums are trained on
+ANSWERS, SEEDS = 10, 3
+EPOCHS = {"addition": 30, "copying": 5, "retrieval": 15}
 PROMPTS = 500  # of each kind
-SCORES = {"logits": Logits(dim=-1)}
-WRAPPERS: dict[str, Callable[[], Any]] = {
-    "plain": lambda: compose(output=SCORES),
-    "sample": lambda: sample.Wrapper(DRAWS, output=SCORES),
-    "vote": lambda: vote.Wrapper(VOTERS, output=SCORES),
-}
-
-
-class Characters:
-    """A tokenizer: each character is a token."""
-
-    characters = "0123456789+="
-    pad_token_id, eos_token_id = len(characters), len(characters) + 1
-
-    def __call__(self, prompt: str) -> dict[str, list[int]]:
-        return {"input_ids": [self.characters.index(character) for character in prompt]}
-
-    def decode(self, tokens: Tensor, skip_special_tokens: bool = True) -> str:
-        return "".join(self.convert_ids_to_tokens([int(token) for token in tokens if token < self.pad_token_id]))
-
-    def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
-        return [(*self.characters, " ", "")[token] for token in tokens]
+SHADES = {"plain": "#555555", "sample": "#3E97CF", "vote": "#CC79A7"}
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every seed and method."""
+    """Every seed, task and method; those of sums name no task, as before there were others."""
     return [
-        {"method": method, "seed": seed, "epochs": 1 if smoke else EPOCHS, "prompts": 20 if smoke else PROMPTS}
+        {
+            "method": method,
+            "seed": seed,
+            "epochs": 1 if smoke else EPOCHS[task],
+            "prompts": 20 if smoke else PROMPTS,
+            **({} if task == "addition" else {"task": task}),
+        }
         for seed in range(1 if smoke else SEEDS)
+        for task in TASKS
         for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # what takes longest first
     ]
 
@@ -70,89 +68,17 @@ def possible(cell: dict[str, Any]) -> str:
     return ""
 
 
-def sums(prompts: int) -> tuple[list[str], dict[str, list[str]]]:
-    """Sums as texts, "12+7=19", to train on, and of each kind to ask for.
-
-    Args:
-        prompts: how many of each kind, at most.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def mixed(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [pairs[int(i)] for i in torch.randperm(len(pairs), generator=generator)]
-
-    every = mixed([(a, b) for a in range(100) for b in range(100)])
-    block = [pair for pair in every if pair[0] in BLOCK and pair[1] in BLOCK]
-    others = [pair for pair in every if not (pair[0] in BLOCK and pair[1] in BLOCK)]
-    cut = int(SHARE * len(others))
-    single = mixed([(a, b) for a in range(10) for b in range(100)])
-    longer = torch.randint(100, 1000, (prompts, 2), generator=generator).tolist()
-    kinds = {
-        "held out": [f"{a}+{b}={a + b}" for a, b in others[cut:]],
-        "unseen block": [f"{a}+{b}={a + b}" for a, b in block],
-        "zero in front": [f"0{a}+{b}={a + b}" for a, b in single],
-        "three digits": [f"{a}+{b}={a + b}" for a, b in longer],
-    }
-    return [f"{a}+{b}={a + b}" for a, b in others[:cut]], {kind: some[:prompts] for kind, some in kinds.items()}
-
-
-def encoded(texts: list[str]) -> tuple[Tensor, Tensor]:
-    """Tokens [n, t], and of each the next one as target; -100 where that is not part of an answer."""
-    tokenizer = Characters()
-    longest = max(map(len, texts))
-    x, y = torch.full((len(texts), longest), tokenizer.pad_token_id), torch.full((len(texts), longest), -100)
-    for row, line in enumerate(texts):
-        tokens = tokenizer(line)["input_ids"]
-        asked = line.index("=")
-        x[row, : len(tokens)] = torch.tensor(tokens)
-        y[row, asked : len(tokens)] = torch.tensor([*tokens[asked + 1 :], tokenizer.eos_token_id])
-    return x, y
-
-
-def trained(method: str, seed: int, epochs: int) -> Any:
-    """A wrapped decoder in evaluation mode, trained on sums."""
-    transformers = require("transformers")
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # padding is behind all that is learned
-    tokenizer = Characters()
-    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = transformers.GPT2Config(
-        **special,
-        pad_token_id=tokenizer.pad_token_id,
-        vocab_size=len(tokenizer.characters) + 2,
-        n_layer=1,
-        n_head=4,
-        n_embd=WIDTH,
-        n_positions=16,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        wrapped = WRAPPERS[method]()(transformers.GPT2LMHeadModel(config))
-        rows = encoded(sums(1)[0])
-        fit(
-            wrapped,
-            rows,
-            epochs=epochs,
-            batch_size=128,
-            lr=0.005,
-            standardize=False,
-            seed=seed,
-            progress=False,
-        )
-    return wrapped.eval()
-
-
-def answered(wrapped: Any, asked: list[str], seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+def answered(wrapped: Any, task: Task, asked: list[Line], seed: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Which greedy answers are wrong [n], and scores of them, higher for less trust: of the tokens, and of samples.
 
     Args:
         wrapped: the decoder.
-        asked: sums with their results.
+        task: what it was trained on.
+        asked: questions with their answers.
         seed: of the samples.
     """
-    prompts, results = zip(*(line.split("=") for line in asked), strict=True)
-    options: dict[str, Any] = {"tokenizer": Characters(), "max_new_tokens": 6}
-    questions = [f"{prompt}=" for prompt in prompts]
+    questions, results = map(list, zip(*asked, strict=True))
+    options: dict[str, Any] = {"tokenizer": Characters(task.characters), "max_new_tokens": task.longest}
     written = text.generate(wrapped, questions, **options)
     wrong = torch.tensor([answer != result for answer, result in zip(written.texts or (), results, strict=True)])
     scores = {
@@ -170,20 +96,16 @@ def answered(wrapped: Any, asked: list[str], seed: int) -> tuple[Tensor, dict[st
         wrapped, questions, do_sample=True, top_k=0, num_return_sequences=ANSWERS, seed=seed, **options
     )
     scores["self-consistency"] = -torch.tensor(drawn.self_consistency())
-    scores["semantic entropy"] = torch.tensor(drawn.semantic_entropy(same_number))
-    scores["semantic entropy, discrete"] = torch.tensor(drawn.semantic_entropy(same_number, discrete=True))
+    scores["semantic entropy"] = torch.tensor(drawn.semantic_entropy(task.same))
+    scores["semantic entropy, discrete"] = torch.tensor(drawn.semantic_entropy(task.same, discrete=True))
     return wrong, scores
 
 
-def same_number(a: str, b: str) -> bool:
-    """Whether two answers are the same number, or the same text where one of them is none."""
-    return int(a) == int(b) if a.isdigit() and b.isdigit() else a == b
-
-
-def run(method: str, seed: int, epochs: int, prompts: int) -> list[dict[str, Any]]:
+def run(method: str, seed: int, epochs: int, prompts: int, task: str = "addition") -> list[dict[str, Any]]:
     """One row for each score and kind of prompt, and of all kinds together."""
-    wrapped = trained(method, seed, epochs)
-    found = {kind: answered(wrapped, asked, seed) for kind, asked in sums(prompts)[1].items()}
+    wrapped = trained(method, seed, epochs, task)
+    kinds = TASKS[task].lines(prompts)[1]
+    found = {kind: answered(wrapped, TASKS[task], asked, seed) for kind, asked in kinds.items()}
     usual = found["held out"][1]
     found["all"] = (
         torch.cat([wrong for wrong, _ in found.values()]),
@@ -207,7 +129,34 @@ def run(method: str, seed: int, epochs: int, prompts: int) -> list[dict[str, Any
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """A table of right answers, and one of the scores for each method."""
+    """A figure of all tasks, and of each a table of right answers and one of the scores."""
+    if "task" not in frame:
+        frame = frame.assign(task="addition")
+    frame = frame.fillna({"task": "addition"})
+    seeds = frame.groupby("task")["seed"].nunique()
+    networks = (
+        "Means of " + " or ".join(str(n) for n in sorted(set(seeds))) + (" networks" if seeds.max() > 1 else " network")
+    )
+    sections = [_section(frame[frame["task"] == task], task) for task in TASKS if task in set(frame["task"])]
+    _picture(frame, pictures / "answers-wrong.png")
+    return f"""{networks} a row. GPT-2 of {WIDTH} channels, a character a token, without dropout, which costs so small a network much of its
+accuracy. `sample` has {DRAWS} noisy passes, `vote` {VOTERS} voters. An answer is right if it is the whole answer, and nothing behind it; greedy.
+
+*Wrong*: AUROC of the wrong answers among those of a kind, or of all kinds together; none where all are wrong or right. *Foreign*: AUROC of
+prompts of this kind against held-out ones, whatever the answer. Log-probabilities are negated, so that higher means less trust.
+Self-consistency and semantic entropy are of {ANSWERS} answers drawn for each prompt, the same number or text being the same meaning; *discrete*
+counts each answer alike.
+
+![AUROC of wrong answers by each score, of each task](images/answers-wrong.png)
+
+*Dots*: wrong answers among held-out questions. *Crosses*: among all kinds together, most of them outside the domain. Mean, and a line from the
+lowest to the highest network; at .5 a score says nothing, below it trusts wrong answers more than right ones.
+
+{chr(10).join(sections)}"""
+
+
+def _section(frame: pd.DataFrame, task: str) -> str:
+    """What the kinds of a task are, and its tables."""
     import pandas as pd
 
     kinds = list(dict.fromkeys(frame["prompts_of"]))
@@ -226,23 +175,59 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
             }
             telling.append(row)
     columns = ["method", "score", *(name for name in telling[0] if any(row[name] for row in telling) and ":" in name)]
-    seeds, first = frame["seed"].nunique(), sums(1)[0]
-    networks = f"Mean of {seeds} networks" if seeds > 1 else "One network"
-    return f"""{networks} a row. A GPT-2 of one layer and {WIDTH} channels, a character a token, {EPOCHS} passes
-over {len(first):,} sums of numbers from 0 to 99. *Held out*: other sums of such numbers. *Unseen block*: both numbers from {BLOCK.start} to
-{BLOCK.stop - 1}, which never meet in training. *Zero in front*: 07+35. *Three digits*: both numbers have three. `sample` has {DRAWS} noisy
-passes, `vote` {VOTERS} voters. Dropout costs so small a network much of its accuracy.
+    known = len(TASKS[task].lines(1)[0])
+    about = {
+        "addition": f"""sums of numbers from 0 to 99, one layer. *Held out*: other sums of such numbers.
+*Unseen block*: both numbers from {BLOCK.start} to {BLOCK.stop - 1}, which never meet in training. *Zero in front*: 07+35.
+*Three digits*: both numbers have three.""",
+        "copying": f"""words of 4 to 6 of {len(KNOWN)} letters, two layers. *Held out*: other such words.
+*Two letters*: words of no more than two different ones. *Unseen letter*: one of {len(UNSEEN)} letters that are never trained on is among them.
+*Longer*: words of 8 to 10.""",
+        "retrieval": f"""tables of the keys {", ".join(KEYS)} in this order, each with a digit, and a key, one layer.
+*Held out*: other such tables. *Other order*: of the keys. *Unseen key*: a letter that is never trained on stands in the place of a key, and is
+asked for. *Longer table*: of two more keys. *Key not there*: the table lacks the key that is asked for, as none in the training does, so that
+all that is written is wrong, but for an empty answer.""",
+    }[task]
+    return f"""### {task}
 
-Share of right answers, greedy, by kind of prompt:
+{EPOCHS[task]} passes over {known:,} {about}
+
+Share of right answers, by kind of prompt:
 
 {table(pd.DataFrame(right))}
 
-*Wrong*: AUROC of the wrong answers among those of a kind, or of all kinds together; none where all are wrong. *Foreign*: AUROC of
-prompts of this kind against held-out ones, whatever the answer. Log-probabilities are negated, so that higher means less trust.
-Self-consistency and semantic entropy are of {ANSWERS} answers drawn for each prompt, the same number being the same meaning; *discrete*
-counts each answer alike.
+{table(pd.DataFrame(telling)[columns])}
+"""
 
-{table(pd.DataFrame(telling)[columns])}"""
+
+def _picture(frame: pd.DataFrame, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    tasks = [task for task in TASKS if task in set(frame["task"])]
+    scores = list(dict.fromkeys(name for method in WRAPPERS for name in frame[frame["method"] == method]["score"]))
+    methods = [method for method in WRAPPERS if method in set(frame["method"])]
+    figure = Figure(figsize=(3.4 * len(tasks) + 1.8, 0.36 * len(scores) + 1.5), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for task, ax in zip(tasks, panels, strict=True):
+        ax.axvline(0.5, color="#999999", linewidth=0.8)
+        for place, method in enumerate(methods):
+            for kind, marker in (("held out", "o"), ("all", "x")):
+                chosen = (frame["task"] == task) & (frame["method"] == method) & (frame["prompts_of"] == kind)
+                by_score = frame[chosen].groupby("score")["error_auroc"]
+                found = [(scores.index(str(score)), values.dropna()) for score, values in by_score]
+                found = [(row, values) for row, values in found if len(values)]
+                at = [row + 0.24 * (place - (len(methods) - 1) / 2) for row, _ in found]
+                middle = [values.mean() for _, values in found]
+                ax.hlines(
+                    at, [v.min() for _, v in found], [v.max() for _, v in found], color=SHADES[method], linewidth=0.8
+                )
+                ax.plot(middle, at, marker, color=SHADES[method], markersize=4, label=method if marker == "o" else None)
+        ax.set(title=task, xlim=(0, 1.02), xlabel="AUROC of wrong answers")
+        ax.set_yticks(range(len(scores)), scores)
+        ax.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods), frameon=False)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def _number(value: float) -> str:

@@ -256,3 +256,31 @@ def test_models_that_select_nothing_are_followed_once(x, monkeypatch):
     wrapped(x)
     monkeypatch.setattr(RowTracker, "__init__", None)
     wrapped(x)
+
+
+class Memory:
+    """An object that forward fills, as transformers' caches are."""
+
+    def __init__(self):
+        self.seen = []
+
+
+class Remembering(Scored):
+    def forward(self, x, memory):
+        y = self.choose(x, self.score(x).squeeze(-1))
+        for earlier in memory.seen:
+            y = y + earlier
+        memory.seen.append(y)
+        return y
+
+
+@pytest.mark.parametrize("choose", [_experts, _experts_in_order, _restored])
+def test_an_object_that_the_first_call_fills_is_that_of_each_voter(x, choose):
+    torch.manual_seed(1)
+    wrapped = vote.Wrapper(3)(Remembering(choose)).eval()
+    own, memory = [Memory() for _ in range(3)], Memory()
+    for inputs in (x, x.flip(0), x):
+        expected = torch.stack([voter.eval()(inputs, one) for voter, one in zip(wrapped.voters(), own, strict=True)])
+        y, risk = wrapped(inputs, memory, return_risk=True)
+        assert torch.allclose(y, expected.mean(0), atol=1e-5)
+        assert torch.allclose(risk, expected.std(0, correction=0), atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ def test_coverage_by_step_counts_what_is_there() -> None:
     assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2 to 3", "coverage"]
     plots.coverage_by_step(torch.zeros(3, 2), torch.full((3, 2), 9.0), y, ax, level=0.5, label="wider")
     assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2 to 3", "coverage", "wider"]
+
+
+def test_odd_tokens_are_drawn_without_a_warning() -> None:
+    words = ["\r", "\x00", "\u202e", "\ud83d", "a\u2028b", "😀", "$x$", "\\$", "", "x" * 200]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ax = plots.tokens(words, torch.rand(len(words)), width=40)
+        ax.figure.canvas.draw()
+    shown = [text.get_text() for text in ax.texts]
+    assert shown[:6] == [r"\r", r"\x00", r"\u202e", r"\ud83d", r"a\u2028b", "😀"]
+    assert shown[-1] == "x" * 39 + "…"
 
 
 def test_tokens_are_written_in_lines_and_words_stay_together() -> None:

@@ -143,6 +143,64 @@ def test_padding_on_the_left_is_seen_and_elsewhere_refused() -> None:
         generate(wrapped, ids, attention_mask=torch.ones(2, 3))
 
 
+def opt(eos: Any = None) -> Any:
+    """Learned positions that the mask moves."""
+    sizes = {
+        "hidden_size": 8,
+        "word_embed_proj_dim": 8,
+        "ffn_dim": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = transformers.OPTConfig(**sizes, max_position_embeddings=32, eos_token_id=eos, **TOKENS)
+    return transformers.OPTForCausalLM(config).double().eval()
+
+
+def trocr(eos: Any = None) -> Any:
+    """Learned positions that count padding."""
+    sizes = {"d_model": 8, "decoder_ffn_dim": 16, "decoder_layers": 1, "decoder_attention_heads": 2}
+    config = transformers.TrOCRConfig(**sizes, max_position_embeddings=32, eos_token_id=eos, **TOKENS)
+    return transformers.TrOCRForCausalLM(config).double().eval()
+
+
+def rwkv(eos: Any = None) -> Any:
+    """A recurrence that reads padding."""
+    sizes = {"hidden_size": 8, "attention_hidden_size": 8, "num_hidden_layers": 2, "context_length": 32}
+    config = transformers.RwkvConfig(**sizes, eos_token_id=eos, **TOKENS)
+    return transformers.RwkvForCausalLM(config).double().eval()
+
+
+def test_prompts_of_unequal_lengths_where_the_mask_moves_positions() -> None:
+    wrapped = wrapped_as(opt)
+    assert_those_of_plain_voters(generate(wrapped, PROMPTS, max_new_tokens=4), wrapped, PROMPTS)
+
+
+@pytest.mark.parametrize("build", [trocr, rwkv])
+def test_padding_that_is_not_ignored_is_refused(build: Any) -> None:
+    wrapped = wrapped_as(build)
+    before = torch.random.get_rng_state()
+    for prompts in (PROMPTS, torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]])):
+        with pytest.raises(ValueError, match="does not ignore padding"):
+            generate(wrapped, prompts, max_new_tokens=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    equal = [
+        prompt[:2] for prompt in PROMPTS[: 2 if build is trocr else 1]
+    ]  # transformers mixes the rows of several in RWKV's state
+    assert_those_of_plain_voters(generate(wrapped, equal, max_new_tokens=4), wrapped, equal)
+
+
+def test_padding_that_is_the_end_as_well_is_told_by_a_mask_alone() -> None:
+    wrapped = wrapped_as(llama)
+    ids, mask = torch.tensor([[3, 4, 5, 6], [2, 2, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    for options in ({"pad_token_id": 2, "eos_token_id": 2}, {"pad_token_id": 2, "eos_token_id": [2, 9]}):
+        with pytest.raises(ValueError, match="attention_mask="):
+            generate(wrapped, ids, max_new_tokens=3, **options)
+        written = generate(wrapped, ids, attention_mask=mask, max_new_tokens=3, **options)
+        assert_those_of_plain_voters(written, wrapped, PROMPTS)
+        begun = torch.tensor([[2, 4], [2, 8]])  # with the token of the beginning, which is that of the end in GPT-2
+        assert_those_of_plain_voters(generate(wrapped, begun, max_new_tokens=3, **options), wrapped, begun.tolist())
+
+
 def test_every_step_is_one_pass_of_each_voter() -> None:
     wrapped = wrapped_as(gpt, strategy="loop")
     generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model

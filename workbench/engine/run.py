@@ -19,7 +19,7 @@ from .dependence import Followed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
-from .effects.inputs import InputEffects, are_tensors, own_inputs, refuse_iterators
+from .effects.inputs import InputEffects, are_tensors, is_object, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
@@ -125,11 +125,16 @@ class Engine:
         key = (request.training, *[leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves])
         skipped = plan.size == 1 or bool(plan.dealt) or values_unavailable()
         selects = False if skipped else self.selects.get(key)
+        looked = request
         if selects is not False:
+            # a pass to look at would see what this call has put into objects
+            if selects is None and any(map(is_object, leaves)):
+                args, kwargs = own_inputs((request.args, request.kwargs))
+                looked = replace(request, args=args, kwargs=kwargs)
             request = replace(request, trackers=[], track_all=bool(selects))
         results, branched = self._execute(request, leaves, "loop" if selects else strategy, before)
         if selects is not False:
-            self._check_rows(replace(request, trackers=None), results, request.trackers or [], key)
+            self._check_rows(looked, results, request.trackers or [], key)
             request = replace(request, trackers=None, track_all=False)
         request = self._hand_back(request, results)
         if before is not None:

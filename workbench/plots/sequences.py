@@ -249,7 +249,7 @@ def tokens(
     if width < 1:
         raise ValueError(f"width: expected at least 1 character, found {width}")
     label = risk_label(kind, unit)
-    spelled = [word.replace("Ġ", " ").replace("▁", " ").replace("\n", "↵").replace("\t", " ") for word in words]
+    spelled = [_spelled(word, width) for word in words]
     places, lines = _set_in_lines(spelled, width)
     ax = new_axes(ax, (width * 0.09 + 0.2, 0.3 * lines + 0.9))
     shades = LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
@@ -263,7 +263,7 @@ def tokens(
             begin + size / 2,
             line,
             word.strip(" ").replace("$", r"\$"),
-            family="monospace",
+            family=["monospace", "sans-serif"],  # which has more of the signs
             fontsize=10,
             ha="center",
             va="center",
@@ -277,6 +277,15 @@ def tokens(
     )
     bar.set_label(label)
     return ax
+
+
+def _spelled(word: str, width: int) -> str:
+    """A token as it is written: on one line, with escapes for what cannot be seen, and cut where it is longer than a line."""
+    from workbench.text.pieces import visible
+
+    word = word.replace("Ġ", " ").replace("▁", " ").replace("\r\n", "\n").replace("\n", "↵").replace("\t", " ")
+    word = visible(word)
+    return word if len(word) <= width else f"{word[: width - 1]}…"
 
 
 def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:

@@ -16,6 +16,7 @@ from workbench.core.members import next_token_probabilities
 from workbench.core.ownership import extra
 from workbench.core.wrapped import copied, is_wrapped
 from workbench.risk import Risk
+from workbench.text.pieces import words_of
 from workbench.text.result import Generation
 
 MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
@@ -54,7 +55,8 @@ def generate(
         prompts: token ids [n, t], or lists of ids or texts of any lengths, which are padded on the left.
         tokenizer: of transformers; needed for prompts that are texts, and for texts in the result. Its tokens of padding and of end count
             where neither options nor `model.generation_config` name one.
-        attention_mask: [n, t], 0 for padding, which must be on the left. By default that of `pad_token_id` in front, as in transformers.
+        attention_mask: [n, t], 0 for padding, which must be on the left. By default that of `pad_token_id` in front, as in transformers; where
+            that is the token of end as well, prompts that begin with it unlike often are refused.
         max_new_tokens: at most so many tokens a sequence.
         n_alternatives: the most probable tokens that are kept at each place.
         seed: of sampling; the global random state is then left as it is. None draws from torch's global generator, as transformers does.
@@ -67,7 +69,8 @@ def generate(
 
     Raises:
         TypeError: for what is no wrapped decoder of transformers, and for other options.
-        ValueError: in training mode, for class scores that nobody said, padding on the right, and ways to generate that are not those above.
+        ValueError: in training mode, for class scores that nobody said, padding on the right, prompts of unequal lengths where the model does
+            not ignore padding, and ways to generate that are not those above.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers")
@@ -88,7 +91,9 @@ def generate(
         ):  # those of the model's generation_config first: it may know several ends
             if _setting(model, options, name) is None and getattr(tokenizer, name, None) is not None:
                 options[name] = getattr(tokenizer, name)
-    ids, mask = _padded(model, prompts, tokenizer, attention_mask, _setting(model, options, "pad_token_id"))
+    pad, end = (_setting(model, options, name) for name in ("pad_token_id", "eos_token_id"))
+    ids, mask = _padded(model, prompts, tokenizer, attention_mask, pad, end)
+    _check_padding(model, ids, mask)
     steps: list[Tensor] = []
     host: Any = copied(model)  # the user's own object stays as it is
     host.__dict__["forward"] = _recording(model, steps)
@@ -111,7 +116,7 @@ def generate(
             f"transformers called the model {len(steps)} times for {tokens.shape[1]} tokens, so that passes and tokens are not one to one: "
             "use greedy search, sampling or beams without other strategies in model.generation_config"
         )
-    there = _there(tokens, beams, _setting(model, options, "eos_token_id"))
+    there = _there(tokens, beams, end)
     length = int(there.sum(1).max())
     rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
     if beams is not None:
@@ -179,7 +184,9 @@ def _setting(model: Any, options: dict[str, Any], name: str) -> Any:
 
 
 # ---- prompts
-def _padded(model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any) -> tuple[Tensor, Tensor]:
+def _padded(
+    model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any, end: Any
+) -> tuple[Tensor, Tensor]:
     """Ids and mask [n, t], padded on the left."""
     device = next(model.parameters()).device
     prompts = [prompts] if isinstance(prompts, str) else prompts
@@ -202,10 +209,15 @@ def _padded(model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | N
     if prompts.dim() != 2 or prompts.is_floating_point() or not prompts.numel():
         raise ValueError(f"prompts: expected token ids [n, t], found {prompts.dtype} of shape {list(prompts.shape)}")
     if attention_mask is None:
-        eos = model.generation_config.eos_token_id
-        ends = eos if isinstance(eos, list | tuple) else [eos]
-        padded = pad is not None and _first(pad) not in ends
-        attention_mask = prompts.ne(_first(pad)).long() if padded else torch.ones_like(prompts)
+        padding = prompts.eq(_first(pad)) if pad is not None else torch.zeros_like(prompts, dtype=torch.bool)
+        if pad is not None and _first(pad) in (end if isinstance(end, list | tuple) else [end]):
+            if len(set(padding.long().cummin(1).values.sum(1).tolist())) > 1:
+                raise ValueError(
+                    f"prompts begin with different numbers of token {_first(pad)}, which is that of padding and of the end alike, so that "
+                    "nobody can tell which of them count: give attention_mask=, or lists of ids without padding"
+                )
+            padding = torch.zeros_like(padding)
+        attention_mask = (~padding).long()
     if attention_mask.shape != prompts.shape:
         raise ValueError(
             f"attention_mask: expected {list(prompts.shape)} as of prompts, found {list(attention_mask.shape)}"
@@ -217,6 +229,31 @@ def _padded(model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | N
             "give lists of ids; if an id that is pad_token_id is meant, give attention_mask="
         )
     return prompts, attention_mask
+
+
+def _check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
+    """Raise where padding changes what the plain model says: learned positions that count it, a recurrence that reads it."""
+    row = int(mask.sum(1).argmin())
+    if bool(mask[row].all()):
+        return
+    plain = model.unwrap().eval()
+    said = []
+    for start in (0, int(mask[row].argmax())):  # with its padding, and without
+        output = plain.generate(
+            input_ids=ids[row : row + 1, start:],
+            attention_mask=mask[row : row + 1, start:],
+            **{"max_new_tokens": 1, "min_new_tokens": 0, "min_length": 0},
+            **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
+            **{"return_dict_in_generate": True, "output_logits": True},
+        )
+        said.append(output.logits[0][0].double().softmax(-1))
+    away = float((said[0] - said[1]).abs().sum() / 2)
+    if not away <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
+        raise ValueError(
+            f"prompts are of unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} tokens of "
+            f"padding in front of prompt {row} its probabilities of the next token are others (by {away:.3g} of 1 in all); give prompts of one "
+            "length at a time"
+        )
 
 
 def _first(token: Any) -> int:
@@ -282,6 +319,4 @@ def _texts(tokenizer: Any, tokens: Tensor, there: Tensor) -> dict[str, Any]:
 
 
 def _words(tokenizer: Any, tokens: Tensor) -> list[str]:
-    """Each token by itself, such as " answer"."""
-    pieces = tokenizer.convert_ids_to_tokens(tokens.tolist())
-    return [str(piece).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n") for piece in pieces]
+    return words_of(tokenizer, tokens.tolist())

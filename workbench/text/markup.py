@@ -6,6 +6,8 @@ import math
 from html import escape
 from typing import Any
 
+from workbench.text.pieces import visible
+
 # as in the figures of workbench.plots
 COLOURS = {"total": "68, 68, 68", "aleatoric": "0, 114, 178", "epistemic": "213, 94, 0"}
 
@@ -33,7 +35,7 @@ def _tokens(generation: Any, kind: str, row: int, highest: float) -> list[str]:
         opacity = 0.75 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
         title = escape(_title(generation, row, i), quote=True).replace("\n", "&#10;")
         ground = f"background: rgba({COLOURS[kind]}, {opacity:.3f})"
-        spans.append(f'<span style="{ground}" title="{title}">{escape(word)}</span>')
+        spans.append(f'<span style="{ground}" title="{title}">{_shown(word)}</span>')
     return spans
 
 
@@ -43,6 +45,12 @@ def _title(generation: Any, row: int, i: int) -> str:
     shares = generation.alternative_probs[row, i].tolist()
     lines = [f"{share:.3f}  {word!r}" for word, share in zip(others, shares, strict=True)]
     return "\n".join([f"probability {math.exp(float(generation.log_probs[row, i])):.3f}", risks, *lines])
+
+
+def _shown(word: str) -> str:
+    return escape(visible(word.replace("\r\n", "\n"))).replace(
+        "\n", "↵\n"
+    )  # so that the ground of a line break can be seen
 
 
 def _words(generation: Any, tokens: Any) -> list[str]:
