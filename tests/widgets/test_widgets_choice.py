@@ -323,10 +323,10 @@ def test_a_data_set_is_downloaded_by_a_click_and_not_before(monkeypatch, tmp_pat
     assert form.status.value == ""
 
 
-def test_images_are_offered_a_convolutional_network():
+def test_images_are_offered_a_convolutional_network_and_tables_a_tabular_one():
     form = shown(Comparison())
     pick(form.model, "mlp")
-    for name, model in (("digits", "cnn"), ("moons", "mlp"), ("fashion-mnist", "cnn")):
+    for name, model in (("digits", "cnn"), ("moons", "tabular"), ("fashion-mnist", "cnn")):
         pick(form.data, name)
         assert f"Comparison('{model}', '{name}')" in written(form.code.value)
     pick(form.model, "linear")

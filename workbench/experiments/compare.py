@@ -55,7 +55,8 @@ def add_parser(commands: Any) -> None:
         "-m",
         "--model",
         metavar="A,B",
-        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: mlp)",
+        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: auto, which is tabular for a table of "
+        "numbers and mlp for anything else)",
     )
     add_parameter(parser, "of fit, such as lr 0.003; repeatable")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 100)")
@@ -255,7 +256,7 @@ def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     except ValueError as error:
         raise ValueError(f"-g seed: seeds are whole numbers ({error})") from error
     default: dict[str, list[Any]] = {
-        "model": ["mlp"],
+        "model": ["auto"],
         "data": ["diabetes"],
         "wrapper": ["plain", "sculpt", "vote", "vote + sculpt"],
     }

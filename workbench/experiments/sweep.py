@@ -31,7 +31,7 @@ HELD = 0.1  # share of the training rows that chooses the best epoch
 
 
 def grid(
-    models: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "mlp",
+    models: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "auto",
     wrappers: str | Iterable[str] = ("plain", "sculpt", "vote", "vote + sculpt"),
     data: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "diabetes",
     seeds: int | Iterable[int] = (0, 1, 2),
@@ -56,8 +56,9 @@ def grid(
     once, at the end. What is in the file already is not run again.
 
     Args:
-        models: a ready model ("linear", "mlp(width=100)", "cnn"), "module:factory" or "path/to/file.py:factory", or such a function itself; one
-            or several. A factory with a parameter that has no default is given the data set.
+        models: a ready model ("linear", "mlp(width=100)", "cnn", "tabular"), "module:factory" or "path/to/file.py:factory", or such a function
+            itself; one or several. "auto" is `workbench.models.tabular` for a table of numbers and "mlp" for anything else. A factory with a
+            parameter that has no default is given the data set.
         wrappers: such as "plain", "vote", "vote(n_voters=5) + sculpt"; one text or several.
         data: names that `workbench.data.load` takes, or references to functions of a seed that give a `Data`; one or several.
         seeds: whole numbers of 0 or more. Sets with a fixed number of splits take split seed % splits.
