@@ -189,7 +189,7 @@ def test_wrong_settings_are_refused_before_anything_is_chosen(tmp_path):
         ({"wrappers": ["nothing"]}, ValueError, "no wrapper 'nothing'"),
         ({"splits": 0}, ValueError, "splits"),
         ({"output": "odds"}, ValueError, "output"),
-        ({"model": "resnet"}, ValueError, "there are mlp, cnn, linear"),
+        ({"model": "resnet"}, ValueError, "there are tabular, mlp, cnn, linear"),
         ({"model": "mlp(widht=3)"}, ValueError, "no argument 'widht'"),
         ({"data": "mons"}, ValueError, "did you mean 'moons'"),
         ({"session": tmp_path / "a.session"}, ValueError, "is no session file"),

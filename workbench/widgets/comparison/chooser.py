@@ -120,7 +120,7 @@ class Chooser:
             return
         if change["owner"] is self.data:
             self._list_columns(data)
-            if model.kind == "ready":
+            if model.kind == "ready" and not self._choice.of_session(data, model):
                 name = "cnn" if data.images else "tabular" if data.table else "mlp"
                 suited = next(offer for offer in self._offers["model"] if offer.code == repr(name))
                 model = suited
