@@ -182,7 +182,7 @@ def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:
     counts = group.groupby("wrapper")["seed"].nunique()
     uneven = " at most (some are missing)" if counts.nunique() > 1 else ""
     what = [
-        str(setting["model"]),
+        str(group["network"].iloc[0] if setting["model"] == "auto" and "network" in group else setting["model"]),
         f"{setting['epochs']} epoch{'s' if setting['epochs'] > 1 else ''}",
         *more,
         f"{seeds} seed{'s' if seeds > 1 else ''}{uneven}",

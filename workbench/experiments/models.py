@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -75,6 +76,17 @@ def cnn(data: Data, width: int = 16) -> nn.Module:
     )
 
 
+def suited(data: Data) -> str:
+    """The ready model that `auto` takes.
+
+    Example:
+        >>> from workbench import data
+        >>> suited(data.load("diabetes")), suited(data.load("digits"))
+        ('tabular', 'mlp')
+    """
+    return "tabular" if is_table(data) else "mlp"
+
+
 def auto(data: Data) -> nn.Module:
     """What is trained where no model is named: `workbench.models.tabular` for a table of numbers, `mlp` for anything else.
 
@@ -86,7 +98,13 @@ def auto(data: Data) -> nn.Module:
         >>> [type(layer).__name__ for layer in auto(data.load("diabetes"))][:2], type(auto(data.load("digits"))[0]).__name__
         (['Standardization', 'Linear'], 'Flatten')
     """
-    return tabular(data) if is_table(data) else mlp(data)
+    return READY[suited(data)](data)
 
 
-READY = {"auto": auto, "linear": linear, "mlp": mlp, "cnn": cnn, "tabular": tabular}
+READY: dict[str, Callable[..., nn.Module]] = {
+    "auto": auto,
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "tabular": tabular,
+}

@@ -78,7 +78,7 @@ def grid(
 
     Returns:
         One row for each cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
-        peak_memory (MiB); task, split, training rows and checksum of the data; cell, seconds, version and device.
+        peak_memory (MiB); network, which "auto" took; task, split, training rows and checksum of the data; cell, seconds, version and device.
         ``frame.attrs["failed"]`` lists the cells that have none, see `run_cells`.
 
     Raises:
@@ -174,6 +174,7 @@ def run(
 
     from ..training import fit
     from .measure import PeakMemory, measure
+    from .models import suited
     from .positions import measurable, output_for
 
     del source  # tells one state of the user's files from another; it is looked at nowhere
@@ -208,6 +209,7 @@ def run(
         **measured,
         "fit_seconds": seconds,
         "peak_memory": memory.read(),
+        **({"network": suited(loaded)} if model == "auto" else {}),
         "task": loaded.task,
         "split": loaded.split,
         "train_rows": len(loaded.train),
