@@ -16,7 +16,7 @@ from workbench.experiments.compare import summary
 def frame(**columns: Any) -> pd.DataFrame:
     """Results of a grid with two wrappers and three seeds."""
     rows = [(wrapper, seed) for seed in range(3) for wrapper in ("plain", "vote + sculpt")]
-    same = {"model": "mlp", "data": "yacht", "task": "regression", "epochs": 5}
+    same = {"model": "auto", "network": "mlp", "data": "yacht", "task": "regression", "epochs": 5}
     return pd.DataFrame(rows, columns=["wrapper", "seed"]).assign(**same, **columns)
 
 

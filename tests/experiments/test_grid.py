@@ -21,6 +21,7 @@ from torch import nn
 from workbench import compose, data, experiments, neo, sculpt, vote
 from workbench.core import registry, texts
 from workbench.experiments import measure, models, pool, run_cells, specs, sweep
+from workbench.models import Standardization
 from workbench.training import fit
 
 TINY: dict[str, Any] = {"epochs": 2, "rows": 60, "progress": False}
@@ -135,6 +136,7 @@ def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> Non
     assert specs.model_of(own("Fixed(bias=False)"), cubic)[0].bias is None  # type: ignore[index]
     assert isinstance(specs.model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)  # type: ignore[index]
     assert specs.model_of("tabular(width=8)", cubic)[-1].in_features == 8  # type: ignore[index]
+    assert isinstance(specs.model_of("auto", cubic)[0], Standardization)  # type: ignore[index]
     assert specs.reference(models.linear, "a model") == "workbench.experiments.models:linear"
     assert set(specs.sources(Path(own("").rstrip(":")))) == {"own.py", "beside.py"}
 

@@ -104,3 +104,16 @@ def test_the_page_counts_who_is_first(tables: ModuleType) -> None:
     line = next(line for line in page.splitlines() if line.startswith("| NGBoost"))
     assert [part.strip() for part in line.split("|")[2:4]] == ["1 of 1", "1.0"]
     assert "1.500 ± 0.500" in page
+
+
+def test_longer_trainings_of_some_splits_stand_apart(tables: ModuleType) -> None:
+    costs = {"coverage": 0.9, "train": 50, "cost": 1.0}
+    rows = [
+        {"data": data, "split": 0, "method": method, "nll": nll, "rmse": 3.0, **costs}
+        for data in ("yacht", "diabetes")
+        for method, nll in (("tabular", 1.0), ("NGBoost", 2.0))
+    ]
+    alone = tables.summary(pd.DataFrame(rows), ROOT)
+    page = tables.summary(pd.DataFrame([*rows, rows[0] | {"method": tables.LONG, "nll": 0.5}]), ROOT)
+    assert page.startswith(alone)
+    assert [part.strip() for part in page.splitlines()[-1].split("|")[1:5]] == ["yacht", "1", "1.000", "0.500"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, fit, neo, sculpt, vote
 from workbench.data import Data
-from workbench.models import NumericColumns, PiecewiseLinear, Standardization, tabular
+from workbench.models import NumericColumns, PiecewiseLinear, Standardization, is_table, tabular
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -259,3 +259,15 @@ def test_random_state_and_default_dtype_are_respected() -> None:
     assert model(data.train.x.double()).isfinite().all()
     assert isinstance(model[0], Standardization)
     assert isinstance(model[1].embedding, PiecewiseLinear)
+
+
+def test_a_table_is_told_from_what_is_none() -> None:
+    classes = Data.from_arrays(torch.rand(30, 2), torch.arange(30) % 3)
+    labels = Data.from_arrays(torch.rand(9, 2), torch.rand(9, 3) > 0.5)
+    assert all(map(is_table, (table(), classes, labels)))
+    several = Data.from_arrays({"a": torch.rand(9, 2), "b": torch.rand(9, 2)}, torch.rand(9))
+    tokens = Data.from_arrays(torch.rand(9, 4), torch.arange(36).reshape(9, 4) % 3, task="classification")
+    whole = Data.from_arrays(torch.arange(18).reshape(9, 2), torch.rand(9))
+    series = Data.from_arrays(torch.rand(9, 4, 2), torch.rand(9))
+    maps, targets = (REFUSED[name][0]() for name in ("maps", "several targets"))
+    assert not any(map(is_table, (several, tokens, whole, series, maps, targets)))

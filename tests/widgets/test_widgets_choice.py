@@ -189,7 +189,7 @@ def test_wrong_settings_are_refused_before_anything_is_chosen(tmp_path):
         ({"wrappers": ["nothing"]}, ValueError, "no wrapper 'nothing'"),
         ({"splits": 0}, ValueError, "splits"),
         ({"output": "odds"}, ValueError, "output"),
-        ({"model": "resnet"}, ValueError, "there are mlp, cnn, linear"),
+        ({"model": "resnet"}, ValueError, "there are tabular, mlp, cnn, linear"),
         ({"model": "mlp(widht=3)"}, ValueError, "no argument 'widht'"),
         ({"data": "mons"}, ValueError, "did you mean 'moons'"),
         ({"session": tmp_path / "a.session"}, ValueError, "is no session file"),
@@ -323,10 +323,10 @@ def test_a_data_set_is_downloaded_by_a_click_and_not_before(monkeypatch, tmp_pat
     assert form.status.value == ""
 
 
-def test_images_are_offered_a_convolutional_network():
+def test_images_are_offered_a_convolutional_network_and_tables_a_tabular_one():
     form = shown(Comparison())
     pick(form.model, "mlp")
-    for name, model in (("digits", "cnn"), ("moons", "mlp"), ("fashion-mnist", "cnn")):
+    for name, model in (("digits", "cnn"), ("moons", "tabular"), ("fashion-mnist", "cnn")):
         pick(form.data, name)
         assert f"Comparison('{model}', '{name}')" in written(form.code.value)
     pick(form.model, "linear")

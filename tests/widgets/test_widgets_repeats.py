@@ -193,3 +193,21 @@ def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
     assert comparison._findings.trained["vote"].training.seed == 1
     rmse = comparison.results.rmse["vote"]
     assert f"RMSE {rmse:.3g} " in row.panel.value
+
+
+def test_a_model_of_training_rows_is_made_anew_on_each_split(tmp_path):
+    def made():
+        return Comparison("tabular(width=4)", rows(), ["vote"], epochs=1, splits=2, session=tmp_path / "a.session")
+
+    comparison = made().start(block=True)
+    runs, splits = comparison._findings.runs, comparison._splits
+    assert [run.split for run in runs] == [0, 0, 1, 1]
+    for run in runs:
+        seen = splits[run.split].train.x.double()
+        assert torch.allclose(run.wrapped[0].mean.double().flatten(), seen.mean(0), atol=1e-6)
+    assert len({run.origin for run in runs}) == 2
+    assert comparison.outdated.empty
+    assert len(comparison.start(block=True).runs) == 4  # nothing is trained twice
+    again = made()
+    assert again.outdated.empty
+    assert again.results.rmse.to_dict() == comparison.results.rmse.to_dict()

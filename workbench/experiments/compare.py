@@ -55,7 +55,8 @@ def add_parser(commands: Any) -> None:
         "-m",
         "--model",
         metavar="A,B",
-        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: mlp)",
+        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: auto, which is tabular for a table of "
+        "numbers and mlp for anything else)",
     )
     add_parameter(parser, "of fit, such as lr 0.003; repeatable")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 100)")
@@ -181,7 +182,7 @@ def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:
     counts = group.groupby("wrapper")["seed"].nunique()
     uneven = " at most (some are missing)" if counts.nunique() > 1 else ""
     what = [
-        str(setting["model"]),
+        str(group["network"].iloc[0] if setting["model"] == "auto" and "network" in group else setting["model"]),
         f"{setting['epochs']} epoch{'s' if setting['epochs'] > 1 else ''}",
         *more,
         f"{seeds} seed{'s' if seeds > 1 else ''}{uneven}",
@@ -255,7 +256,7 @@ def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     except ValueError as error:
         raise ValueError(f"-g seed: seeds are whole numbers ({error})") from error
     default: dict[str, list[Any]] = {
-        "model": ["mlp"],
+        "model": ["auto"],
         "data": ["diabetes"],
         "wrapper": ["plain", "sculpt", "vote", "vote + sculpt"],
     }

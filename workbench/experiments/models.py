@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from workbench.models import tabular
+from workbench.models import is_table, tabular
 
 if TYPE_CHECKING:
     from ..data import Data
@@ -75,4 +76,35 @@ def cnn(data: Data, width: int = 16) -> nn.Module:
     )
 
 
-READY = {"linear": linear, "mlp": mlp, "cnn": cnn, "tabular": tabular}
+def suited(data: Data) -> str:
+    """The ready model that `auto` takes.
+
+    Example:
+        >>> from workbench import data
+        >>> suited(data.load("diabetes")), suited(data.load("digits"))
+        ('tabular', 'mlp')
+    """
+    return "tabular" if is_table(data) else "mlp"
+
+
+def auto(data: Data) -> nn.Module:
+    """What is trained where no model is named: `workbench.models.tabular` for a table of numbers, `mlp` for anything else.
+
+    Args:
+        data: whose input and output shapes it gets.
+
+    Example:
+        >>> from workbench import data
+        >>> [type(layer).__name__ for layer in auto(data.load("diabetes"))][:2], type(auto(data.load("digits"))[0]).__name__
+        (['Standardization', 'Linear'], 'Flatten')
+    """
+    return READY[suited(data)](data)
+
+
+READY: dict[str, Callable[..., nn.Module]] = {
+    "auto": auto,
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "tabular": tabular,
+}

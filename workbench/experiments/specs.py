@@ -47,8 +47,8 @@ def model_of(text: str, data: Data) -> nn.Module:
     """The model that a text names, for a data set.
 
     Args:
-        text: a ready model (linear, mlp, cnn, tabular), "module:factory" or "path/to/file.py:factory"; each with arguments in parentheses if
-            need be. A factory with a parameter that has no default is given the data set, any other is called without.
+        text: a ready model (auto, linear, mlp, cnn, tabular), "module:factory" or "path/to/file.py:factory"; each with arguments in
+            parentheses if need be. A factory with a parameter that has no default is given the data set, any other is called without.
         data: the data set.
 
     Raises:

@@ -31,7 +31,7 @@ HELD = 0.1  # share of the training rows that chooses the best epoch
 
 
 def grid(
-    models: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "mlp",
+    models: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "auto",
     wrappers: str | Iterable[str] = ("plain", "sculpt", "vote", "vote + sculpt"),
     data: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] = "diabetes",
     seeds: int | Iterable[int] = (0, 1, 2),
@@ -56,8 +56,9 @@ def grid(
     once, at the end. What is in the file already is not run again.
 
     Args:
-        models: a ready model ("linear", "mlp(width=100)", "cnn"), "module:factory" or "path/to/file.py:factory", or such a function itself; one
-            or several. A factory with a parameter that has no default is given the data set.
+        models: a ready model ("linear", "mlp(width=100)", "cnn", "tabular"), "module:factory" or "path/to/file.py:factory", or such a function
+            itself; one or several. "auto" is `workbench.models.tabular` for a table of numbers and "mlp" for anything else. A factory with a
+            parameter that has no default is given the data set.
         wrappers: such as "plain", "vote", "vote(n_voters=5) + sculpt"; one text or several.
         data: names that `workbench.data.load` takes, or references to functions of a seed that give a `Data`; one or several.
         seeds: whole numbers of 0 or more. Sets with a fixed number of splits take split seed % splits.
@@ -77,7 +78,7 @@ def grid(
 
     Returns:
         One row for each cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
-        peak_memory (MiB); task, split, training rows and checksum of the data; cell, seconds, version and device.
+        peak_memory (MiB); network, which "auto" took; task, split, training rows and checksum of the data; cell, seconds, version and device.
         ``frame.attrs["failed"]`` lists the cells that have none, see `run_cells`.
 
     Raises:
@@ -173,6 +174,7 @@ def run(
 
     from ..training import fit
     from .measure import PeakMemory, measure
+    from .models import suited
     from .positions import measurable, output_for
 
     del source  # tells one state of the user's files from another; it is looked at nowhere
@@ -207,6 +209,7 @@ def run(
         **measured,
         "fit_seconds": seconds,
         "peak_memory": memory.read(),
+        **({"network": suited(loaded)} if model == "auto" else {}),
         "task": loaded.task,
         "split": loaded.split,
         "train_rows": len(loaded.train),

@@ -17,7 +17,7 @@ from workbench.models.embeddings import (
     Standardization,
     quantile_edges,
 )
-from workbench.models.tables import tabular
+from workbench.models.tables import is_table, tabular
 
 __all__ = [
     "ColumnLinear",
@@ -25,6 +25,7 @@ __all__ = [
     "Periodic",
     "PiecewiseLinear",
     "Standardization",
+    "is_table",
     "quantile_edges",
     "tabular",
 ]

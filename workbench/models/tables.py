@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
@@ -122,6 +123,21 @@ def tabular(
     return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
 
 
+def is_table(data: Data) -> bool:
+    """Whether rows of the data are floating-point numbers [features] with one answer each, such as `tabular` takes.
+
+    Example:
+        >>> from workbench import data
+        >>> is_table(data.load("diabetes")), is_table(data.load("digits"))
+        (True, False)
+    """
+    row = data.train.take([0]).load()
+    if isinstance(row.x, Mapping) or isinstance(row.y, Mapping):
+        return False
+    answers = 1 if data.task == "classification" else 2
+    return row.x.ndim == 2 and row.x.shape[1] > 0 and row.x.is_floating_point() and row.y.ndim <= answers
+
+
 def _bins_help(embedding: NumericColumns, standard: Tensor, data: Data) -> bool:
     """What "auto" decides."""
     rows = chosen_rows(standard)
@@ -159,4 +175,4 @@ def _table(data: Data) -> tuple[Tensor, int]:
     return x, n_outputs
 
 
-__all__ = ["Activation", "Embedding", "tabular"]
+__all__ = ["Activation", "Embedding", "is_table", "tabular"]

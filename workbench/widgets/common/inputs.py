@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import has_class_positions, has_labels, output_for
 from workbench.experiments.specs import check_model, model_of
 
-STOCK = ("mlp", "cnn", "linear")  # ready models of which the data say no more than the shape
+STOCK = ("tabular", "mlp", "cnn", "linear")  # ready models
+READ_ROWS = ("tabular",)  # those that are made of training rows, not of their shape alone
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Model:
     Args:
         given: an nn.Module, or a function or class that returns one when it is called without arguments, or a ready model as text, such as
             "mlp(width=100)".
-        data: what a ready model is made for.
+        data: what a ready model is made for; of several splits see `on`.
 
     Raises:
         TypeError: it is something else, or it is wrapped already.
@@ -41,8 +42,7 @@ class Model:
 
     def __post_init__(self) -> None:
         if isinstance(self.given, str):
-            name = self.given.partition("(")[0].strip()
-            if name not in STOCK:
+            if self._name not in STOCK:
                 raise ValueError(
                     f"model: there is no ready model {self.given!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; any other is "
                     "given as an nn.Module, or as a function that returns one"
@@ -54,6 +54,19 @@ class Model:
         elif not callable(self.given):
             kind = "..." if self.given is ... else type(self.given).__name__
             raise TypeError(f"model: found {kind}; give an nn.Module, or a function that returns one")
+
+    @property
+    def _name(self) -> str:
+        return self.given.partition("(")[0].strip() if isinstance(self.given, str) else ""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it is another model on each split of the data."""
+        return self._name in READ_ROWS
+
+    def on(self, data: Data) -> Model:
+        """The same on another split of the data, whose test rows no model may have read."""
+        return replace(self, data=data) if self.reads_rows else self
 
     @property
     def makes(self) -> Callable[[], Any] | None:

@@ -75,6 +75,11 @@ class Choice:
         """The columns of a DataFrame."""
         return list(self._variable(offer, "data").columns)
 
+    def of_session(self, data: Offer, model: Offer) -> bool:
+        """Whether these are what the runs of the session file are of."""
+        variables = self._variables()
+        return self._has_data_of_session(data, variables) and self._has_model_of_session(model, variables)
+
     def _has_data_of_session(self, offer: Offer, variables: Mapping[str, Any]) -> bool:
         if self.saved is None:
             return False

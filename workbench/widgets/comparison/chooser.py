@@ -120,8 +120,9 @@ class Chooser:
             return
         if change["owner"] is self.data:
             self._list_columns(data)
-            if model.kind == "ready":
-                suited = next(o for o in self._offers["model"] if o.code == ("'cnn'" if data.images else "'mlp'"))
+            if model.kind == "ready" and not self._choice.of_session(data, model):
+                name = "cnn" if data.images else "tabular" if data.table else "mlp"
+                suited = next(offer for offer in self._offers["model"] if offer.code == repr(name))
                 model = suited
                 self._looking = True
                 self.model.value = self._offers["model"].index(suited)

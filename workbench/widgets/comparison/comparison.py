@@ -28,7 +28,6 @@ from .controls import Controls
 from .findings import Entered, Findings
 from .matrix import matrix_page
 from .offers import variables_from
-from .origin import origin_of
 from .outcome import Outcome
 from .preparation import Request, prepared
 from .repeats import Splits
@@ -51,8 +50,8 @@ class Comparison(Outcome):
 
     Args:
         model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
-            each seed; or a ready model as text, "mlp", "cnn" or "linear", with arguments such as "mlp(width=100)". It gives one value, or one
-            score for each class, for each row (pixel, token, column of targets).
+            each seed; or a ready model as text, "tabular" (`workbench.models.tabular`, made anew for each split), "mlp", "cnn" or "linear", with
+            arguments such as "mlp(width=100)". It gives one value, or one score for each class, for each row (pixel, token, column of targets).
         data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n], [n, k] or maps
             [n, height, width], class numbers [n] or of pixels or tokens, or truth values [n, labels]; a fifth of the rows of a pair become test
             rows. Targets of several numbers a row are scored as by `workbench compare`: pixels, tokens and labels alike, columns each in
@@ -135,7 +134,7 @@ class Comparison(Outcome):
         splits = Splits(data, made.data)
         splits.prepare(request.splits)
         names = [candidate.name for candidate, _, _ in made.rows]
-        findings = Findings(splits, names, self._entered, lambda seed: origin_of(made.model.new(seed)))
+        findings = Findings(splits, names, self._entered, made.model)
         session = Session(request.session, made.data, str(made.model))
         threads = threads_for(made.plain, made.data)
         trainer = Trainer(made.model, findings, session, made.output, threads, lambda: self._board)

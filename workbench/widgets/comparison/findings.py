@@ -11,7 +11,9 @@ from workbench.data import Data
 from workbench.errors import require
 from workbench.experiments.paired import Comparison, stated_test
 
+from ..common.inputs import Model
 from ..common.jobs import Job
+from .origin import origin_of
 from .panels import PanelData, view_of
 from .repeats import Place, Splits, beyond_noise, in_words, number_of, over, paired, spread, values
 from .scores import ordered, table
@@ -52,28 +54,28 @@ class Findings:
         splits: the data set, split by split.
         names: of the candidates, in the order in which they are shown.
         entered: what is set now.
-        origin_of: digests of the weights that the model starts at and of its structure, by seed.
+        model: what is wrapped.
         batch: the jobs of the present training, or of the last one, by name.
         runs: every training, in order.
         deleted: the runs that were deleted at one time, the last ones last.
         failed: exception and traceback, by the name of the job.
         batch_of: what was entered when the batch began.
         before: ids of the runs that were there when the batch began.
-        origins: by seed, what `origin_of` gave when the model was looked at last.
+        origins: what the model started at when it was looked at last, see `origin`.
         versions: of the data, as they are trained on.
     """
 
     splits: Splits
     names: list[str]
     entered: Callable[[], Entered]
-    origin_of: Callable[[int], str]
+    model: Model
     batch: dict[str, Job] = field(default_factory=dict)
     runs: list[Trained] = field(default_factory=list)
     deleted: list[list[Trained]] = field(default_factory=list)
     failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
     batch_of: Entered | None = None
     before: frozenset[str] = frozenset()
-    origins: dict[int, str] = field(default_factory=dict)
+    origins: dict[Place, str] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
 
     @property
@@ -114,12 +116,20 @@ class Findings:
         for run in list(self.runs):
             seed = run.training.seed
             training = replace(entered.training, seed=seed) if seed in seeds else entered.training
-            if training.seed not in self.origins:
-                self.origins[training.seed] = self.origin_of(training.seed)
-            why = run.differences(now.get(run.name), training, self.origins[training.seed], self.versions)
+            why = run.differences(now.get(run.name), training, self.origin(run.split, training.seed), self.versions)
             elsewhere = "" if run.split in splits else f"split {run.split}, not {self.data.split}"
             reasons[run.id] = "; ".join(filter(None, (why, elsewhere)))
         return reasons
+
+    def origin(self, split: int, seed: int) -> str | None:
+        """What the model starts at, see `origin_of`; None if it is made of the rows of a split that are not here."""
+        data = self.splits.get(split) if self.model.reads_rows else self.data
+        if data is None:
+            return None
+        place = data.split, seed
+        if place not in self.origins:
+            self.origins[place] = origin_of(self.model.on(data).new(seed))
+        return self.origins[place]
 
     def standing(self) -> dict[str, dict[Place, Trained]]:
         """By name and place the last run of the present settings."""

@@ -17,12 +17,15 @@ from workbench.core.wrapped import is_wrapped
 from workbench.data import Data, card, names
 from workbench.data.files import is_local, to_download
 from workbench.data.registry import entries
+from workbench.models import is_table
 
 from ..common.inputs import STOCK
 
 Variables = Callable[[], dict[str, Any]]
 IMAGES = ("images", "cifar10", "cifar10n", "cifar10h")  # kinds of data sets
+TABLES = ("toy", "uci", "scikit-learn", "adult", "curve")
 READY = {
+    "tabular": "two hidden layers of 100 units, columns embedded where that helps; tables",
     "mlp": "two hidden layers of 50 units; inputs of any shape",
     "cnn": "two convolutions and a hidden layer; images",
     "linear": "one linear layer; inputs of any shape",
@@ -38,7 +41,7 @@ class Offer:
         code: the expression that gives it; of a DataFrame its name only.
         kind: "name" of a data set, "ready" model, or what kind of variable it is.
         note: a line on it.
-        images: whether a row is an image, as far as that is known.
+        images, table: whether a row is an image, or some numbers, as far as that is known.
         bytes: on the disk, of what has to be downloaded first; None: nothing has to be, 0: nobody knows how much.
     """
 
@@ -47,6 +50,7 @@ class Offer:
     kind: str
     note: str = ""
     images: bool = False
+    table: bool = False
     bytes: int | None = None
 
 
@@ -124,7 +128,9 @@ def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
     ]
     here, elsewhere = [], []
     for name in names():
-        offer = Offer(name, repr(name), "name", card(name).description, _has_images(name))
+        images = _has_images(name)
+        table = not images and entries()[name]["kind"] in TABLES
+        offer = Offer(name, repr(name), "name", card(name).description, images, table)
         if is_local(name):
             here.append(offer)
         elif (size := to_download(name)) is not None:
@@ -134,17 +140,20 @@ def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
 
 
 def _own_data(name: str, value: Any, kind: str) -> Offer:
-    images, shape = False, ""
+    images, table, shape = False, False, ""
     if kind == "Data":
         x = getattr(value.train, "x", None)
         images = type(x) is Tensor and x.ndim == 4
+        table = type(x) is Tensor and is_table(value)
         shape = f" {value.name}"
     elif kind == "DataFrame":
         shape = " " + " × ".join(f"{n:,}" for n in value.shape)
+        table = True
     elif kind.startswith("pair"):
         images = value[0].ndim == 4
+        table = value[0].ndim == 2 and "float" in str(value[0].dtype)
         shape = f" of {len(value[0]):,} rows"
-    return Offer(f"{name}: your {kind}{shape}", name, kind, "A variable of this notebook.", images)
+    return Offer(f"{name}: your {kind}{shape}", name, kind, "A variable of this notebook.", images, table)
 
 
 def model_offers(variables: Mapping[str, Any]) -> list[Offer]:

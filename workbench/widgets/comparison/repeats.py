@@ -41,6 +41,10 @@ class Splits:
     def __getitem__(self, split: int) -> Data:
         return self._by_split[split]
 
+    def get(self, split: int) -> Data | None:
+        """The data of a split, None if it is not made."""
+        return self._by_split.get(split)
+
     def prepare(self, count: int) -> None:
         """Make so many splits, the base among them.
 

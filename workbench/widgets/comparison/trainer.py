@@ -95,7 +95,12 @@ class Trainer:
         """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
         findings, versions = self._findings, versions_of(self._findings.data)
         if findings.runs:
-            findings.origins = {seed: findings.origin_of(seed) for seed in dict.fromkeys(seed for _, seed in places)}
+            if (
+                versions != findings.versions or not self._model.reads_rows
+            ):  # of a text the user can change nothing else
+                findings.origins = {}
+            for place in [] if self._model.reads_rows else places:
+                findings.origin(*place)
             if versions != findings.versions:
                 self._parts.cache_clear()
                 findings.__dict__.pop("view", None)
@@ -115,12 +120,14 @@ class Trainer:
             partial(self._parts, split),
         )
 
+        model = self._model.on(data)
+
         def work(job: Job) -> None:
-            kept = trial(job, candidate, training, self._model, data, parts, self._output, live)
+            kept = trial(job, candidate, training, model, data, parts, self._output, live)
             if kept is not None:
                 if split != findings.data.split:  # its answers are about rows that no picture is of
                     kept.answers, kept.versions = None, versions
-                findings.origins[seed] = kept.origin
+                findings.origins[split if model.reads_rows else findings.data.split, seed] = kept.origin
                 self.save([kept])
 
         def changed(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import platform
 import time
@@ -101,14 +102,14 @@ class Trained:
             self.made = " + ".join(map(repr, self.candidate.build().make()))
 
     def differences(
-        self, candidate: Candidate | None, training: Training, origin: str, versions: tuple[int, ...]
+        self, candidate: Candidate | None, training: Training, origin: str | None, versions: tuple[int, ...]
     ) -> str:
         """Why it can't be compared with what is trained now; empty if it can.
 
         Args:
             candidate: what is entered under its name; None if that is not ticked.
             training: the settings that are entered.
-            origin, versions: of the model and the data that were trained last.
+            origin, versions: of the model and the data that were trained last; an origin that nobody knows is None.
         """
         reasons = ["not ticked"] if candidate is None else []
         for setting in fields(Training):
@@ -120,7 +121,7 @@ class Trained:
             reasons.append(f"trained as {self.settings}")
         if self.status.startswith("stopped"):
             reasons.append(self.status)
-        if other := difference(self.origin, origin):
+        if origin is not None and (other := difference(self.origin, origin)):
             reasons.append(other)
         if self.versions != versions:
             reasons.append("the data were changed since")
@@ -172,7 +173,8 @@ def trial(
     if training.device is not None:
         plain = plain.to(training.device)
     with own_random(training.seed, *{p.device for p in plain.parameters()}):
-        wrapped = candidate.build(output)(model.new(training.seed).to(next(plain.parameters()).device))
+        again = copy.deepcopy(plain) if model.reads_rows else model.new(training.seed)  # which takes a while there
+        wrapped = candidate.build(output)(again.to(next(plain.parameters()).device))
     origin, versions = origin_of(plain), versions_of(data)
     train, valid = parts(training.seed)
     watch = _Watch(job, candidate, data, output, training, publish)
