@@ -22,6 +22,7 @@ from PIL import Image
 from torchmetrics import Metric
 
 from workbench.experiments.directions import directions, higher_is_better, metric_of
+from workbench.experiments.paired import Comparison, differences
 from workbench.metrics import modules
 from workbench.notebook.index import Index
 from workbench.notebook.pictures import THUMBNAIL, embedded, thumbnail
@@ -81,7 +82,7 @@ def test_the_summary_averages_over_seeds_and_compares_within_a_data_set(folder: 
     assert summary_table([]) is None
 
 
-def stars(table: Any) -> dict[str, list[str]]:
+def stars(table: Any) -> dict[str, list[Any]]:
     """Column -> runs that are marked in it."""
     names = [row.run.name if hasattr(row, "run") else row for row in table.rows]
     return {
@@ -143,6 +144,32 @@ def test_the_narrowest_interval_is_best_only_where_it_covers(tmp_path: Path) -> 
     ]  # fmt: skip
     found = stars(runs_table(grid(tmp_path, runs)))
     assert found == {"mpiw90": ["r_c"], "vote_mpiw90": ["r_c"], "sharpness": ["r_c"]}
+
+
+def test_no_star_is_given_for_noise_where_splits_were_compared(tmp_path: Path) -> None:
+    splits = {"plain": [5.0, 5.2, 5.1], "vote+sculpt": [4.0, 4.1, 4.1], "noisy": [4.0, 6.9, 3.9]}
+    by = {
+        model: {"rmse": values, "nll": [v + len(model) * (-1) ** i for i, v in enumerate(values)]}
+        for model, values in splits.items()
+    }
+    numbers = {
+        f"{model.replace('+', '_')}_{metric}": statistics.fmean(values)
+        for model, scores in by.items()
+        for metric, values in scores.items()
+    }
+    entries = grid(tmp_path, [("r_0", {"data": "a"}, {**numbers, "vote_sculpt_crps": 1.0, "plain_crps": 2.0})])
+    best = [("[]", "vote_sculpt")]
+    assert stars(summary_table(entries)) == {"rmse": best, "nll": [("[]", "noisy")], "crps": best}
+    labels, higher = {"rmse": "RMSE", "nll": "NLL"}, {"rmse": False, "nll": False}
+    compared = Comparison(by, [0, 1, 2], higher, "plain", "rmse", labels=labels, units={"rmse": "MPa"})
+    assert {pair for pair, d in differences(compared).items() if d.better} == {("vote+sculpt", "rmse")}
+    entries[0].comparisons = {"of splits": compared}
+    table = summary_table(entries)
+    assert stars(table) == {"RMSE (MPa)": best, "crps": best}
+    entries[0].comparisons = {
+        "of one": Comparison({m: {"rmse": v["rmse"][:1]} for m, v in by.items()}, [0], higher, "plain", "rmse")
+    }
+    assert stars(summary_table(entries))["rmse"] == best
 
 
 def lines_of(monkeypatch: pytest.MonkeyPatch, runs: list[Any]) -> list[Any]:

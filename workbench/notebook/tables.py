@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..experiments.directions import higher_is_better, may_be_best, metric_of
+from ..experiments.paired import differences
 from .comparable import data_key, data_parameters, rows_of, split_key
 from .entries import Entry
 from .values import as_text
@@ -128,8 +130,11 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
         for place, name in enumerate(heads)
         if name != "of" or several
     ]
+    noise, labels = _within_noise(entries), _labels(entries)
     for metric in dict.fromkeys(metric for row in rows for metric in values_of[row]):
-        column = IndexColumn(metric, [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)])
+        column = IndexColumn(
+            labels.get(metric, metric), [], _ARROWS[higher_is_better(metric)], _WORDS[higher_is_better(metric)]
+        )
         means = [statistics.fmean(v) if (v := values_of[row].get(metric)) else None for row in rows]
         for row, mean in zip(rows, means, strict=True):
             several_runs = values_of[row].get(metric, [])
@@ -140,9 +145,32 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
         judged = [m if may_be_best(metric, a) else None for m, a in zip(means, averages, strict=True)]
         groups = [(sorted(data_of[row]), rows_of(row[1]), sorted(repeats_of[row].get(metric, []))) for row in rows]
         _mark_groups(metric, column.cells, judged, groups)
+        for row, shown in zip(rows, column.cells, strict=True):
+            shown.best &= (row[1], metric) not in noise
         columns.append(column)
     columns.append(_plain_column("runs", [max(map(len, values_of[row].values())) for row in rows]))
     return IndexTable(columns, rows)
+
+
+def _within_noise(entries: Sequence[Entry]) -> set[tuple[str, str]]:
+    """What was compared over several splits and is not better than the reference beyond noise: model, as numbers are named, and metric."""
+    found = set()
+    for comparison in (comparison for entry in entries for comparison in entry.comparisons.values()):
+        compared = differences(comparison) if len(comparison.splits) > 1 else {}
+        better = {pair for pair, difference in compared.items() if difference.better}
+        tested = dict.fromkeys(metric for _, metric in compared)
+        found |= {(m, metric) for m in comparison.scores for metric in tested if (m, metric) not in better}
+    return {(re.sub(r"\W+", "_", model), metric) for model, metric in found}
+
+
+def _labels(entries: Sequence[Entry]) -> dict[str, str]:
+    """Names of metrics for people, with units, as far as comparisons have them."""
+    labels = {}
+    for comparison in (comparison for entry in entries for comparison in entry.comparisons.values()):
+        for metric in comparison.metrics:
+            unit = f" ({comparison.units[metric]})" if comparison.units.get(metric) else ""
+            labels[metric] = f"{comparison.label(metric)}{unit}"
+    return labels
 
 
 def _plain_column(name: str, values: Sequence[Any]) -> IndexColumn:

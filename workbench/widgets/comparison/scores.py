@@ -102,7 +102,7 @@ COLUMNS: dict[str, Column] = {
         "training (s)",
         "seconds that the training took; its first step, in which things are loaded once, counts as any other",
         None,
-        "{:.1f}".format,
+        lambda value: f"{value:.1f}" if value >= 1 else f"{value:.2g}",
     ),
     "passes": Column(
         "cost of a prediction",
