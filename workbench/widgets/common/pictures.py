@@ -60,7 +60,7 @@ def brief(name: str, most: int = 32) -> str:
 
     Example:
         >>> brief("height of the barometer above the sea, station 12", 24)
-        'height of the…station 12'
+        'height of the…tation 12'
     """
     name = " ".join(name.split())
     if len(name) <= most:
