@@ -180,7 +180,9 @@ def test_several_targets_have_a_picture_each(rng):
     for i, ax in enumerate(axes):
         np.testing.assert_array_equal(ax.collections[0].get_offsets(), np.stack([target[:, i], y[:, i]], 1))
         rmse = np.sqrt(np.mean((y[:, i] - target[:, i]) ** 2))
-        assert any(text.startswith(f"RMSE {rmse:.3g}") for text in legend_texts(ax))
+        assert any(
+            text.startswith(f"RMSE {rmse:,.0f}" if rmse >= 999.5 else f"RMSE {rmse:.3g}") for text in legend_texts(ax)
+        )
         assert ax.get_title() == "abcd"[i]
         assert np.ptp(ax.get_xlim()) < 20 * 10**i
     assert [ax.get_ylabel() for ax in axes[:2]] == ["prediction (K)", "prediction (m)"]
