@@ -226,9 +226,8 @@ def _classes(
 
 def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
     """The method among these axes whose second branch only stands beside the model's own, if there is one."""
-    for method in (
-        record.methods if axes else ()
-    ):  # a plain loop: torch.compile cannot trace a comprehension that assigns
+    methods = record.methods if axes else ()
+    for method in methods:  # a plain loop: torch.compile cannot trace a comprehension that assigns
         axis = method.axis(Call(False, True))
         if axis is not None and axis.own_first and axis.name in axes:
             return method
