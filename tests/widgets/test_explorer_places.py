@@ -16,6 +16,7 @@ from test_explorer_several_models import made as made_of_models
 from test_explorer_several_models import view, widths
 
 from workbench import attributions
+from workbench.notebook.values import UNTYPESET
 from workbench.widgets import Explorer
 from workbench.widgets.explorer.place_picture import page_of_place
 from workbench.widgets.explorer.row_pictures import Picture, row_body
@@ -290,4 +291,4 @@ def test_the_saved_output_is_of_the_row_that_was_last_and_hidden_by_the_widget(m
     hidden = f".{options['display_id']}{{display:none!important}}"
     assert hidden in explorer.widget.children[0].value
     explorer.snapshot()
-    assert sent[-1][0]["text/html"] == f'<div class="{options["display_id"]}"></div>'
+    assert sent[-1][0]["text/html"] == f'<div class="{options["display_id"]} {UNTYPESET}"></div>'
