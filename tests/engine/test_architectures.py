@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,23 +198,21 @@ def test_beam_search_sorts_the_cache_of_the_first_branch_only_so_it_is_refused_w
     assert found.shape == (len(ids), ids.shape[1] + 5)
 
 
-@pytest.mark.parametrize("wrapper", ["vote_share1", "sculpt", "sample_activations"])
+@pytest.mark.parametrize("wrapper", GENERATING)
 @pytest.mark.parametrize("name", ["t5", "m2m_100"])
-def test_generate_of_an_encoder_and_a_decoder_where_the_encoder_is_shared(name: str, wrapper: str) -> None:
+def test_generate_of_an_encoder_and_a_decoder_encodes_in_each_branch(name: str, wrapper: str) -> None:
+    """`generate` calls the encoder by itself, before its first step."""
     wrapped, models, ids = copies_of(name, wrapper)
-    noise = wrapper == "sample_activations"  # of none here, but that nobody looks at
-    says = pytest.warns(WorkbenchWarning, match="as one model, not as the 3") if noise else contextlib.nullcontext()
-    with torch.no_grad(), says:
+    with torch.no_grad():
         found, scores = generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
         assert_steps(found, scores, *plainly(models, ids, decoder=False))
 
 
 @pytest.mark.parametrize("name", ["t5", "m2m_100"])
-def test_generate_that_encodes_with_the_first_voter_only_says_so(name: str) -> None:
-    """`generate` calls the encoder by itself, a sub-module, which can be only one voter's."""
+def test_encoder_that_is_called_by_itself_says_that_it_is_the_first_voters(name: str) -> None:
     wrapped, _, ids = copies_of(name, "vote")
     with pytest.warns(WorkbenchWarning, match=r"answers as the first voter only.*voters\(\)"):
-        generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
+        wrapped.get_encoder()(ids)
 
 
 @pytest.mark.parametrize("wrapper", ["vote", "vote_share1", "sculpt", "sample_activations"])
