@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import mlp
-from helpers.training_loops import ALL, SHARING, TAKING, adam, data, sgd, steps
+from helpers.training_loops import ADDING, ALL, SHARING, TAKING, adam, data, sgd, steps
 from torch import Tensor, nn
 
 from workbench import OptimizerMismatchError, WorkbenchWarning, compose, fit, sample, sculpt, vote
@@ -135,7 +135,7 @@ def test_an_optimizer_that_misses_the_risk_head_is_reported_once_by_name() -> No
     ) as caught:
         steps(wrapped, opt, n=9)
     assert len(caught) == 1
-    assert caught[0].filename == __file__
+    assert caught[0].filename == steps.__code__.co_filename
 
 
 def test_a_risk_head_that_enters_the_loss_late_is_reported() -> None:
@@ -152,6 +152,47 @@ def test_a_risk_head_that_enters_the_loss_late_is_reported() -> None:
             opt.step()
         told += [i] * len(caught)
     assert told == [31]  # steps 1, 2, 4, 8, 16 and 32 are looked at
+
+
+@pytest.mark.parametrize(("name", "parts"), [("sculpt", 1), ("sculpt", 2), ("vote of sculpt", 1)])
+def test_risk_heads_that_no_loss_reaches_are_reported_once_by_name(name: str, parts: int) -> None:
+    wrapped: Any = (ADDING | TAKING)[name]()(mlp())
+    opts = (
+        [adam(wrapped.parameters())]
+        if parts == 1
+        else [adam(wrapped.base_parameters()), adam(wrapped.risk_parameters())]
+    )
+    told = []
+    for i in range(40):
+        x, y = data()
+        for opt in opts:
+            opt.zero_grad()
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for opt in opts:
+                opt.step()
+        told += [(i, str(w.message), w.filename) for w in caught if "stay alike" not in str(w.message)]
+    [(step, message, filename)] = told
+    assert step == 7  # before, it may be one of the steps that come before the risk enters a loss
+    assert "2.bias@sculpt" in message
+    assert "wrapped.loss(criterion, x, y)" in message
+    assert filename == __file__
+
+
+@pytest.mark.parametrize("when", ["late", "frozen", "in parts", "kept"])
+def test_risk_heads_whose_turn_comes_later_are_silent(when: str) -> None:
+    wrapped: Any = sculpt.Wrapper(n_layers=1)(mlp())
+    if when == "frozen":
+        for p in wrapped.risk_parameters():
+            p.requires_grad_(False)
+    opt = adam(wrapped.base_parameters() if when == "in parts" else wrapped.parameters())
+    for i in range(20):
+        x, y = data()
+        opt.zero_grad(set_to_none=when != "kept")
+        likelihood = {"late": i >= 6, "kept": i == 6}.get(when, False)
+        (wrapped.loss(nn.MSELoss(), x, y) if likelihood else nn.functional.mse_loss(wrapped(x), y)).backward()
+        opt.step()
 
 
 def test_an_optimizer_of_a_model_wrapped_before_another_method_was_added_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""Detection of optimizers that do not train what they seem to: made before wrapping, or of parts; and of those that keep voters alike."""
+"""Detection of optimizers that do not train what they seem to: made before wrapping, of parts, of voters alike, of heads in no loss."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import OptimizerMismatchError, WorkbenchWarning
+from ..introspect.source_lines import user_stacklevel
 from .batches.dealing import tell
 from .batches.row_weights import rows_equal
 from .calls.frozen import refuse_step
 from .crossfit import members_axis
+from .method import Call
 from .parameters import split_for_decay, stacked_names
 
 _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> every wrapped object that lives
 _histories: dict[int, _History] = {}  # id -> every optimizer that has stepped and lives
 _served: dict[int, weakref.ref[Tensor]] = {}  # id -> every parameter that an optimizer held while it stepped
+LATE = 8  # steps without a gradient after which risk heads count as forgotten: they may enter a loss late
 _changes = 0  # how many objects were wrapped: after each, every optimizer is looked at again
 
 
@@ -72,7 +75,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
         return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
-        _inspect(optimizer, history, depth=7)
+        _inspect(optimizer, history)
         return None
     first = True
 
@@ -82,7 +85,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
         loss = closure()
         if first:
             first = False
-            _inspect(optimizer, history, depth=9)
+            _inspect(optimizer, history)
         return loss
 
     if "closure" in kwargs:
@@ -91,14 +94,16 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
 
 
 @_disable_dynamo  # a compiled step would depend on which objects were collected while it was traced
-def _inspect(optimizer: Optimizer, history: _History, depth: int) -> None:
+def _inspect(optimizer: Optimizer, history: _History) -> None:
     """Report parameters of living wrapped objects that have gradients and no optimizer, where this one seems to train them."""
     trained = {id(p): p for p in _parameters(optimizer)}
     for wrapped in [ref() for ref in list(_wrapped.values())]:
         if wrapped is None:
             continue
-        _report_decay(optimizer, wrapped, depth)
-        _report_alike(wrapped, trained, depth)
+        _report_decay(optimizer, wrapped)
+        _report_alike(wrapped, trained)
+        if history.steps >= LATE:
+            _report_heads(wrapped, trained)
         parameters = dict(nn.Module.named_parameters(wrapped))
         missed = {name: p for name, p in parameters.items() if _has_gradient(p) and id(p) not in trained}
         if not missed:
@@ -110,7 +115,7 @@ def _inspect(optimizer: Optimizer, history: _History, depth: int) -> None:
         elsewhere = _held_by_any_optimizer()
         missed = {name: p for name, p in missed.items() if id(p) not in elsewhere and _is_fresh(p, history)}
         if missed:
-            _report(optimizer, wrapped, list(missed), stale, history, depth + 1)
+            _report(optimizer, wrapped, list(missed), stale, history)
     for key, parameter in trained.items():
         _served[key] = weakref.ref(parameter, lambda _, key=key: _served.pop(key, None))  # type: ignore[misc]
 
@@ -151,9 +156,7 @@ def _is_fresh(parameter: Tensor, history: _History) -> bool:
     return before is not None and before != now
 
 
-def _report(
-    optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], history: _History, depth: int
-) -> None:
+def _report(optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], history: _History) -> None:
     name, model = type(optimizer).__name__, wrapped._workbench_name()
     if stale:
         history.next = 0  # to refuse the next step as well
@@ -166,11 +169,11 @@ def _report(
         f"this {name} trains a part of {model} only: {_some(missed)} have gradients and no optimizer. Make it of the whole, "
         f"{name}(wrapped.parameters()), or freeze them with requires_grad_(False)",
         WorkbenchWarning,
-        stacklevel=depth,
+        stacklevel=user_stacklevel(),
     )
 
 
-def _report_decay(optimizer: Optimizer, wrapped: Any, depth: int) -> None:
+def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
     """Tell once where groups leave biases and norms out of weight decay, but take those of voters, with one dimension more, for weights."""
     groups = [
         (bool(group.get("weight_decay", 0) > 0), {id(p) for p in group["params"]}) for group in optimizer.param_groups
@@ -187,12 +190,12 @@ def _report_decay(optimizer: Optimizer, wrapped: Any, depth: int) -> None:
             f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
             "of voters, with one dimension more than in the plain model, and the usual rule leaves them out. Make it of "
             "wrapped.parameter_groups(weight_decay)",
-            depth + 2,
+            user_stacklevel() + 1,
         )
 
 
 @torch.no_grad()
-def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], depth: int) -> None:
+def _report_alike(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
     """Tell once where voters that are alike have the same gradient, so that they stay alike."""
     axis = members_axis(wrapped._workbench.methods)
     if not axis or "alike" in wrapped._workbench.told:
@@ -213,7 +216,29 @@ def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], depth: int) -> No
             f"{axis}: all voters have the same weights and the same gradient, so they stay alike and the epistemic risk stays 0: the loss is "
             "that of their mean. Train with workbench.fit or wrapped.loss(criterion, x, y), in which each voter weighs the rows differently (in "
             "a trainer that calls the model itself, where it computes the loss: compute_loss, training_step)",
-            depth + 2,
+            user_stacklevel() + 1,
+        )
+
+
+def _report_heads(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
+    """Tell once where risk heads have no gradient beside the model that is trained, so that they stay as they were drawn."""
+    axes = (method.axis(Call(training=True, return_risk=True)) for method in wrapped._workbench.methods)
+    axis = next((axis for axis in axes if axis is not None and axis.own_first), None)
+    if axis is None:
+        return
+    rules = wrapped._workbench.rules.values()
+    heads = {name for rule in rules for i in range(1, axis.size) for name in rule.names({axis.name: i})}
+    heads -= {name for rule in rules for name in rule.names({})}
+    present = {name: p for name, p in nn.Module.named_parameters(wrapped) if p.requires_grad}
+    forgotten = [name for name in present.keys() & heads if id(present[name]) in _served and present[name].grad is None]
+    if forgotten and any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
+        tell(
+            wrapped,
+            "heads",
+            f"{axis.name}: the loss does not reach the risk heads ({_some(sorted(forgotten))} have no gradient), so they stay as they were "
+            "drawn and their risk means nothing. Train by workbench.fit or wrapped.loss(criterion, x, y), which adds their likelihood, or put "
+            "the risk of wrapped(x, return_risk=True) into your loss; if their turn comes later, call requires_grad_(False) on them until then",
+            user_stacklevel() + 1,
         )
 
 

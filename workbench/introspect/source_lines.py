@@ -79,6 +79,14 @@ def line_name(file: str, number: int) -> str:
     return f"{file if near.startswith(os.pardir) else near}:{number}"
 
 
+def user_stacklevel() -> int:
+    """The `stacklevel` by which a warning of the function that calls this points at the innermost line of the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_user_code(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def users_line(raised: TracebackType | None) -> str:
     """The innermost line of the user's in a traceback, by `line_name`; "" if there is none."""
     lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(raised)]
