@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from helpers.models import mlp
 from torch import Tensor, nn
 
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -151,11 +152,13 @@ def test_the_users_own_loop_lowers_the_loss(name: str, own: bool) -> None:
     torch.manual_seed(1)
     start = criterion(wrapped.eval()(x), y).item()
     wrapped.train()
-    for _ in range(60):
-        opt.zero_grad()
-        loss = criterion(wrapped(x), y) if own else wrapped.loss(criterion, x, y)
-        loss.backward()
-        opt.step()
+    heads_missed = own and "sculpt" in wrapped.methods
+    with pytest.warns(WorkbenchWarning, match="not reach the risk") if heads_missed else contextlib.nullcontext():
+        for _ in range(60):
+            opt.zero_grad()
+            loss = criterion(wrapped(x), y) if own else wrapped.loss(criterion, x, y)
+            loss.backward()
+            opt.step()
     end = criterion(wrapped.eval()(x), y).item()
     assert end < 0.35 * start
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,14 +42,20 @@ def wrapped_as(build: Any, eos: Any = None, **settings: Any) -> Any:
     return wrapped
 
 
-def plain_steps(wrapped: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-    """The probabilities [voters, steps, vocabulary] from which each token was chosen, without padding and without a cache."""
+def plain_steps(wrapped: Any, prompt: Any, tokens: list[int]) -> torch.Tensor:
+    """The probabilities [voters, steps, vocabulary] from which each token was chosen, without padding and without a cache.
+
+    Of a prompt of tokens, or of a function that gives a voter's scores after the tokens that are written.
+    """
     voters = [copy.deepcopy(voter).eval() for voter in wrapped.voters()]
     steps = []
     with torch.no_grad():
         for t in range(len(tokens)):
-            ids = torch.tensor([[*prompt, *tokens[:t]]])
-            steps.append(torch.stack([voter(ids, use_cache=False).logits[0, -1].softmax(-1) for voter in voters]))
+            if callable(prompt):
+                scores = [prompt(voter, tokens[:t]) for voter in voters]
+            else:
+                scores = [voter(torch.tensor([[*prompt, *tokens[:t]]]), use_cache=False).logits for voter in voters]
+            steps.append(torch.stack([logits[0, -1].softmax(-1) for logits in scores]))
     return torch.stack(steps, 1)
 
 
@@ -56,7 +63,7 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
     return -(probs * probs.log()).sum(-1)
 
 
-def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: list[list[int]]) -> None:
+def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: Any) -> None:
     for row in range(len(written.tokens)):
         n = int(written.lengths[row])
         tokens = written.tokens[row, :n].tolist()
@@ -118,6 +125,94 @@ def test_samples_and_beams_with_an_end(build: Any, options: dict[str, Any]) -> N
     for row in range(4):  # nothing belongs to a text after its end
         assert not ends[row, : int(written.lengths[row]) - 1].any()
     assert_those_of_plain_voters(written, wrapped, PROMPTS)
+
+
+# ---- encoders with decoders ------------------------------------------------------------------------------------------
+
+SIDES = (("layers", 1), ("attention_heads", 2), ("ffn_dim", 8))
+
+
+def t5(eos: Any = None) -> Any:
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    config = transformers.T5Config(**sizes, pad_token_id=0, eos_token_id=eos, decoder_start_token_id=1)
+    return transformers.T5ForConditionalGeneration(config).double().eval()
+
+
+def bart(eos: Any = None) -> Any:
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES}
+    config = transformers.BartConfig(
+        **sizes, **TOKENS, d_model=8, max_position_embeddings=16, eos_token_id=eos, decoder_start_token_id=1
+    )
+    return transformers.BartForConditionalGeneration(config).double().eval()
+
+
+def image_reader(eos: Any = None) -> Any:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    encoder = transformers.ViTConfig(**sizes, image_size=4, patch_size=2)
+    decoder = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=32, add_cross_attention=True, **TOKENS)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, eos
+    return transformers.VisionEncoderDecoderModel(config=config).double().eval()
+
+
+def reading(prompt: Any, start: list[int]) -> Callable[[Any, list[int]], torch.Tensor]:
+    """How a plain voter scores the token after the written ones, from the prompt alone, without padding and without a cache."""
+    inputs = (
+        {"pixel_values": prompt[None]} if isinstance(prompt, torch.Tensor) else {"input_ids": torch.tensor([prompt])}
+    )
+    return lambda voter, tokens: (
+        voter(**inputs, decoder_input_ids=torch.tensor([[*start, *tokens]]), use_cache=False).logits
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "num_return_sequences": 2},
+        {"num_beams": 3, "num_return_sequences": 2, "length_penalty": -3.0},
+    ],
+    ids=["greedy", "samples", "beams"],
+)
+@pytest.mark.parametrize("settings", [{}, {"share": 1}, {"state": "past_key_values"}])
+@pytest.mark.parametrize("build", [t5, bart, image_reader])
+def test_every_voter_reads_and_writes_by_itself(build: Any, settings: Any, options: Any) -> None:
+    torch.manual_seed(3)
+    wrapped = wrapped_as(build, eos=ENDS, **settings)
+    prompts: Any = torch.randn(2, 3, 4, 4, dtype=torch.float64) if build is image_reader else PROMPTS
+    written = generate(wrapped, prompts, max_new_tokens=5, seed=1, **options)
+    assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1]) for prompt in prompts])
+    assert written.risk.epistemic[written.mask].max() > 1e-3
+    if not options:
+        for row, prompt in enumerate(prompts):
+            tokens = written.tokens[row, : int(written.lengths[row])].tolist()
+            assert plain_steps(wrapped, reading(prompt, [1]), tokens).mean(0).argmax(-1).tolist() == tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_tokens_that_are_forced_are_none_of_the_voters(options: Any) -> None:
+    """A language in front, as translators have it, and the end of a text that is cut."""
+    wrapped = wrapped_as(bart, eos=2)
+    written = generate(wrapped, PROMPTS, max_new_tokens=4, forced_bos_token_id=7, forced_eos_token_id=2, **options)
+    assert (written.sequences[:, 1] == 7).all()
+    assert written.lengths.max() <= 3  # the fourth would be the end, whatever the voters say
+    assert torch.equal(written.sequences[:, 2:], written.tokens)
+    assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1, 7]) for prompt in PROMPTS])
+
+
+def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
+    wrapped = wrapped_as(bart)
+    listed = generate(wrapped, PROMPTS, max_new_tokens=4)
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
+    torch.testing.assert_close(generate(wrapped, ids, max_new_tokens=4).risk.total, listed.risk.total)
+    with pytest.raises(
+        ValueError, match=r"does not ignore padding.* behind prompt 1"
+    ):  # its positions are counted from the left
+        generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]]), max_new_tokens=4)
+    with pytest.raises(ValueError, match="padding alone"):
+        generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 0, 0]]), max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"reads pixel_values.*found torch.int64"):
+        generate(wrapped_as(image_reader), ids)
 
 
 def test_tokens_are_those_of_transformers() -> None:
@@ -248,11 +343,18 @@ def test_a_generation_config_with_another_strategy_is_refused() -> None:
         generate(wrapped, PROMPTS)
 
 
-def test_an_encoder_is_refused() -> None:
-    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    wrapped: Any = vote.Wrapper(2, output=SCORES)(transformers.T5ForConditionalGeneration(config)).eval()
-    with pytest.raises(TypeError, match="encoder"):
-        generate(wrapped, PROMPTS)
+def whisper() -> Any:
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES}
+    config = transformers.WhisperConfig(
+        **sizes, **TOKENS, d_model=8, num_mel_bins=4, decoder_start_token_id=1, eos_token_id=2
+    )
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def test_a_generate_of_the_models_own_is_refused() -> None:
+    wrapped: Any = vote.Wrapper(2, output=SCORES)(whisper()).eval()
+    with pytest.raises(TypeError, match="WhisperForConditionalGeneration has a generate of its own"):
+        generate(wrapped, torch.randn(1, 4, 3000))
 
 
 class Letters:

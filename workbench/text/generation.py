@@ -17,6 +17,7 @@ from workbench.core.ownership import extra
 from workbench.core.wrapped import copied, is_wrapped
 from workbench.risk import Risk
 from workbench.text.pieces import words_of
+from workbench.text.prompts import check_padding, features, padded
 from workbench.text.result import Generation
 
 MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
@@ -27,6 +28,7 @@ OPTIONS = {
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping"),
     *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "logits_processor"),
     *("eos_token_id", "pad_token_id", "use_cache"),
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
 }
 # settings of a model's generation_config under which passes and tokens are not one to one, or rows end without a token of end
 UNFIT = ("guidance_scale", "stop_strings", "prefill_chunk_size", "cache_implementation", "watermarking_config")
@@ -50,25 +52,27 @@ def generate(
     of all steps are kept until the end, members x rows (x beams) x steps x vocabulary numbers.
 
     Args:
-        model: a wrapped decoder of transformers in evaluation mode, with class scores, `output={"logits": Logits(dim=-1)}`. Its cache needs
-            no `state=` here.
-        prompts: token ids [n, t], or lists of ids or texts of any lengths, which are padded on the left.
+        model: a wrapped decoder of transformers, or encoder with a decoder, in evaluation mode, with class scores,
+            `output={"logits": Logits(dim=-1)}`. Its cache needs no `state=` here.
+        prompts: token ids [n, t], or lists of ids or texts of any lengths, which are padded on the left, for an encoder on the right; what an
+            encoder reads that takes no tokens (pixel_values, input_values), with a row for each text.
         tokenizer: of transformers; needed for prompts that are texts, and for texts in the result. Its tokens of padding and of end count
             where neither options nor `model.generation_config` name one.
-        attention_mask: [n, t], 0 for padding, which must be on the left. By default that of `pad_token_id` in front, as in transformers; where
-            that is the token of end as well, prompts that begin with it unlike often are refused.
-        max_new_tokens: at most so many tokens a sequence.
+        attention_mask: [n, t], 0 for padding, which must be on the left for a decoder. By default that of `pad_token_id`, as in transformers;
+            where that is the token of end as well, prompts that begin (for an encoder, end) with it unlike often are refused.
+        max_new_tokens: at most so many tokens a sequence; a first token that is forced, such as a language, is part of the prompt.
         n_alternatives: the most probable tokens that are kept at each place.
         seed: of sampling; the global random state is then left as it is. None draws from torch's global generator, as transformers does.
         options: those of transformers' `generate` for greedy search, sampling and beams: do_sample, temperature, top_k, top_p, min_p, typical_p,
             num_beams, num_return_sequences, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, bad_words_ids,
-            suppress_tokens, logits_processor, min_new_tokens, eos_token_id, pad_token_id, use_cache.
+            suppress_tokens, logits_processor, min_new_tokens, eos_token_id, pad_token_id, decoder_start_token_id, forced_bos_token_id,
+            forced_eos_token_id (which ends a text that is cut, and does not count), use_cache.
 
     Returns:
         Tokens [n, steps] with their log-probabilities and risks, and scores of the sequences. In a notebook it shows the texts coloured by risk.
 
     Raises:
-        TypeError: for what is no wrapped decoder of transformers, and for other options.
+        TypeError: for what is no wrapped language model of transformers, or has a `generate` of its own, and for other options.
         ValueError: in training mode, for class scores that nobody said, padding on the right, prompts of unequal lengths where the model does
             not ignore padding, and ways to generate that are not those above.
 
@@ -85,49 +89,57 @@ def generate(
     _check_model(model)
     _check_options(model, options, max_new_tokens, n_alternatives)
     if tokenizer is not None:
-        for name in (
-            "pad_token_id",
-            "eos_token_id",
-        ):  # those of the model's generation_config first: it may know several ends
+        # those of the model's generation_config first: it may know several ends
+        for name in ("pad_token_id", "eos_token_id"):
             if _setting(model, options, name) is None and getattr(tokenizer, name, None) is not None:
                 options[name] = getattr(tokenizer, name)
-    pad, end = (_setting(model, options, name) for name in ("pad_token_id", "eos_token_id"))
-    ids, mask = _padded(model, prompts, tokenizer, attention_mask, pad, end)
-    _check_padding(model, ids, mask)
+    setting = functools.partial(_setting, model, options)
+    encoder = model.config.is_encoder_decoder
+    if encoder and model.main_input_name != "input_ids":
+        inputs = features(model, prompts, attention_mask)
+    else:
+        ids, mask = padded(model, prompts, tokenizer, attention_mask, setting("pad_token_id"), setting("eos_token_id"))
+        check_padding(model, ids, mask)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+    start = 1 if encoder else inputs["input_ids"].shape[1]
+    # the first token after a single one may be forced, such as a language: nobody chose it, so that it is part of the prompt
+    n_forced = int(start == 1 and setting("forced_bos_token_id") is not None)
     steps: list[Tensor] = []
     host: Any = copied(model)  # the user's own object stays as it is
     host.__dict__["forward"] = _recording(model, steps)
-    devices = [ids.device] if ids.device.type == "cuda" else []
+    devices = {value.device for value in inputs.values() if value.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices) if seed is not None else contextlib.nullcontext():
         if seed is not None:
             torch.manual_seed(seed)
         output = host.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=max_new_tokens,
+            **inputs,
+            max_new_tokens=n_forced + max_new_tokens,
             return_dict_in_generate=True,
             output_scores=True,  # without which transformers does not tell from which beam a token came
             **options,
         )
-    tokens = output.sequences[:, ids.shape[1] :]
+    start, steps = start + n_forced, steps[n_forced:]
+    tokens = output.sequences[:, start:]
     beams = getattr(output, "beam_indices", None)
+    beams = None if beams is None else beams[:, n_forced:]
     if len(steps) != tokens.shape[1] and (beams is None or len(steps) < tokens.shape[1]):
         raise RuntimeError(
-            f"transformers called the model {len(steps)} times for {tokens.shape[1]} tokens, so that passes and tokens are not one to one: "
-            "use greedy search, sampling or beams without other strategies in model.generation_config"
+            f"transformers called the model {n_forced + len(steps)} times for {n_forced + tokens.shape[1]} tokens, so that passes and tokens "
+            "are not one to one: use greedy search, sampling or beams without other strategies in model.generation_config"
         )
-    there = _there(tokens, beams, end)
+    there = _there(tokens, beams, setting("eos_token_id"))
+    if setting("forced_eos_token_id") is not None:
+        there[:, max_new_tokens - 1 :] = False  # the text is cut there, whatever the model says
     length = int(there.sum(1).max())
     rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
     if beams is not None:
         rows = beams[:, : tokens.shape[1]].clamp_min(0)
-    n_return = int(_setting(model, options, "num_return_sequences") or 1)
     return Generation(
-        sequences=output.sequences[:, : ids.shape[1] + length],
+        sequences=output.sequences[:, : start + length],
         **_measured(steps[:length], rows, tokens[:, :length], there[:, :length], n_alternatives),
         **_texts(tokenizer, tokens, there),
-        n_return=n_return,
-        sampled=bool(_setting(model, options, "do_sample")) and beams is None,
+        n_return=int(setting("num_return_sequences") or 1),
+        sampled=bool(setting("do_sample")) and beams is None,
     )
 
 
@@ -138,10 +150,11 @@ def _check_model(model: Any) -> None:
             f"model: expected a wrapped language model of transformers, found {'a plain ' if not is_wrapped(model) else 'a wrapped '}"
             f"{type(model).__name__}: give vote.Wrapper(5, output={{'logits': Logits(dim=-1)}})(model).eval()"
         )
-    if model.config.is_encoder_decoder:
+    module = getattr(model.generate, "__module__", "")
+    if model.config.is_encoder_decoder and not module.startswith(("transformers.generation.", "peft.")):
         raise TypeError(
-            f"model: {type(model).__name__} has an encoder, and risks are measured for decoders alone: write with model.generate(...), without "
-            "risks, and compute those of the text that is there, model(input_ids, decoder_input_ids=..., return_risk=True)"
+            f"model: {type(model).__name__} has a generate of its own ({module}), whose passes and tokens may not be one to one: write with "
+            "model.generate(...), without risks, and compute those of its text by model(..., decoder_input_ids=..., return_risk=True)"
         )
     if model.training:
         raise ValueError("model is in training mode, where dropout is drawn anew at each step: call model.eval()")
@@ -181,84 +194,6 @@ def _check_options(model: Any, options: dict[str, Any], max_new_tokens: int, n_a
 
 def _setting(model: Any, options: dict[str, Any], name: str) -> Any:
     return options.get(name, getattr(model.generation_config, name, None))
-
-
-# ---- prompts
-def _padded(
-    model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any, end: Any
-) -> tuple[Tensor, Tensor]:
-    """Ids and mask [n, t], padded on the left."""
-    device = next(model.parameters()).device
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(prompts, Tensor):
-        if attention_mask is not None:
-            raise ValueError("attention_mask belongs to ids that are one tensor; lists of any lengths are padded here")
-        prompts = list(prompts)
-        if any(isinstance(prompt, str) for prompt in prompts):
-            if tokenizer is None:
-                raise ValueError("prompts are texts: give tokenizer=, or their token ids")
-            prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        if prompts and isinstance(prompts[0], int):
-            prompts = [prompts]
-        rows = [torch.as_tensor(prompt, dtype=torch.long, device=device) for prompt in prompts]
-        if not rows or any(row.dim() != 1 or not len(row) for row in rows):
-            raise ValueError("prompts: expected one or more lists of token ids, each with one id or more")
-        longest = max(map(len, rows))
-        ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=_first(pad)) for row in rows])
-        return ids, torch.stack([torch.arange(longest, device=device) >= longest - len(row) for row in rows]).long()
-    if prompts.dim() != 2 or prompts.is_floating_point() or not prompts.numel():
-        raise ValueError(f"prompts: expected token ids [n, t], found {prompts.dtype} of shape {list(prompts.shape)}")
-    if attention_mask is None:
-        padding = prompts.eq(_first(pad)) if pad is not None else torch.zeros_like(prompts, dtype=torch.bool)
-        if pad is not None and _first(pad) in (end if isinstance(end, list | tuple) else [end]):
-            if len(set(padding.long().cummin(1).values.sum(1).tolist())) > 1:
-                raise ValueError(
-                    f"prompts begin with different numbers of token {_first(pad)}, which is that of padding and of the end alike, so that "
-                    "nobody can tell which of them count: give attention_mask=, or lists of ids without padding"
-                )
-            padding = torch.zeros_like(padding)
-        attention_mask = (~padding).long()
-    if attention_mask.shape != prompts.shape:
-        raise ValueError(
-            f"attention_mask: expected {list(prompts.shape)} as of prompts, found {list(attention_mask.shape)}"
-        )
-    attention_mask = attention_mask.to(prompts.device, torch.long)
-    if bool((attention_mask.diff(dim=1) < 0).any()) or bool((attention_mask[:, -1] == 0).any()):
-        raise ValueError(
-            "prompts have padding behind or within a text, after which a decoder would write on: pad on the left (padding_side='left'), or "
-            "give lists of ids; if an id that is pad_token_id is meant, give attention_mask="
-        )
-    return prompts, attention_mask
-
-
-def _check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
-    """Raise where padding changes what the plain model says: learned positions that count it, a recurrence that reads it."""
-    row = int(mask.sum(1).argmin())
-    if bool(mask[row].all()):
-        return
-    plain = model.unwrap().eval()
-    said = []
-    for start in (0, int(mask[row].argmax())):  # with its padding, and without
-        output = plain.generate(
-            input_ids=ids[row : row + 1, start:],
-            attention_mask=mask[row : row + 1, start:],
-            **{"max_new_tokens": 1, "min_new_tokens": 0, "min_length": 0},
-            **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
-            **{"return_dict_in_generate": True, "output_logits": True},
-        )
-        said.append(output.logits[0][0].double().softmax(-1))
-    away = float((said[0] - said[1]).abs().sum() / 2)
-    if not away <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
-        raise ValueError(
-            f"prompts are of unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} tokens of "
-            f"padding in front of prompt {row} its probabilities of the next token are others (by {away:.3g} of 1 in all); give prompts of one "
-            "length at a time"
-        )
-
-
-def _first(token: Any) -> int:
-    token = token[0] if isinstance(token, list | tuple) else token
-    return 0 if token is None else int(token)
 
 
 # ---- passes

@@ -21,7 +21,8 @@ class Generation:
     after it the numbers are NaN and tokens are padding. Probabilities are the model's own, before temperature, penalties and `top_k`.
 
     Args:
-        sequences: prompts and new tokens [n, prompt + t], as transformers' `generate` returns them.
+        sequences: prompts (of an encoder with a decoder, what the decoder starts with) and new tokens [n, prompt + t], as transformers'
+            `generate` returns them.
         tokens: new tokens [n, t].
         mask: whether a token belongs to the sequence [n, t].
         log_probs: logarithm of the members' mean probability of each token [n, t].

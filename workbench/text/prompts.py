@@ -1,0 +1,107 @@
+"""Prompts of language models: token ids with a mask of padding that changes nothing, or the features that an encoder reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def padded(
+    model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any, end: Any
+) -> tuple[Tensor, Tensor]:
+    """Ids and mask [n, t]: padded on the left, behind which a decoder writes on; for an encoder on the right."""
+    encoder = model.config.is_encoder_decoder
+    device = next(model.parameters()).device
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(prompts, Tensor):
+        if attention_mask is not None:
+            raise ValueError("attention_mask belongs to ids that are one tensor; lists of any lengths are padded here")
+        prompts = list(prompts)
+        if any(isinstance(prompt, str) for prompt in prompts):
+            if tokenizer is None:
+                raise ValueError("prompts are texts: give tokenizer=, or their token ids")
+            prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        if prompts and isinstance(prompts[0], int):
+            prompts = [prompts]
+        rows = [torch.as_tensor(prompt, dtype=torch.long, device=device) for prompt in prompts]
+        if not rows or any(row.dim() != 1 or not len(row) for row in rows):
+            raise ValueError("prompts: expected one or more lists of token ids, each with one id or more")
+        longest = max(map(len, rows))
+        gaps = [(0, longest - len(row)) if encoder else (longest - len(row), 0) for row in rows]
+        ids, mask = (
+            torch.stack([torch.nn.functional.pad(row, gap, value=value) for row, gap in zip(filled, gaps, strict=True)])
+            for filled, value in ((rows, _first(pad)), ([torch.ones_like(row) for row in rows], 0))
+        )
+        return ids, mask
+    if prompts.dim() != 2 or prompts.is_floating_point() or not prompts.numel():
+        raise ValueError(f"prompts: expected token ids [n, t], found {prompts.dtype} of shape {list(prompts.shape)}")
+    if attention_mask is None:
+        padding = prompts.eq(_first(pad)) if pad is not None else torch.zeros_like(prompts, dtype=torch.bool)
+        if pad is not None and _first(pad) in (end if isinstance(end, list | tuple) else [end]):
+            edge = padding.flip(1) if encoder else padding
+            if len(set(edge.long().cummin(1).values.sum(1).tolist())) > 1:
+                raise ValueError(
+                    f"prompts {'end' if encoder else 'begin'} with different numbers of token {_first(pad)}, which is that of padding and of "
+                    "the end alike, so that nobody can tell which of them count: give attention_mask=, or lists of ids without padding"
+                )
+            padding = torch.zeros_like(padding)
+        attention_mask = (~padding).long()
+    if attention_mask.shape != prompts.shape:
+        raise ValueError(
+            f"attention_mask: expected {list(prompts.shape)} as of prompts, found {list(attention_mask.shape)}"
+        )
+    attention_mask = attention_mask.to(prompts.device, torch.long)
+    if bool((attention_mask.sum(1) == 0).any()):
+        raise ValueError("a prompt is padding alone: give one token or more that counts, attention_mask 1")
+    if not encoder and (bool((attention_mask.diff(dim=1) < 0).any()) or bool((attention_mask[:, -1] == 0).any())):
+        raise ValueError(
+            "prompts have padding behind or within a text, after which a decoder would write on: pad on the left (padding_side='left'), or "
+            "give lists of ids; if an id that is pad_token_id is meant, give attention_mask="
+        )
+    return prompts, attention_mask
+
+
+def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
+    """Raise where padding changes what the plain model says: learned positions that count it, a recurrence that reads it."""
+    row = int(mask.sum(1).argmin())
+    if bool(mask[row].all()):
+        return
+    plain = model.unwrap().eval()
+    said = []
+    for there in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with its padding, and without
+        output = plain.generate(
+            input_ids=ids[row : row + 1, there],
+            attention_mask=mask[row : row + 1, there],
+            **{"max_new_tokens": 1, "min_new_tokens": 0},
+            **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
+            **{"return_dict_in_generate": True, "output_logits": True},
+        )
+        said.append(output.logits[0][0].double().softmax(-1))
+    away = float((said[0] - said[1]).abs().sum() / 2)
+    if not away <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
+        raise ValueError(
+            f"prompts are of unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} tokens of "
+            f"padding {'behind' if model.config.is_encoder_decoder else 'in front of'} prompt {row} its probabilities of the next token are "
+            f"others (by {away:.3g} of 1 in all); give prompts of one length at a time"
+        )
+
+
+def features(model: Any, prompts: Any, attention_mask: Tensor | None) -> dict[str, Tensor]:
+    """What an encoder of images or sounds reads, under the name by which it does."""
+    name = model.main_input_name
+    if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
+        what = f"{prompts.dtype} of shape {list(prompts.shape)}" if isinstance(prompts, Tensor) else repr(prompts)[:80]
+        raise ValueError(
+            f"prompts: {type(model).__name__} reads {name}, a floating-point tensor with a row for each text, found {what}"
+        )
+    return {name: prompts} if attention_mask is None else {name: prompts, "attention_mask": attention_mask}
+
+
+def _first(token: Any) -> int:
+    token = token[0] if isinstance(token, list | tuple) else token
+    return 0 if token is None else int(token)
+
+
+__all__ = ["check_padding", "features", "padded"]
