@@ -19,16 +19,16 @@ from .risks import reduced
 
 ENCODED = "encoder_last_hidden_state"
 _PREPARING = ("_prepare_text_encoder_decoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")
+_IMAGES = "_supports_mm_encoder_outputs"  # whether they are encoded beforehand; else forward does it, at the first step
 _OF_DECODER = ("decoder_", "cross_attn", "use_cache", "past_key_values", "cache_params", "encoder_outputs", "labels")
 
 
 def encoders_of(cls: type) -> dict[str, Callable[..., Any]]:
     """The methods of a class of transformers by which `generate` calls its encoders alone, for its wrapped objects; none for other classes."""
-    found = {name: _preparing(getattr(cls, name)) for name in _PREPARING if hasattr(cls, name)}
-    name = (
-        "_supports_mm_encoder_outputs"  # whether images are encoded beforehand; else forward does it, at the first step
-    )
-    return {**found, name: _within_forward(getattr(cls, name))} if hasattr(cls, name) else found
+    methods = {name: _preparing(getattr(cls, name)) for name in _PREPARING if hasattr(cls, name)}
+    if hasattr(cls, _IMAGES):
+        methods[_IMAGES] = _within_forward(getattr(cls, _IMAGES))
+    return methods
 
 
 def _preparing(prepare: Callable[..., Any]) -> Callable[..., Any]:
