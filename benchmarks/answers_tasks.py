@@ -127,9 +127,8 @@ def lookups(prompts: int) -> Lines:
         asked = draw.one(KEYS)
         question, _ = line(list(KEYS), asked)
         place = question.index(asked)
-        return question[:place] + question[
-            place + 2 :
-        ], ""  # no network can know that which has never seen such a question
+        # no network can know that which has never seen such a question
+        return question[:place] + question[place + 2 :], ""
 
     known = [line(list(KEYS), draw.one(KEYS)) for _ in range(TABLES)]
     kinds = {

@@ -67,9 +67,8 @@ def halves_of(counts: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     counts = counts.long()
     n, classes = counts.shape
     each = counts.sum(1)
-    chosen = torch.arange(n * classes).repeat_interleave(
-        counts.flatten()
-    )  # one for each answer: image x classes + class
+    # one for each answer: image x classes + class
+    chosen = torch.arange(n * classes).repeat_interleave(counts.flatten())
     drawn = torch.rand(len(chosen), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     chosen = chosen[(chosen // classes + drawn).argsort()]  # mixed within each image
     place = torch.arange(len(chosen)) - (each.cumsum(0) - each).repeat_interleave(each)

@@ -255,12 +255,8 @@ class Case:
         if self.action == "fit":
             modes = set(after["training"].values())
             wrong += [] if len(modes) == 1 else ["training flags differ"]
-            for name in (
-                "hooks",
-                "forward",
-                "requires_grad",
-                "dtypes",
-            ):  # what is there now may be more, such as a standardisation
+            # what is there now may be more, such as a standardisation
+            for name in ("hooks", "forward", "requires_grad", "dtypes"):
                 same = all(after[name].get(key, value) == value for key, value in before[name].items())
                 wrong += [] if same else [name]
             fresh = copy.deepcopy(wrapped)

@@ -85,10 +85,8 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
     yield _cell("unet", "vote last", 4, 1, "forward", on=device)
     for wrapper in ("sculpt", "sample", "neo"):
         yield _cell("tiny", wrapper, 1, 1, "predict", on=device)
-    for model in (
-        "cnn",
-        "resnet18",
-    ):  # beside one plain pass over the rows that it learns from; few rows are the hardest
+    # beside one plain pass over the rows that it learns from; few rows are the hardest
+    for model in ("cnn", "resnet18"):
         for batch in BATCHES[1:]:
             yield _cell(model, "neo", 1, batch, "fit", on=device)
     some = tuple(MODELS)[1:] if device == "cuda" else ("cnn", "transformer", "gpt2")

@@ -37,11 +37,8 @@ WRAPPERS = {
     "vote of sculpt": (vote.Wrapper(5), sculpt.Wrapper()),
     "neo": (neo.Wrapper(),),
 }
-KIND = {
-    "plain": "total",
-    "sculpt": "aleatoric",
-    "neo": "vacuitic",
-}  # the risk that is looked at; of all others, epistemic
+# the risk that is looked at; of all others, epistemic
+KIND = {"plain": "total", "sculpt": "aleatoric", "neo": "vacuitic"}
 
 VOTERS, PRIOR = 10, 150.0
 BANDS = ("vote without prior", "vote with prior", "Gaussian process")

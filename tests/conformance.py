@@ -171,9 +171,8 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
         assert_attributes(wrapped, parts(first.model)[""])
     if "writes_global" in case.tags and not wrapping.prior:
         left: Any = zoo.side_effects.LAST_HIDDEN
-        last = torch.tensor(
-            left.tolist(), dtype=torch.float64, device=left.device
-        )  # it can be read: it is not one of a dead vmap
+        # it can be read: it is not one of a dead vmap
+        last = torch.tensor(left.tolist(), dtype=torch.float64, device=left.device)
         assert any(torch.allclose(b.model.c(last), b.output) for b in branches), "the global holds no branch's value"
 
 

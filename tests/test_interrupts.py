@@ -19,9 +19,8 @@ from interrupts_cases import Case, Net, X, net
 QUICK = ("vote", "sculpt", "sample", "trunk", "neo")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # in a generator that is being thrown away
+# in a generator that is being thrown away
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["line", "call"])
 def test_interrupts_leave_nothing_behind(kind: str) -> None:
     def chosen(name: str, strategy: str, action: str, cls: type[Net]) -> bool:

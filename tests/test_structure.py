@@ -1,8 +1,9 @@
-"""Imports run one way, from what users touch down to what reads their code, and no files import each other in a circle."""
+"""Imports run one way, from what users touch down to what reads their code, in no circle; comments stand where they are read."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
@@ -104,3 +105,11 @@ def test_core_and_engine_know_no_method_by_name(method: str) -> None:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             literals = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in (method, f"@{method}")]
             assert not literals, f"workbench.{module}, line {literals[0].lineno}"
+
+
+def test_comments_stand_above_lines_that_are_broken() -> None:
+    """The formatter breaks a line that its comment makes too long, and leaves the comment behind the last bracket."""
+    behind = re.compile(r"\s*[])}][])}:,]*\s+#(?! (noqa|fmt|type|pragma))")
+    files = [path for folder in ("workbench", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    lines = [(path, i, line) for path in files for i, line in enumerate(path.read_text("utf-8").splitlines(), 1)]
+    assert not [f"{path.relative_to(ROOT)}:{i}: {line.strip()}" for path, i, line in lines if behind.match(line)]

@@ -93,9 +93,8 @@ def test_predictions_risks_and_gradients_are_those_of_plain_voters(name: str, sh
     (sum(F.mse_loss(voter.train()(x), y) for voter in copies) / 3).backward()
     for slot, parameter in wrapped.named_parameters():
         of_copies = [voter.get_parameter(slot.partition("@")[0]) for voter in copies]
-        grads = torch.stack(
-            [torch.zeros_like(p) if p.grad is None else p.grad for p in of_copies]
-        )  # a force has no bias
+        # a force has no bias
+        grads = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in of_copies])
         present = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(present, grads if "@" in slot else grads.sum(0))
 

@@ -131,9 +131,8 @@ def test_tensors_tied_to_the_rest_of_the_model() -> None:
     assert out.out.weight is out.embed.weight is model.embed.weight
     assert torch.equal(out(ids), model(ids))
     voted: Any = vote.Wrapper(3)(model, at="out").eval()
-    assert (
-        voted.embed.weight is model.embed.weight
-    )  # the voters have outputs of their own, the rest keeps the given one
+    # the voters have outputs of their own, the rest keeps the given one
+    assert voted.embed.weight is model.embed.weight
     h = model.body(model.embed(ids))
     rows = dict(voted.out.named_risk_parameters())["weight@vote"]
     assert torch.allclose(voted(ids), torch.stack([h @ row.T for row in rows]).mean(0), atol=1e-6)

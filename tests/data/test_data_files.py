@@ -385,9 +385,8 @@ def test_the_registry_says_what_its_entries_hold():
 
 def test_files_that_unpack_to_more_than_any_data_set_are_not_unpacked(monkeypatch, tmp_path):
     monkeypatch.setattr(files, "LARGEST", 1_000_000)
-    (tmp_path / "a.gz").write_bytes(
-        gzip.compress(b"\0\0\x08\1" + bytes(100_000_000))[:-4] + bytes(4)
-    )  # claims to be empty
+    # claims to be empty
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"\0\0\x08\1" + bytes(100_000_000))[:-4] + bytes(4))
     np.savez_compressed(tmp_path / "a.npz", X=np.zeros(1_000_000))
     monkeypatch.setattr(np, "load", lambda path: pytest.fail("it was unpacked"))
     for name in ("a.gz", "a.npz"):

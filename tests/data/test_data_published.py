@@ -130,13 +130,8 @@ def test_clinc150_numbers_words_and_intents_of_training_sentences(
     monkeypatch.setitem(entries()["clinc150"]["files"], "clinc150/clinc150.json.gz", hashlib.sha256(raw).hexdigest())
     d = data.load("clinc150")
     assert d.classes == ("call", "pay")
-    assert d.encoding.words == (
-        "bill",
-        "call",
-        "me",
-        "my",
-        "pay",
-    )  # 2 to 6; 0 is padding, 1 a word of no training sentence
+    # 2 to 6; 0 is padding, 1 a word of no training sentence
+    assert d.encoding.words == ("bill", "call", "me", "my", "pay")
     assert (d.train.x.tolist(), d.train.y.tolist()) == ([[6, 5, 2], [3, 4, 0]], [1, 0])
     assert (d.test.x.tolist(), d.test.y.tolist()) == ([[6, 4, 1]], [1])
     assert {name: (part.x.tolist()[0], part.y.tolist()) for name, part in d.parts.items()} == {

@@ -66,9 +66,8 @@ class FixedM1(nn.Module):
         return self.fc(x) * self.count
 
 
-ONE_LAYER = [
-    kind for kind in WRAPPERS if kind != "sample_activations"
-]  # noise on the only layer's input: not drawn here
+# noise on the only layer's input: not drawn here
+ONE_LAYER = [kind for kind in WRAPPERS if kind != "sample_activations"]
 
 
 def wrapped_as(kind: str, strategy: str, model: nn.Module) -> Any:
@@ -201,9 +200,8 @@ def test_purity_is_one_of_four() -> None:
 
 
 def test_pure_models_pass_under_purity_raise() -> None:
-    plain = nn.Sequential(
-        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)
-    )  # statistics are no impurity
+    # statistics are no impurity
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     wrapped: Any = vote.Wrapper(2, purity="raise")(plain)
     for training in (True, False):
         assert wrapped.train(training)(inputs()).shape == (ROWS, 1)

@@ -300,9 +300,8 @@ COMPOSED: dict[str, Callable[[str], Any]] = {
     "all": lambda s: compose(
         vote.Wrapper(VOTERS, share="rank1", strategy=s),
         sculpt.Wrapper(n_layers=1),
-        sample.Wrapper(
-            2, sample.Bernoulli(0.1 if s == "loop" else 0)
-        ),  # which number a value gets depends on its strides
+        # which number a value gets depends on its strides
+        sample.Wrapper(2, sample.Bernoulli(0.1 if s == "loop" else 0)),
         neo.Wrapper(),
     ),
 }

@@ -125,12 +125,8 @@ def test_rows_keep_every_digit_and_the_order_of_cells(work: Callable[[str], str]
     frame = run_cells(work("third"), cells, tmp_path / "out" / "a.csv", jobs=2, progress=False)
     assert frame["n"].tolist() == [5, 2, 1, 4]
     assert frame["value"].tolist() == [n / 3 for n in (5, 2, 1, 4)]
-    assert frame["word"].tolist() == [
-        "NA",
-        "plain",
-        "NA",
-        "plain",
-    ]  # words that pandas likes to take for missing values
+    # words that pandas likes to take for missing values
+    assert frame["word"].tolist() == ["NA", "plain", "NA", "plain"]
     assert frame["tag"].tolist() == ["none"] * 4
     assert frame["flag"].tolist() == [True, True, False, True]
     assert frame["extra"].isna().tolist() == [True, False, True, True]

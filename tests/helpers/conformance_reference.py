@@ -184,9 +184,8 @@ class Reference(reference.Reference):
             if sized and not first.dim():
                 continue  # a number beside what has rows, such as a loss, is averaged and has no risk
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
-            raw = [
-                torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)
-            ]  # by head, all voters and samples of each
+            # by head, all voters and samples of each
+            raw = [torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)]
             for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
                 variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
             if self.wrapping.name == "laplace":

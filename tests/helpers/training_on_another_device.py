@@ -245,9 +245,8 @@ def test_what_is_saved_there_answers_on_the_cpu(name: str, tmp_path: Path) -> No
     torch.save(there.state_dict(), tmp_path / "state.pt")
     loaded, again = in_order(load(tmp_path / "model.safetensors", mlp())), in_order(WRAPPERS[name](mlp()))
     with quiet():
-        fit(
-            again, data, epochs=epochs, batch_size=8, progress=False
-        )  # what is gathered and units are there to be filled
+        # what is gathered and units are there to be filled
+        fit(again, data, epochs=epochs, batch_size=8, progress=False)
     again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True))
     expected = home(answers(there, data[0].to(DEVICE)))
     for part in (loaded, again):

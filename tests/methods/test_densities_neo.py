@@ -65,9 +65,8 @@ def test_several_outputs_alone_are_no_classes() -> None:
     net = classifier()
     assert not knows_classes(neo.Wrapper()(net).fit(X))
     assert not knows_classes(neo.Wrapper()(net).fit(pairs(draw(300, 3))))  # three targets
-    assert not knows_classes(
-        neo.Wrapper()(net).fit(pairs(GROUPS + 1))
-    )  # no class numbers of three classes: counts, say
+    # no class numbers of three classes: counts, say
+    assert not knows_classes(neo.Wrapper()(net).fit(pairs(GROUPS + 1)))
     assert not knows_classes(neo.Wrapper(output="logits", classes=False)(net).fit(X))
     with pytest.raises(ValueError, match="one score a row"):
         neo.Wrapper(output="logits")(nn.Linear(5, 1)).fit(X)

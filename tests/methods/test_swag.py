@@ -67,9 +67,8 @@ def test_moments_are_those_of_the_trajectory(steps: int) -> None:
         mean, variance, deviations = (moment.numpy() for moment in method.moments(table, name))
         np.testing.assert_allclose(mean, points.mean(0), atol=1e-5)
         np.testing.assert_allclose(variance, points.var(0), atol=1e-5)
-        recent = {
-            i % 4: points[i] - points[: i + 1].mean(0) for i in range(steps)
-        }  # the latest four, the oldest gives way
+        # the latest four, the oldest gives way
+        recent = {i % 4: points[i] - points[: i + 1].mean(0) for i in range(steps)}
         for place, deviation in recent.items():
             np.testing.assert_allclose(deviations[place], deviation, atol=1e-5)
 
@@ -121,9 +120,8 @@ def test_statistics_of_batch_norm_are_those_of_the_inputs_under_each_set_of_weig
     wrapped = swag.Wrapper(n_samples=3)(net(norm=True))
     walked(wrapped, 4)
     before = wrapped.train()[1].num_batches_tracked.clone()
-    loader = torch.utils.data.DataLoader(
-        X, batch_size=20
-    )  # torch takes the plain mean over batches: they must be of one size
+    # torch takes the plain mean over batches: they must be of one size
+    loader = torch.utils.data.DataLoader(X, batch_size=20)
     wrapped.fit(loader)
     assert wrapped.training
     assert torch.equal(wrapped[1].num_batches_tracked, before)

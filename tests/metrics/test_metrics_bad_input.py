@@ -92,9 +92,8 @@ def test_every_function_is_here() -> None:
     }
     of_series = {"mase", "pinball", "coverage_over_time"}  # see test_metrics_forecasts.py
     elsewhere = {"disentanglement_error", "nab_score"}  # see test_metrics_disentanglement.py, test_metrics_anomalies.py
-    assert (
-        functions == set(ALL) | of_boxes | of_series | elsewhere
-    )  # those of boxes take dicts, see test_metrics_boxes.py
+    # those of boxes take dicts, see test_metrics_boxes.py
+    assert functions == set(ALL) | of_boxes | of_series | elsewhere
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -205,9 +205,8 @@ def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
     listed = generate(wrapped, PROMPTS, max_new_tokens=4)
     ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
     torch.testing.assert_close(generate(wrapped, ids, max_new_tokens=4).risk.total, listed.risk.total)
-    with pytest.raises(
-        ValueError, match=r"does not ignore padding.* behind prompt 1"
-    ):  # its positions are counted from the left
+    # its positions are counted from the left
+    with pytest.raises(ValueError, match=r"does not ignore padding.* behind prompt 1"):
         generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]]), max_new_tokens=4)
     with pytest.raises(ValueError, match="padding alone"):
         generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 0, 0]]), max_new_tokens=4)
@@ -278,9 +277,8 @@ def test_padding_that_is_not_ignored_is_refused(build: Any) -> None:
         with pytest.raises(ValueError, match="does not ignore padding"):
             generate(wrapped, prompts, max_new_tokens=4)
     assert torch.equal(torch.random.get_rng_state(), before)
-    equal = [
-        prompt[:2] for prompt in PROMPTS[: 2 if build is trocr else 1]
-    ]  # transformers mixes the rows of several in RWKV's state
+    # transformers mixes the rows of several in RWKV's state
+    equal = [prompt[:2] for prompt in PROMPTS[: 2 if build is trocr else 1]]
     assert_those_of_plain_voters(generate(wrapped, equal, max_new_tokens=4), wrapped, equal)
 
 

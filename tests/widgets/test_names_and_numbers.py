@@ -110,9 +110,8 @@ def test_long_labels_and_tips_keep_their_beginning_and_end() -> None:
 def test_the_calibration_error_of_the_picture_is_that_of_the_table() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.randn(120, 3, generator=generator).softmax(1)
-    y = probs.multinomial(1, generator=generator)[
-        :, 0
-    ]  # calibrated: bins are off to both sides, so that their number counts
+    # calibrated: bins are off to both sides, so that their number counts
+    y = probs.multinomial(1, generator=generator)[:, 0]
     rows, columns = Split(torch.randn(120, 3, generator=generator), y), tuple(map(Column, "abc"))
     card = Card("made up", "computed", "none", "none")
     data = Data("drawn", "classification", rows, rows, columns, Column("y"), card, ("a", "b", "c"))

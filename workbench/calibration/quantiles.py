@@ -120,9 +120,8 @@ class QuantileRecalibration(Calibrated):
         stated, observed = self._lines()
         levels = torch.stack([broken_line(q, *line) for line in zip(observed, stated, strict=True)], -1)
         limits = torch.finfo(levels.dtype)
-        levels = levels.clamp(
-            limits.tiny, 1 - limits.eps / 2
-        )  # rounding must not make an infinite quantile of a finite one
+        # rounding must not make an infinite quantile of a finite one
+        levels = levels.clamp(limits.tiny, 1 - limits.eps / 2)
         levels = levels.reshape(len(q), *[1] * (y.dim() - 1), -1)  # the last dimension: outputs, or one for all
         shape = (len(q), *y.shape)
         return family.icdf(levels.expand(shape), _exact(y).expand(shape), _exact(sigma).expand(shape))

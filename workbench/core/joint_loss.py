@@ -34,9 +34,8 @@ def joined(
         criterion, y, pair: as for `loss_of_model`.
     """
     n_models, depth = math.prod(models), len(models) + (pair is not None)
-    if (
-        torch.compiler.is_compiling()
-    ):  # a graph of all calls is as fast, and Dynamo cannot follow what is looked at here
+    # a graph of all calls is as fast, and Dynamo cannot follow what is looked at here
+    if torch.compiler.is_compiling():
         return None
     if n_models < 2 or len(leaves) != 1 or not is_float(leaf := leaves[0]) or leaf.layout is not torch.strided:
         return None

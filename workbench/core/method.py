@@ -217,9 +217,8 @@ def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
     """Of the population; about the mean that is known."""
     if not y.numel():
         return mean.real  # torch warns about an empty batch
-    if (
-        torch.compiler.is_compiling() or torch.is_grad_enabled()
-    ):  # torch.export would take the comparison for a promise about rows
+    # torch.export would take the comparison for a promise about rows
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return torch.var(y, dim, correction=0)
     if y.device.type != "cpu" or y.dtype not in (torch.float32, torch.float64) or y.numel() <= LARGE:
         return torch.var(y, dim, correction=0)

@@ -63,9 +63,8 @@ def _register(cls: W, name: str) -> W:
     if not name.isidentifier() or name == PLAIN:
         raise ValueError(f"name must be an identifier other than {PLAIN!r}, not {name!r}")
     known = _REGISTERED.get(name, cls)
-    if (
-        name in _places() or known.__qualname__ != cls.__qualname__
-    ):  # the same again: a cell of a notebook may run twice
+    # the same class may come again: a cell of a notebook may run twice
+    if name in _places() or known.__qualname__ != cls.__qualname__:
         raise ValueError(f"there is a wrapper {name!r} already; register {cls.__qualname__} under another name=")
     _REGISTERED[name] = cls
     return cls

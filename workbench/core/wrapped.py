@@ -286,9 +286,8 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         runtime.asked[current_thread()] = risk
-    if (
-        compiling
-    ):  # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
+    # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
+    if compiling:
         if frozen is None:
             return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
         with torch.no_grad():

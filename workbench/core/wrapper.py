@@ -341,9 +341,8 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     if names := states_of(output):
         record.state = tuple(dict.fromkeys([*(record.state or ()), *(state_paths(names) or ())]))
     with _own_numbers(p.device for p in wrapped.parameters()), torch.no_grad():
-        for method in sorted(
-            wrapper.make(), key=lambda method: -method.order
-        ):  # heads first, so that voters get a risk head each
+        # heads first, so that voters get a risk head each
+        for method in sorted(wrapper.make(), key=lambda method: -method.order):
             before = set(record.rules)
             method.attach(table)
             record.methods.append(method)

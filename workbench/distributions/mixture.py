@@ -51,9 +51,8 @@ class Mixture(torch.distributions.Distribution):
             )
         self.family, self.loc, self.risk, self.weights = family, loc, risk, weights
         depth = loc.dim() - family.event_dims
-        super().__init__(
-            loc.shape[1:depth], loc.shape[depth:], validate_args=False
-        )  # more would be asked of the weights than rounding leaves
+        # more would be asked of the weights than rounding leaves
+        super().__init__(loc.shape[1:depth], loc.shape[depth:], validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:

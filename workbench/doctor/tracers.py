@@ -218,10 +218,8 @@ class LineTracer:
         self._paths, self._probes = paths, dict(probes or {})
         self._codes = _codes_to_report()
         self._values: dict[Any, Any] = {}
-        self._position: tuple[FrameType | None, int] = (
-            None,
-            0,
-        )  # the line that runs, in a frame that may have moved on
+        # the line that runs, in a frame that may have moved on
+        self._position: tuple[FrameType | None, int] = (None, 0)
 
     def __enter__(self) -> LineTracer:
         self._values = {key: probe() for key, probe in self._probes.items()}

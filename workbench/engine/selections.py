@@ -183,9 +183,8 @@ class RowTracker(TorchFunctionMode):
 
     def _ranked(self, name: str, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[Rows | None]:
         """Indices are those of selected entries; sorted values themselves are what they are in every branch: the best, the second, ..."""
-        if name == "msort" or (
-            name == "topk" and (kwargs["k"] if "k" in kwargs else args[1]) == 1
-        ):  # the best one is no dimension
+        # the best one alone: there is no dimension of ranks
+        if name == "msort" or (name == "topk" and (kwargs["k"] if "k" in kwargs else args[1]) == 1):
             return [None] * len(outs)
         position = 2 if name == "topk" else 1
         dim = kwargs.get("dim", args[position] if len(args) > position and type(args[position]) is int else -1)

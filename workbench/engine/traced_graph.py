@@ -40,17 +40,11 @@ _VIEWS = frozenset(
         _aten.diagonal.default,
     )
 )
-_UNSAID_VIEWS = (
-    _aten._unsafe_view.default,
-    _aten._reshape_alias.default,
-)  # share memory, and their schemas do not say so
+# share memory, and their schemas do not say so
+_UNSAID_VIEWS = (_aten._unsafe_view.default, _aten._reshape_alias.default)
 _UNSAID_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}  # write, and theirs do not either
-_OF_TYPES = {
-    _aten.promote_types.default,
-    _aten.result_type.Tensor,
-    _aten.result_type.Scalar,
-    _aten.can_cast.default,
-}  # look at no numbers
+# look at no numbers
+_OF_TYPES = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
 
 
 class Graph:

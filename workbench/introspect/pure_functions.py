@@ -113,9 +113,8 @@ def _is_pure(value: Any, name: str) -> bool:
         return True
     if name in _BUILTINS and value is getattr(builtins, name):
         return True
-    name = (
-        name if hasattr(F, name) else getattr(value, "__name__", name)
-    )  # a function that was imported under another name
+    # a function that was imported under another name
+    name = name if hasattr(F, name) else getattr(value, "__name__", name)
     if isinstance(value, types.FunctionType):
         return any(getattr(place, name, None) is value for place in (F, torch.functional)) and not name.startswith("_")
     is_builtin = isinstance(value, types.BuiltinFunctionType) and name not in _READING

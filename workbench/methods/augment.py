@@ -134,9 +134,8 @@ class Augment(Method):
 
     def settings(self) -> dict[str, Any]:
         transforms = self.wrapper.transforms
-        inputs = (
-            "all" if self.wrapper.inputs == "all" else "first"
-        )  # "auto" answers as "first", which files of earlier versions say
+        # "auto" answers as "first", which files of earlier versions say
+        inputs = "all" if self.wrapper.inputs == "all" else "first"
         # functions have no name that another process knows
         saved = {"transforms": transforms if isinstance(transforms, str) else len(transforms), "inputs": inputs}
         return {**super().settings(), **saved}

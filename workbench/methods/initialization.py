@@ -114,9 +114,8 @@ class Draws:
                 if initialize is not None:
                     with contextlib.suppress(*[Exception] * alone):  # it may look for the modules inside, later on
                         self._initialize(initialize, path, copied)
-        except (
-            Exception
-        ):  # an initialisation that wants arguments or other state: noise around the values serves instead
+        # an initialisation that wants arguments or other state: noise around the values serves instead
+        except Exception:
             return None
         return copies
 

@@ -108,10 +108,8 @@ class Vote(Method):
         self.needs_fit = self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        later = {
-            "evidence": self.wrapper.evidence,
-            PRIOR: self.wrapper.prior or None,
-        }  # states of before know nothing of them
+        # states of before know nothing of them
+        later = {"evidence": self.wrapper.evidence, PRIOR: self.wrapper.prior or None}
         return {**super().settings(), **{name: value for name, value in later.items() if value is not None}}
 
     def axis(self, call: Call) -> Axis | None:

@@ -20,10 +20,11 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 #: One colour for each risk, in every figure; told apart with every kind of colour blindness (Okabe and Ito, 2008).
 COLOURS: dict[str, str] = {"aleatoric": "#0072B2", "epistemic": "#D55E00", "vacuitic": "#009E73", "total": "#444444"}
 TOTAL_ON_DARK = "#BBBBBB"  # dark grey can't be seen on a dark ground
+# two things to compare that are not risks; seen on white and on black (contrast 3 at least)
 SERIES = (
     "#3E97CF",
     "#CC79A7",
-)  # two things to compare that are not risks; seen on white and on black (contrast 3 at least)
+)
 #: One colour and dash for each of several models (Okabe and Ito), none of them that of a risk.
 MODELS = tuple(
     (shade, dashes)

@@ -48,9 +48,8 @@ def _title(generation: Any, row: int, i: int) -> str:
 
 
 def _shown(word: str) -> str:
-    return escape(visible(word.replace("\r\n", "\n"))).replace(
-        "\n", "↵\n"
-    )  # so that the ground of a line break can be seen
+    # so that the ground of a line break can be seen
+    return escape(visible(word.replace("\r\n", "\n"))).replace("\n", "↵\n")
 
 
 def _words(generation: Any, tokens: Any) -> list[str]:

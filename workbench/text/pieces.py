@@ -9,15 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's tokens of single bytes
-UNSEEN = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Co",
-    "Cn",
-    "Zl",
-    "Zp",
-}  # categories of Unicode that show nothing, or steer what stands around them
+# categories of Unicode that show nothing, or steer what stands around them
+UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:

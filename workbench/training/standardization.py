@@ -18,10 +18,8 @@ from workbench.training.default_losses import Criterion
 from workbench.training.unshadowed import unshadowed
 
 FAR = 10.0  # from mean 0 and standard deviation 1
-BYTES = {
-    torch.uint8: 255.0,
-    torch.bool: 1.0,
-}  # what is no floating-point number but can be made one, and its largest value
+# what is no floating-point number but can be made one, and its largest value
+BYTES = {torch.uint8: 255.0, torch.bool: 1.0}
 
 
 def choose_standardization(

@@ -43,9 +43,8 @@ class Frozen:
         root = self._wrapped
         self._impure = engine_of(root).clones.impure
         self._tree = modules(root)
-        self._objects = Contents(
-            self._tree, self._impure
-        )  # first: recurrent layers make lists anew when they are asked
+        # first: recurrent layers make lists anew when they are asked
+        self._objects = Contents(self._tree, self._impure)
         named = [*nn.Module.named_parameters(root), *root.named_buffers()]
         self._tensors = [tensor for _, tensor in named]
         counted = [(name, tensor) for name, tensor in named if not tensor.is_inference()]  # those don't count writes

@@ -79,9 +79,8 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
     """See `Wrapped.forward`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
-    if torch.compiler.is_dynamo_compiling() and has_detections(
-        record.output
-    ):  # how many boxes there are is in no graph
+    # how many boxes there are is in no graph
+    if torch.compiler.is_dynamo_compiling() and has_detections(record.output):
         from ...engine.executors import graph_break
 
         return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
@@ -189,9 +188,8 @@ def loss_of_branches(
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
     together = joined(record, models, leaves, criterion, y, pair)
-    criterion = listening(
-        wrapped, criterion, y
-    )  # in another form in its first batch, by which `joined` would not know it
+    # in another form in its first batch, by which `joined` would not know it
+    criterion = listening(wrapped, criterion, y)
     if together is not None:
         rows, targets = together
         total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)

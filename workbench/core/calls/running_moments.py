@@ -22,9 +22,8 @@ from ..outputs.slips import tell_doubts, tell_whole_numbers
 from ..ownership import extra
 
 PIECE = 2**20  # scores of all branches, up to which entropies of all are computed at once
-OF_BRANCH = {
-    "cpu": 2**17
-}  # scores of one branch whose entropies are computed at once, so that what is between stays in a cache
+# scores of one branch whose entropies are computed at once, so that what is between stays in a cache
+OF_BRANCH = {"cpu": 2**17}
 ELSEWHERE = 2**24  # the same where each piece costs launches
 SEEN = 4096  # numbers of a map, spread over it, of which it is seen whether they are whole
 

@@ -231,9 +231,8 @@ def _check_code(modules: dict[str, nn.Module]) -> tuple[list[Function], list[Glo
     strange = sorted(name for name in theirs - _DUNDERS if name.startswith("__"))
     if strange:
         raise UntraceableError(f"{strange[0]} of a layer")
-    functions = list(
-        {_defined(type(module), "forward") for module in modules.values()}
-    )  # torch's own may be replaced, too
+    # torch's own may be replaced, too
+    functions = list({_defined(type(module), "forward") for module in modules.values()})
     read: list[Global] = []
     todo, seen = ["forward"], {"forward"}
     while todo:

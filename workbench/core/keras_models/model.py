@@ -65,9 +65,8 @@ class WrappedKeras(KerasFiles, KerasTraining):
         if training is None and step is None:
             training = outside
         mode = bool(step if training is None and step is not None else training)
-        if (
-            training is None
-        ):  # what the model takes by default; else the mode says it, which looks at a model may change
+        # what the model takes by default; else the mode says it, which looks at a model may change
+        if training is None:
             kwargs["training"] = None
         if return_risk is None:
             return_risk = step is not None and self._head is not None

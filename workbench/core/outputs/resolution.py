@@ -43,9 +43,8 @@ def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], 
         _by_name(output, names(), leaves, floats, depth, meanings)
     if has_detections(output):
         for i, detections in detections_at(output, names()).items():
-            sized = (
-                not isinstance(leaves[i], Tensor) or leaves[i].dim() > depth
-            )  # losses are numbers without dimensions
+            # losses are numbers without dimensions
+            sized = not isinstance(leaves[i], Tensor) or leaves[i].dim() > depth
             meanings[i] = detections if sized else MEAN if is_float(leaves[i]) else None
         return meanings
     if isinstance(output, Mapping):

@@ -59,9 +59,8 @@ _LINES = {Logits(): '"logits"', Binary(): '"binary"', Binary(logits=False): "Bin
 def _can_look(wrapped: Any, key: str, leaf: Tensor, depth: int) -> bool:
     """Whether to look at the numbers, which is done once: on the CPU only, since elsewhere it would make every call wait."""
     warned = wrapped._workbench.told
-    if (
-        key in warned or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing()
-    ):  # which keeps looks
+    # a trace would keep the look
+    if key in warned or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing():
         return False
     if leaf.shape[depth:].numel() < LOOKS_AT:
         return False
@@ -85,9 +84,8 @@ def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     first = leaf[(0,) * depth]
     if bool((leaf == first).all()) or not bool((leaf == leaf.round()).all()):
         return
-    if (
-        is_float(leaf) and float(leaf.abs().amax()) * torch.finfo(leaf.dtype).eps >= 0.5
-    ):  # no other numbers are that large
+    # numbers that large are all whole
+    if is_float(leaf) and float(leaf.abs().amax()) * torch.finfo(leaf.dtype).eps >= 0.5:
         return
     tell(
         wrapped,

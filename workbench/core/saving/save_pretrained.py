@@ -24,11 +24,8 @@ from .wrapper_json import described, import_path
 TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
 AROUND = "workbench_calibration.safetensors"  # what stands around the model, beside one of these
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # names of transformers
-_UNKNOWN = {
-    "push_to_hub": False,
-    "variant": None,
-    "distributed_checkpoint": False,
-}  # options that are not followed, and what they are without
+# options that are not followed, and what they are without
+_UNKNOWN = {"push_to_hub": False, "variant": None, "distributed_checkpoint": False}
 
 
 def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,9 +88,8 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
 def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | None:
     """The state of a plain model that the plain class may read; None if it would be another model."""
     single = type(wrapped).unwrap(wrapped)
-    if "_workbench" in single.__dict__ or getattr(
-        wrapped, "_hf_peft_config_loaded", False
-    ):  # units, priors; adapters, which are saved alone
+    # units or priors, which the class does not know; adapters, which are saved alone
+    if "_workbench" in single.__dict__ or getattr(wrapped, "_hf_peft_config_loaded", False):
         return None
     if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):
         return None
@@ -165,9 +161,8 @@ def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
 def _note(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
     """Write what the weights that transformers has written are of; all of it where transformers has left some out, or renamed them."""
     weights, index = folder / WEIGHTS, folder / INDEX
-    if (
-        weights.is_file() and index.is_file()
-    ):  # one of them is of an earlier save, and transformers would go on reading it
+    # one of them is of an earlier save, and transformers would go on reading it
+    if weights.is_file() and index.is_file():
         min(weights, index, key=lambda path: path.stat().st_mtime_ns).unlink()
     written = names_in(folder)
     there = {state[name].data_ptr() for name in written if name in state}

@@ -19,9 +19,8 @@ _LOW = frozenset(["linear", "addmm", "addbmm", "baddbmm", "scaled_dot_product_at
     f"{stem}{n}d" for stem in ("conv", "conv_transpose") for n in (1, 2, 3)
 )
 _NORMS = frozenset(["batch_norm", "instance_norm", "layer_norm", "group_norm"])
-_SINGLE = frozenset(["cross_entropy", "mv", "cdist"]) | frozenset(
-    f"fft_{name}" for name in torch.fft.__all__
-)  # on the CPU
+# computed in single precision, on the CPU
+_SINGLE = frozenset(["cross_entropy", "mv", "cdist"]) | frozenset(f"fft_{name}" for name in torch.fft.__all__)
 
 
 class AutocastUnderVmap(TorchFunctionMode):

@@ -215,9 +215,8 @@ class Density(Growing, ABC):
         step = 1 / weight
         shift = mean - self.centre
         variance = (1 - step) * (self.scale.square() + step * shift.square()) + step * sd.square()
-        counts = (
-            finite.any() & self.weight.isfinite()
-        )  # decided where the numbers are: on a GPU a branch would wait for them
+        # decided where the numbers are: on a GPU a branch would wait for them
+        counts = finite.any() & self.weight.isfinite()
         for buffer, new in (
             (self.weight, weight),
             (self.centre, self.centre + step * shift),

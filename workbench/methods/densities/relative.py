@@ -68,9 +68,8 @@ class Relative(Growing):
         device, dtype = layers[0].device, self.directions.dtype
         self.directions = torch.cat(directions).to(device, dtype)
         self.offset = torch.stack(offset).to(device, dtype)
-        self.means = (
-            (-2 * torch.stack(means).mT).to(device, dtype).contiguous()
-        )  # as a file gives them back, to the last bit
+        # as a file gives them back, to the last bit
+        self.means = (-2 * torch.stack(means).mT).to(device, dtype).contiguous()
         self.height = torch.stack(means).square().sum(2)[:, None].to(device, dtype)
         self.share = torch.stack(share).to(device, dtype)
 

@@ -95,9 +95,8 @@ class Trainer:
         """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
         findings, versions = self._findings, versions_of(self._findings.data)
         if findings.runs:
-            if (
-                versions != findings.versions or not self._model.reads_rows
-            ):  # of a text the user can change nothing else
+            # of a text the user can change nothing else
+            if versions != findings.versions or not self._model.reads_rows:
                 findings.origins = {}
             for place in [] if self._model.reads_rows else places:
                 findings.origin(*place)

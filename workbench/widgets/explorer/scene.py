@@ -170,11 +170,8 @@ class SavedPage:
 
     def __init__(self, e: Exploration) -> None:
         self._explorer = e
-        self._drawn: tuple[Any, str, str] = (
-            None,
-            "",
-            "",
-        )  # by what, HTML and fallback: brushes leave the picture as it is
+        # by what, HTML and fallback: brushes leave the picture as it is
+        self._drawn: tuple[Any, str, str] = (None, "", "")
 
     def __call__(self) -> str:
         e = self._explorer
