@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.bins import through_bins
 from torch import Tensor, nn
 
 from workbench.models import ColumnLinear, Periodic, PiecewiseLinear, Standardization, quantile_edges
@@ -16,32 +17,32 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def by_interpolation(x: Tensor, edges: list[Tensor]) -> np.ndarray:
-    """[n, columns, bins]: each bin is 0 before it, 1 after it, and interpolates in between."""
-    most = max(map(len, edges)) - 1
-    out = np.zeros((len(x), len(edges), most))
+    """[n, columns, bins], with zeros for the bins that a column lacks."""
+    out = np.zeros((len(x), len(edges), max(map(len, edges)) - 1))
     for column, b in enumerate(edges):
-        for t in range(len(b) - 1):
-            out[:, column, t] = np.interp(x[:, column].numpy(), b[t : t + 2].numpy(), [0.0, 1.0])
+        out[:, column, : len(b) - 1] = through_bins(x[:, column].numpy(), b.numpy())
     return out
 
 
 def test_piecewise_linear_is_interpolation_bin_by_bin() -> None:
     edges = [torch.tensor([-1.0, 0.0, 0.5, 3.0]).double(), torch.tensor([2.0, 7.0]).double()]
     x = torch.cat([6 * torch.randn(200, 2), torch.tensor([[-1.0, 2.0], [0.5, 7.0], [3.0, 4.5]])]).double()
-    found = PiecewiseLinear(edges).double()(x)
-    np.testing.assert_allclose(found.numpy(), by_interpolation(x, edges), rtol=1e-12, atol=1e-12)
-    assert not found[:, 1, 1:].any()  # bins that this column lacks
+    embedded = PiecewiseLinear(edges).double()(x)
+    np.testing.assert_allclose(embedded.numpy(), by_interpolation(x, edges), rtol=1e-6, atol=1e-7)
+    assert not embedded[:, 1, 1:].any()  # bins that this column lacks
     # and together they are a strictly ascending code of x within the edges: sum of widths come through
-    widths = torch.tensor([1.0, 0.5, 2.5]).double()
-    torch.testing.assert_close(found[:, 0] @ widths - 1, x[:, 0].clamp(-1, 3))
+    widths, inside = torch.tensor([1.0, 0.5, 2.5]).double(), (x[:, 0] >= -1) & (x[:, 0] <= 3)
+    torch.testing.assert_close(embedded[inside, 0] @ widths - 1, x[inside, 0])
 
 
-def test_gradients_are_one_over_the_width_inside_and_zero_outside() -> None:
-    layer = PiecewiseLinear([torch.tensor([0.0, 1.0, 5.0]), torch.tensor([0.0, 2.0])]).double()
-    x = torch.tensor([[0.5, 1.0], [3.0, -4.0], [9.0, 4.0]], dtype=torch.float64, requires_grad=True)
+def test_gradients_are_one_over_the_width_and_beyond_the_edges_four_times_that_of_a_mean_bin_at_most() -> None:
+    layer = PiecewiseLinear([torch.tensor([0.0, 0.25, 1.0, 6.0]), torch.tensor([0.0, 2.0])]).double()
+    x = torch.tensor([[0.5, 1.0], [3.0, -4.0], [9.0, 4.0], [-1.0, 1.0]], dtype=torch.float64, requires_grad=True)
     layer(x).sum().backward()
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, torch.tensor([[1.0, 0.5], [0.25, 0.0], [0.0, 0.0]], dtype=torch.float64))
+    # the first bin, of width 0.25, is narrower than a quarter of the mean, 0.5; the last is not
+    expected = torch.tensor([[4 / 3, 0.5], [0.2, 0.5], [0.2, 0.5], [2.0, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(x.grad, expected)
 
 
 @pytest.mark.parametrize(

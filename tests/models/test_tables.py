@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.bins import through_bins
 from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, fit, neo, sculpt, vote
@@ -45,8 +46,7 @@ def by_hand(model: nn.Sequential, data: Data, x: Tensor, bins: int) -> np.ndarra
     for column in columns:
         different = np.unique(seen[:, column])
         edges = different if len(different) <= bins + 1 else np.quantile(seen[:, column], np.arange(bins + 1) / bins)
-        each = [np.interp(z[:, column], edges[t : t + 2], [0.0, 1.0]) for t in range(len(edges) - 1)]
-        parts.append(np.stack([*each, *[np.zeros(len(z))] * (bins - len(each))], 1))
+        parts.append(np.pad(through_bins(z[:, column], edges), ((0, 0), (0, bins + 1 - len(edges)))))
     return np.concatenate([z, *parts], 1)
 
 

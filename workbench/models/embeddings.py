@@ -45,12 +45,15 @@ class Standardization(nn.Module):
         return f"{len(self.mean)}"
 
 
+STEEPEST = 4.0  # slope beyond the outermost edges, in that of a bin of mean width
+
+
 class PiecewiseLinear(nn.Module):
     """How far each number has come through each bin of its column: 0 below the bin, 1 above it, a line within.
 
-    `e_t(x) = min(1, max(0, (x - b_{t-1}) / (b_t - b_{t-1})))` for the edges `b_0 < ... < b_T` of a column. Beyond the outermost edges
-    nothing changes, where the paper goes on at the slope of the last bin, which may be a narrow one; so give the next layer the numbers
-    themselves as well.
+    `e_t(x) = min(1, max(0, (x - b_{t-1}) / (b_t - b_{t-1})))` for the edges `b_0 < ... < b_T` of a column. Beyond the outermost edges the
+    outermost bins go on at their slope, as in the paper, but no steeper than a quarter of the mean width of the column's bins would make them,
+    since quantiles may lie next to each other. So rows outside of the training range look like none of it, and voters disagree about them.
 
     Args:
         edges: of each column, ascending, at least two; see `quantile_edges`. A column with fewer bins than another has zeros for what it lacks.
@@ -64,11 +67,14 @@ class PiecewiseLinear(nn.Module):
         <BLANKLINE>
                 [[1.0000, 0.5000]],
         <BLANKLINE>
-                [[1.0000, 1.0000]]])
+                [[1.0000, 4.0000]]])
     """
 
     start: Tensor
     width: Tensor
+    end: Tensor
+    below: Tensor
+    above: Tensor
 
     def __init__(self, edges: Sequence[Tensor]) -> None:
         super().__init__()
@@ -80,15 +86,23 @@ class PiecewiseLinear(nn.Module):
         # of bins that a column lacks: no number comes any part of the way through an infinite width
         start = torch.zeros(len(edges), max((len(column) - 1 for column in edges), default=0))
         width = torch.full_like(start, math.inf)
+        # the slopes of the outermost bins beyond the edges; the other bins have none
+        below, above = torch.zeros_like(start), torch.zeros_like(start)
+        end = torch.zeros(len(edges))
         for number, column in enumerate(edges):
-            start[number, : len(column) - 1] = column[:-1]
-            width[number, : len(column) - 1] = column.diff()
-        self.register_buffer("start", start)
-        self.register_buffer("width", width)
+            bins, widths = len(column) - 1, column.diff()
+            start[number, :bins] = column[:-1]
+            width[number, :bins] = widths
+            below[number, 0], above[number, bins - 1] = 1 / widths[[0, -1]].clamp_min(widths.mean() / STEEPEST)
+            end[number] = column[-1]
+        for name, buffer in {"start": start, "width": width, "end": end, "below": below, "above": above}.items():
+            self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Of x [..., columns] the parts [..., columns, bins]."""
-        return ((x[..., None] - self.start) / self.width).clamp(0, 1)
+        inside = ((x[..., None] - self.start) / self.width).clamp(0, 1)
+        before, after = (x - self.start[:, 0]).clamp_max(0), (x - self.end).clamp_min(0)
+        return inside + before[..., None] * self.below + after[..., None] * self.above
 
     def extra_repr(self) -> str:
         return f"columns={self.start.shape[0]}, bins={self.start.shape[1]}"
