@@ -27,10 +27,10 @@ _REFUSED = {
 def refusals_of(cls: Any) -> dict[str, Callable[..., Any]]:
     """Methods of a class of peft or transformers that its wrapped objects refuse, by name; none for other classes."""
     name = "resize_token_embeddings"
-    found = {name: _resizing(getattr(cls, name))} if hasattr(cls, name) else {}
+    methods = {name: _resizing(getattr(cls, name))} if hasattr(cls, name) else {}
     if any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
-        found.update((name, _refusing(cls, name, words)) for name, words in _REFUSED.items())
-    return found
+        methods.update((name, _refusing(cls, name, words)) for name, words in _REFUSED.items())
+    return methods
 
 
 def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:

@@ -235,11 +235,11 @@ def with_unregistered(root: nn.Module) -> list[nn.Module]:
     waiting: list[Any] = [module.__dict__ for module in found.values()]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
-        if id(held) in seen:
+        container = waiting.pop()
+        if id(container) in seen:
             continue
-        seen.add(id(held))
-        for item in dict.values(held) if isinstance(held, dict) else held:
+        seen.add(id(container))
+        for item in dict.values(container) if isinstance(container, dict) else container:
             if isinstance(item, nn.Module):
                 new = [module for module in item.modules() if id(module) not in found]
                 found.update((id(module), module) for module in new)

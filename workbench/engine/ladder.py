@@ -132,8 +132,8 @@ class Ladder:
                 refusal, where = error, _where(error)
             if not decision.below:
                 self.decisions.pop(kind, None)
-                if not isinstance(refusal, torch.OutOfMemoryError) and (own := _error_of_loop(request)) is not None:
-                    raise own
+                if not isinstance(refusal, torch.OutOfMemoryError) and (users := _error_of_loop(request)) is not None:
+                    raise users
                 raise _impossible(self.root, plan, strategy, refusal, where) from refusal
             decision = _next_rung(decision, where)
             first = True

@@ -164,8 +164,7 @@ def _own_unregistered(copied: nn.Module) -> None:
     computes: an initialisation writes into them, and they share memory with the parameters of the given model.
     """
     tree = modules(copied)
-    held = tensors_in(tree)
-    put(carried(held, tree, tree), tree)
+    put(carried(tensors_in(tree), tree, tree), tree)
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -56,7 +56,7 @@ def report_mlflow(store: Path | str, folder: Path | str, experiments: list[str] 
     uri = _uri(store)
     with _readable(mlflow):
         client = mlflow.MlflowClient(tracking_uri=uri)
-        names = {found.name: found.experiment_id for found in client.search_experiments()}
+        names = {one.name: one.experiment_id for one in client.search_experiments()}
         if missing := [name for name in experiments or () if name not in names]:
             raise ValueError(f"{store} has no experiment {missing[0]!r}; it has {', '.join(sorted(names))}")
         runs = [

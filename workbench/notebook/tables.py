@@ -154,13 +154,13 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
 
 def _within_noise(entries: Sequence[Entry]) -> set[tuple[str, str]]:
     """What was compared over several splits and is not better than the reference beyond noise: model, as numbers are named, and metric."""
-    found = set()
+    ties = set()
     for comparison in (comparison for entry in entries for comparison in entry.comparisons.values()):
         compared = differences(comparison) if len(comparison.splits) > 1 else {}
         better = {pair for pair, difference in compared.items() if difference.better}
         tested = dict.fromkeys(metric for _, metric in compared)
-        found |= {(m, metric) for m in comparison.scores for metric in tested if (m, metric) not in better}
-    return {(re.sub(r"\W+", "_", model), metric) for model, metric in found}
+        ties |= {(m, metric) for m in comparison.scores for metric in tested if (m, metric) not in better}
+    return {(re.sub(r"\W+", "_", model), metric) for model, metric in ties}
 
 
 def _labels(entries: Sequence[Entry]) -> dict[str, str]:

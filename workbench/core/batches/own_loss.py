@@ -243,9 +243,9 @@ def _kind(asked: _Asked, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
     compared: list[str] = []
     agree = {kind.words: kind for kind in kinds}
     for drawn in (every := _drawn(labels, classes_last(scores).float())):
-        given = scores_of(drawn)[0]
-        of_model = asked.loss(drawn, given)
-        by_kind = {kind.words: kind.loss(_precise(classes_last(given)), kind.target(drawn)) for kind in kinds}
+        rescored = scores_of(drawn)[0]
+        of_model = asked.loss(drawn, rescored)
+        by_kind = {kind.words: kind.loss(_precise(classes_last(rescored)), kind.target(drawn)) for kind in kinds}
         if not of_model.isfinite() and drawn is labels:
             continue  # such as of labels that are all left out
         compared = [f"    {loss:.7g}  {words}" for words, loss in by_kind.items()]

@@ -20,12 +20,12 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
         RuntimeError: if a layer writes into its tensors, of which each branch has some of its own; all is as it was then.
     """
     layers = {path: module for path, module in wrapped.named_modules() if MARK not in path and _is_own(module)}
-    own = _owners(wrapped) if layers else set()
+    owners = _owners(wrapped) if layers else set()
     before = {path: (dict(layer.__dict__), _tensors(layer)) for path, layer in layers.items()}
     modes = [(module, module.training) for module in wrapped.modules()] if layers else []
     yield
     for path, layer in layers.items():
-        if path not in own:
+        if path not in owners:
             continue  # what it merges is the same in all branches
         now = _tensors(layer)
         written = [
@@ -59,8 +59,8 @@ def _is_own(module: nn.Module) -> bool:
 
 def _tensors(layer: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """What the layer holds itself, by name, with copies."""
-    held = {**layer._parameters, **layer._buffers, **layer.__dict__}
-    return {name: (t, t.detach().clone()) for name, t in held.items() if isinstance(t, Tensor) and not t.is_meta}
+    attributes = {**layer._parameters, **layer._buffers, **layer.__dict__}
+    return {name: (t, t.detach().clone()) for name, t in attributes.items() if isinstance(t, Tensor) and not t.is_meta}
 
 
 def _differ(now: tuple[Tensor, Tensor], before: Tensor) -> bool:

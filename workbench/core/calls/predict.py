@@ -139,8 +139,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
     if "nan" in wrapped._workbench.told or values_unavailable():
         return
-    found = tensors(list(risks.values()) if isinstance(risks, dict) else risks)
-    leaves = {id(leaf): leaf for leaf in found if is_float(leaf)}.values()  # the total may be one of the others
+    values = tensors(list(risks.values()) if isinstance(risks, dict) else risks)
+    leaves = {id(leaf): leaf for leaf in values if is_float(leaf)}.values()  # the total may be one of the others
     # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet
     if any(
         leaf.device.type == "cpu" and math.isnan(leaf.detach().sum()) and bool(leaf.isnan().any()) for leaf in leaves

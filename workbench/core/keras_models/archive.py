@@ -95,9 +95,9 @@ class WrappedModel(keras.layers.Layer):
             keras.saving.save_model(self, file := Path(folder, "model.keras"))
             if outer:
                 text = {"model": "keras", "parts": {"": described(self._workbench_model._made())}, "complex": []}
-                write(beside := Path(folder, AROUND), {**text, "around": around}, tensors)
+                write(around_file := Path(folder, AROUND), {**text, "around": around}, tensors)
                 with zipfile.ZipFile(file, "a") as archive:
-                    archive.write(beside, AROUND)
+                    archive.write(around_file, AROUND)
             file.replace(unfinished)
 
     def save_own_variables(self, store: Any) -> None:

@@ -69,10 +69,12 @@ def _innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _difference(new: Any, given: Any) -> str | None:
+def _difference(new: Any, original: Any) -> str | None:
     """The first public attribute, a number or text, in which two objects of one config differ."""
-    names = [name for name, value in vars(given).items() if isinstance(value, bool | int | float | str | None)]
-    return next((n for n in names if n[0] != "_" and n not in _STATE and vars(new).get(n) != getattr(given, n)), None)
+    names = [name for name, value in vars(original).items() if isinstance(value, bool | int | float | str | None)]
+    return next(
+        (n for n in names if n[0] != "_" and n not in _STATE and vars(new).get(n) != getattr(original, n)), None
+    )
 
 
 _DECAY = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
