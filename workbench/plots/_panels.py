@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from workbench.errors import require
 from workbench.plots._answers import CAUSES, Answer, Subject
 from workbench.plots._common import Array, colour, ink, new_axes, risk_label, thinned, with_unit
+from workbench.plots._scales import TYPICAL, beyond, scale
 from workbench.plots.maps import MAX_CLASSES, _palette, _shades
 
 if TYPE_CHECKING:
@@ -111,32 +112,46 @@ def true_height(answer: Answer, column: str, truth: Array, known: tuple[Array, s
     return truth if column == "prediction" else known[0] if column == "aleatoric" and known is not None else None
 
 
-def shading(column: str, values: Sequence[Array], n_classes: int = 0) -> dict[str, Any]:
-    """One colour scale for all that is drawn in a column; of classes a colour each."""
+Drawn: TypeAlias = "Sequence[tuple[str, Array]]"  # who says it, and the numbers
+
+
+def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
+    """One colour scale for all that is drawn in a column, but for an outlier among the models; of classes a colour each."""
     if n_classes:
         if n_classes > MAX_CLASSES:
             raise ValueError(f"models: they tell {n_classes} classes apart, and colours tell {MAX_CLASSES}")
         return {"cmap": _palette(n_classes), "vmin": -0.5, "vmax": n_classes - 0.5}
-    numbers = np.concatenate([v[np.isfinite(v)] for v in values])
-    low, high = (float(v) for v in (numbers.min(), numbers.max())) if numbers.size else (0.0, 1.0)
+    values = [v for _, v in drawn]
     if column == "prediction":
-        return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
-    # far from the data risks may grow without end, and one corner would leave no colour for all else
-    high = float(np.quantile(numbers, 0.98)) if numbers.size else 1.0
-    low = 0.0 if column != "vacuitic" else low
-    return {"cmap": _shades(column), "vmin": low, "vmax": high if high > low else low + 1}
+        low, high = scale(values)
+        return {"cmap": "viridis", "vmin": low, "vmax": high}
+    low, high = scale(values, bottom=None if column == "vacuitic" else 0.0, typical=TYPICAL)
+    return {"cmap": _shades(column), "vmin": low, "vmax": high}
 
 
-def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: str, values: Sequence[Array]) -> None:
-    """One bar below a column."""
-    highest = max((float(np.nanmax(v)) for v in values if np.isfinite(v).any()), default=0.0)
-    extend = "max" if highest > mappable.norm.vmax * (1 + 1e-9) else "neither"
+def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: str, drawn: Drawn) -> None:
+    """One bar below a column, which names the models that reach far beyond its ends."""
+    values, (low, high) = [v for _, v in drawn], (mappable.norm.vmin, mappable.norm.vmax)
+    known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
+    over = any(v.max() > high + 1e-9 * (high - low) for v in known)
+    under = any(v.min() < low - 1e-9 * (high - low) for v in known)
+    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((over, under), "neither")
     bar = figure.colorbar(
         mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
     )
-    bar.set_label(label, fontsize=9)
+    outliers = beyond([name for name, _ in drawn], values, low, high)
+    lines = [label, *(textwrap.wrap(f"beyond it: {outliers}", 32) if outliers else [])]
+    bar.set_label("\n".join(lines), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.ax.locator_params(nbins=4)
+    bar.outline.set_visible(False)
+
+
+def spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
+    """Room for a bar below a column that has none, so that its panels stand as high as their neighbours."""
+    bar = figure.colorbar(mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24)
+    bar.ax.set(xticks=[], label=" ")
+    bar.solids.set_visible(False)
     bar.outline.set_visible(False)
 
 
@@ -226,7 +241,8 @@ def planes(
     columns, first = columns_of(answers), next(iter(answers.values()))
     n_classes = 0 if first.probs is None or first.probs.shape[-1] == 2 else first.probs.shape[-1]
     true = {column: true_height(first, column, truth, known) for column in columns}
-    drawn = {c: [v for v in (true[c], *(height_of(a, c) for a in answers.values())) if v is not None] for c in columns}
+    said = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
+    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in said.items()}
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
     if first.probs is not None and not n_classes:
         looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}
@@ -254,8 +270,8 @@ def planes(
         if mappable is not None and not (n_classes and column == "prediction"):
             colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
     if known is not None and "aleatoric" in columns:
-        said = textwrap.fill(f"truth: {known[1]}", 28)
-        axes[0, columns.index("aleatoric")].set_title(f"aleatoric\n{said}", fontsize=11)
+        what = textwrap.fill(f"truth: {known[1]}", 28)
+        axes[0, columns.index("aleatoric")].set_title(f"aleatoric\n{what}", fontsize=11)
     directions = f"across: {labels[0]};  up: {labels[1]}"
     if n_classes:
         class_key(figure, subject, n_classes, looks["prediction"]["cmap"], directions)
@@ -278,6 +294,6 @@ def _points(ax: Axes, points: Array, values: Array, look: Mapping[str, Any]) -> 
     order = known[np.argsort(values[known], kind="stable")]
     some = order[np.sort(np.random.default_rng(0).permutation(len(order))[:1500])]
     size = float(np.clip(2500 / max(len(some), 1), 5, 22))
-    ax.set_facecolor("#E8E8E8")  # the lowest risk is white
+    ax.set_facecolor("#BBBBBB")  # the lowest risk is white, and the highest nearly black
     across, up = points[some].T
     return ax.scatter(across, up, c=values[some], s=size, linewidths=0, **look)

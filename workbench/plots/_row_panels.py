@@ -20,8 +20,10 @@ from workbench.plots._panels import (
     label_of,
     shading,
     shared_legend,
+    spare_bar,
     true_height,
 )
+from workbench.plots._scales import scale
 from workbench.plots.maps import _draw, _pictures
 
 if TYPE_CHECKING:
@@ -199,8 +201,8 @@ def images(
     channels = x if x.ndim == 3 or x.shape[1] in (1, 3) else x[:, :1]
     pictures = _pictures(channels.float().cpu(), (len(x), *size), len(x))
     n_classes = 0 if first.probs is None else first.probs.shape[-1]
-    drawn = {c: [a.risk[c] for a in answers.values() if c in a.risk] for c in columns[1:]}
-    drawn["prediction"] = [truth, *(a.value.astype(float) for a in answers.values())]
+    drawn = {c: [(name, a.risk[c]) for name, a in answers.items() if c in a.risk] for c in columns[1:]}
+    drawn["prediction"] = [("truth", truth), *((name, a.value.astype(float)) for name, a in answers.items())]
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
     errors = [np.abs(a.value - truth) for a in answers.values()]
     if n_classes:
@@ -208,7 +210,7 @@ def images(
     wrong = {
         "cmap": "Greys",
         "vmin": 0.0,
-        "vmax": 1.0 if n_classes else max(float(np.nanmax(e)) for e in errors) or 1.0,
+        "vmax": 1.0 if n_classes else scale(errors, bottom=0.0)[1],
     }
     sides = [f"{side}{f', row {row}' if len(numbers) > 1 else ''}" for row in numbers for side in ("truth", *answers)]
     high = 2.1 * min(max(size[0] / size[1], 0.4), 2.0)
@@ -237,9 +239,11 @@ def images(
     axes[0, 0].set_title("input; error", fontsize=12)
     for j, column in enumerate(["error", *columns]):
         if n_classes and column in ("error", "prediction"):
+            spare_bar(figure, mappables[column], axes[:, j])
             continue
         label = f"|prediction - {subject.target}|" if column == "error" else label_of(subject, first, column)
-        colour_bar(figure, mappables[column], axes[:, j], label, errors if column == "error" else drawn[column])
+        pairs = list(zip(answers, errors, strict=True)) if column == "error" else drawn[column]
+        colour_bar(figure, mappables[column], axes[:, j], label, pairs)
     if n_classes:
         class_key(figure, subject, n_classes, looks["prediction"]["cmap"])
     return axes

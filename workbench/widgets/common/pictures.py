@@ -122,13 +122,16 @@ def finish(figure: Figure) -> Figure:
     Returns:
         The figure.
     """
+    from matplotlib import rcParams
     from matplotlib.collections import LineCollection, PathCollection, QuadMesh
-    from matplotlib.colors import to_hex
+    from matplotlib.colors import to_hex, to_rgba
     from matplotlib.ticker import FixedLocator
 
+    usual = to_rgba(rcParams["axes.facecolor"])
     for ax in figure.get_axes():
         ax.tick_params(colors=INK)
-        ax.set_facecolor("none")
+        if to_rgba(ax.get_facecolor()) == usual:  # a ground that was chosen stands for something, such as "no label"
+            ax.set_facecolor("none")
         for collection in ax.collections:
             count = len(np.asarray(collection.get_offsets())) if isinstance(collection, PathCollection) else 0
             if isinstance(collection, LineCollection):

@@ -80,5 +80,6 @@ def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
         y = meaning_of(wrapped._workbench.output).log_scores(y)  # of no and of yes
     elif not has_class_positions(data):
         return Predictions(y.cpu(), by_name, None, "aleatoric" in by_name)
-    by_name = by_name or {"total": torch.special.entr(y.softmax(-1)).sum(-1).cpu()}
+    entropy = torch.special.entr(y.softmax(-1)).sum(-1).cpu()
+    by_name = by_name or {"aleatoric": entropy, "total": entropy}  # as of rows, and as `plots.matrix` has it
     return Predictions(y.argmax(-1).cpu(), by_name, None, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
+from typing import Any
 
 from ..common.jobs import Job
 from .controls import Controls
@@ -30,7 +31,7 @@ class Board:
     ) -> None:
         self._leave, self._draw_matrix = leave, draw_matrix
         self._in_matrix: list[str] | None = None
-        self._drawn: dict[str, tuple[str, str]] = {}  # what each panel was drawn for
+        self._drawn: dict[str, tuple[Any, ...]] = {}  # what each panel was drawn for
         controls.matrix_fold.observe(lambda _: self.show_matrix(), "selected_index")
         self.controls, self.findings, self.displayed = controls, findings, False
         self._errors: dict[str, tuple[str, str]] = {}
@@ -55,9 +56,11 @@ class Board:
             row.panel.value = f"<h4>{html.escape(name)}</h4><p>no picture: {html.escape(str(error))}</p>"
         row.panel.layout.display = None
 
-    def _drawing(self, kept: Trained | None) -> tuple[str, str]:
+    def _drawing(self, kept: Trained | None) -> tuple[Any, ...]:
         """What the panel of a run depends on."""
-        return "" if kept is None else kept.id, over(self.findings.places)
+        if kept is None:
+            return ("",)
+        return kept.id, over(self.findings.places), sorted(self.findings.scales.items())
 
     def show_matrix(self) -> None:
         """Draw the matrix of all models, if it is open and of others than before."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.pictures import INK, new_figure
 from .panels import PanelData, draw, size
+from .scales import shared
 from .scores import column, ordered
 
 if TYPE_CHECKING:
@@ -42,12 +43,13 @@ def overview(
     parts: Any = figure.subfigures(2, 1, height_ratios=[head, height * down])
     top, rest = parts
     _table(top.subplots(), frame, unit, marked)
+    scales = shared(view, [kept.answers for kept in trained if kept.answers is not None])
     places = rest.subfigures(down, across, squeeze=False).flat
     for place, kept in zip(places, trained, strict=False):
         place.set_facecolor("none")
         place.suptitle(kept.name, fontsize=12, color=INK)
         assert kept.answers is not None
-        draw(place, view, kept.answers, unit)
+        draw(place, view, kept.answers, unit, scales)
     return figure
 
 

@@ -16,6 +16,7 @@ from ..common.jobs import Job
 from .origin import origin_of
 from .panels import PanelData, view_of
 from .repeats import Place, Splits, beyond_noise, in_words, number_of, over, paired, spread, values
+from .scales import Scales, shared
 from .scores import ordered, table
 from .settings import Candidate
 from .trials import MOST_JUDGED, Trained, Training, panel
@@ -77,6 +78,7 @@ class Findings:
     before: frozenset[str] = frozenset()
     origins: dict[Place, str] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
+    _scales: tuple[tuple[str, ...], Scales] | None = None
 
     @property
     def data(self) -> Data:
@@ -280,6 +282,16 @@ class Findings:
             test="" if comparison is None else stated_test(comparison),
         )
 
+    @property
+    def scales(self) -> Scales:
+        """The ends of the colours of each column in the pictures of all models of the present settings."""
+        shown = [kept for kept in self.present if kept.answers is not None]
+        key = tuple(kept.id for kept in shown)
+        if self._scales is None or self._scales[0] != key:
+            answers = [kept.answers for kept in shown if kept.answers is not None]
+            self._scales = key, shared(self.view, answers)
+        return self._scales[1]
+
     def panel(self, kept: Trained, losses: bool = True) -> str:
         """The panel of a model that could be judged, as HTML."""
         answers = kept.answers
@@ -289,8 +301,11 @@ class Findings:
             notes.append("No noise is measured: a constant one is assumed.")
         if over(self.places):
             notes.append(f"Split {kept.split}, seed {kept.training.seed}.")
-        history = kept.history if losses else None
-        return panel(kept.candidate, self.view, answers, history, note=" ".join(notes), made=kept.made)
+        history, scales = kept.history if losses else None, self.scales
+        if scales and len(self.present) > 1:
+            notes.append("Colours of one kind have one scale for all models.")
+        note = " ".join(notes)
+        return panel(kept.candidate, self.view, answers, history, note=note, made=kept.made, scales=scales)
 
 
 def _said_of(places: list[Place], comparison: Comparison | None) -> str:

@@ -17,6 +17,7 @@ from ..common.pictures import INK, Spot, paint
 from ..common.positions import has_several, is_map
 from ..common.predictions import Predictions
 from . import several
+from .scales import Scales, further, shared
 
 MOST_ROWS = 1500  # rows of a picture
 COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
@@ -113,7 +114,9 @@ def size(view: PanelData, answers: Predictions) -> tuple[float, float]:
     return (6.0, 5.2 if view.data.classes is None and answers.causes else 2.8)
 
 
-def draw(figure: Any, view: PanelData, answers: Predictions, unit: str = "") -> list[Spot]:
+def draw(
+    figure: Any, view: PanelData, answers: Predictions, unit: str = "", scales: Scales | None = None
+) -> list[Spot]:
     """Draw the picture on an empty figure.
 
     Args:
@@ -121,13 +124,16 @@ def draw(figure: Any, view: PanelData, answers: Predictions, unit: str = "") -> 
         view: what was asked.
         answers: what the model said about `view.x`.
         unit: of the target.
+        scales: ends of the colours, of all models that are compared; None: those of this one.
 
     Returns:
         The places that say more under the pointer.
     """
-    makers = {"curve": _curve, "plane": _plane, "images": _images, "maps": several.draw, "several": several.draw}
-    if view.kind in makers:
-        return makers[view.kind](figure, view, answers, unit)
+    coloured = {"plane": _plane, "maps": several.draw, "several": several.draw}
+    if view.kind in coloured:
+        return coloured[view.kind](figure, view, answers, unit, scales)
+    if view.kind in ("curve", "images"):
+        return (_curve if view.kind == "curve" else _images)(figure, view, answers, unit)
     return (_table if view.data.classes is None else _classes)(figure, view, answers, unit)
 
 
@@ -153,12 +159,13 @@ def _maps(answers: Predictions) -> tuple[str, ...]:
     return answers.causes or (("total",) if answers.measured and "total" in answers.risk else ())
 
 
-def _plane(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
+def _plane(figure: Any, view: PanelData, answers: Predictions, unit: str, scales: Scales | None = None) -> list[Spot]:
     data, maps = view.data, _maps(answers)
+    ends = {**shared(view, [answers]), **(scales or {})}
     axes = list(figure.subplots(-(-(1 + len(maps)) // 2), 2, squeeze=False).flat)
     assert view.grid is not None
     if data.classes is None:
-        value, label, limits = answers.y, str(data.target), None
+        value, label, limits = answers.y, str(data.target), ends["prediction"]
     elif len(data.classes) == 2:
         assert answers.probs is not None
         value, label, limits = answers.probs[:, 1], f"probability of {data.classes[1]}", (0.0, 1.0)
@@ -171,7 +178,8 @@ def _plane(figure: Any, view: PanelData, answers: Predictions, unit: str) -> lis
     for ax, name in zip(axes[1 : 1 + len(maps)], maps, strict=True):
         in_unit = "nats" if data.classes else unit
         what = "vacuitic risk (sd)" if name == "vacuitic" else with_unit(f"{name} risk", in_unit)
-        _map(ax, view, answers.risk[name], what, (0.0, 4.0) if name == "vacuitic" else None, None, "viridis")
+        what += f"\n{more}" if name in ends and (more := further(answers.risk[name], *ends[name])) else ""
+        _map(ax, view, answers.risk[name], what, ends.get(name, (0.0, 4.0)), None, "viridis")
     for ax in axes[1 + len(maps) :]:
         ax.set_visible(False)
     step = GRID // 5

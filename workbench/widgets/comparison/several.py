@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from workbench.data import Data, Split
 from workbench.data.targets import VOID
 from workbench.engine.effects.private_random import own_random
 from workbench.experiments.measure import measure
+from workbench.plots.maps import MAX_CLASSES, _draw, _palette
 
-from ..common.pictures import INK, paint
-from ..common.predictions import CAUSES, Predictions
+from ..common.pictures import INK, brief, paint
+from ..common.predictions import Predictions
+from .scales import Scales, columns_of, further, shared
 
 NAMES = {"picp90": "coverage"}  # of `measure` -> those of the table
 OWN_COSTS = ("parameters", "passes", "predict_seconds")  # the table counts these for every kind of data by itself
@@ -27,18 +29,23 @@ def scores(wrapped: Any, plain: nn.Module, data: Data, held_out: Split, seed: in
     return {NAMES.get(name, name): value for name, value in measured.items() if name not in OWN_COSTS}
 
 
-def _mapped(answers: Predictions, shape: torch.Size) -> list[str]:
-    names = [name for name in CAUSES if name in answers.risk] or ["total"]
-    return [name for name in names if name in answers.risk and answers.risk[name].shape == shape]
-
-
 def picture_size(view: Any) -> tuple[float, float]:
     """Width and height of the picture of a `PanelData`, in inches."""
-    return (5.8, 1.3 * len(view.rows) + 0.2) if view.kind == "maps" else (5.8, 0.5)
+    if view.kind != "maps":
+        return 5.8, 0.5
+    return 5.8, 1.3 * len(view.rows) + (0.2 if view.data.classes is None else 0.45)
 
 
-def draw(figure: Any, view: Any, answers: Predictions, unit: str) -> list[Any]:
-    """Draw truth, prediction and risks of the first rows, with one scale a column; or say in a line that there is none."""
+def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales | None = None) -> list[Any]:
+    """Draw truth, prediction and risks of the first rows, with one scale a column; or say in a line that there is none.
+
+    Args:
+        figure: empty.
+        view: what was asked.
+        answers: what the model said.
+        unit: of the target.
+        scales: ends of the colours of each column, of all models that are compared; None: those of this one.
+    """
     truth = view.data.test.y[view.rows]
     if view.kind != "maps":
         ax = figure.subplots()
@@ -46,24 +53,42 @@ def draw(figure: Any, view: Any, answers: Predictions, unit: str) -> list[Any]:
         said = f"no picture of targets [n, {', '.join(map(str, truth.shape[1:]))}]: the table has their scores"
         ax.text(0.5, 0.5, said, ha="center", va="center", color=INK, fontsize=10, transform=ax.transAxes)
         return []
-    names = _mapped(answers, answers.y.shape)
-    columns = {"truth": truth, "prediction": answers.y, **{name: answers.risk[name] for name in names}}
-    if view.data.classes is not None:
-        known = truth != VOID
-        limits: tuple[float, float] = 0.0, max(1.0, len(view.data.classes) - 1.0)
-    else:
-        known = truth.isfinite()
-        both = torch.cat([truth[known], answers.y.flatten()])
-        limits = float(both.min()), float(both.max())
+    classes = view.data.classes
+    known = truth != VOID if classes is not None else truth.isfinite()
+    own = columns_of(view, answers)
+    truth = truth.double().masked_fill(~known, float("nan"))
+    columns = {"truth": truth, "prediction": answers.y} | own
+    ends = {**shared(view, [answers]), **(scales or {})}
     axes = figure.subplots(len(truth), len(columns), squeeze=False)
     for place, (name, maps) in enumerate(columns.items()):
-        low, high = limits if place < 2 else (min(0.0, float(maps.min())), float(maps.max()))
-        cmap = "viridis" if place >= 2 else "cividis" if view.data.classes is None else "tab20"
+        scale = ends.get("prediction" if place < 2 else name)
+        look, title = class_look(len(classes or ())), name
+        if scale is not None:
+            look = {"cmap": "viridis" if place >= 2 else "cividis", "vmin": scale[0], "vmax": scale[1]}
+            in_unit = " nats" if classes is not None and name != "vacuitic" else f" {unit}" if unit else ""
+            more = further(maps, *scale) if place else ""
+            title += f"\n{scale[0]:.2g} to {scale[1]:.2g}{in_unit}{more and f'; here {more}'}"
         for row, ax in enumerate(axes[:, place]):
-            paint(ax).set(xticks=[], yticks=[])
-            shown = maps[row].float()
-            shown = shown.masked_fill(~known[row], float("nan")) if name == "truth" else shown
-            ax.imshow(shown.numpy(), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
-        in_unit = " nats" if view.data.classes is not None and name != "vacuitic" else f" {unit}" if unit else ""
-        axes[0, place].set_title(name if place < 2 else f"{name}\n{low:.2g} to {high:.2g}{in_unit}", fontsize=7.5)
+            _draw(paint(ax), maps[row].double().numpy(), interpolation="nearest", **look)
+        axes[0, place].set_title(title, fontsize=7.5)
+    if classes is not None:
+        _class_key(figure, classes)
     return []
+
+
+def class_look(n: int) -> dict[str, Any]:
+    """Colours of classes, those of `plots.matrix` and `plots.maps`."""
+    cmap: Any = _palette(n) if n <= MAX_CLASSES else "tab20"
+    return {"cmap": cmap, "vmin": -0.5, "vmax": max(n, 2) - 0.5}
+
+
+def _class_key(figure: Any, classes: Sequence[str]) -> None:
+    if len(classes) > MAX_CLASSES:
+        return
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=_palette(len(classes))(i), label=brief(name, 14)) for i, name in enumerate(classes)]
+    columns = min(len(classes), 6)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, handlelength=1
+    )

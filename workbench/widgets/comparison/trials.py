@@ -31,6 +31,7 @@ from ..common.predictions import CAUSES, Predictions, predict
 from . import several
 from .origin import difference, origin_of
 from .panels import PanelData, draw, size, view_of
+from .scales import Scales
 from .scores import TIMED_ROWS, parameters_added, passes, scores
 from .settings import Candidate
 
@@ -337,6 +338,7 @@ def panel(
     live: bool = False,
     note: str = "",
     made: str | None = None,
+    scales: Scales | None = None,
 ) -> str:
     """The panel of one model as HTML: its name, its settings (`made`, else those of the candidate), its picture and its losses."""
     name, unit = html.escape(candidate.name), view.data.target.unit
@@ -344,7 +346,7 @@ def panel(
         picture = _gallery(view, answers)
     else:
         figure = pictures.new_figure(*size(view, answers))
-        spots = draw(figure, view, answers, unit)
+        spots = draw(figure, view, answers, unit, scales)
         picture = pictures.svg(figure, describe(candidate.name, view, answers), () if live else spots)
     losses = ""
     if history is not None and history.records:

@@ -1,0 +1,166 @@
+"""Pictures of several models in a comparison: colours of one kind mean the same number in all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from torch import nn
+
+from workbench import data, plots, vote
+from workbench.data import Data
+from workbench.plots._scales import common_range
+from workbench.widgets import Comparison
+from workbench.widgets.common import pictures
+from workbench.widgets.comparison import panels
+from workbench.widgets.comparison.scales import shared
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def class_maps():
+    x = torch.randn(40, 3, 6, 8, generator=rng(0))
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+    y[torch.rand(y.shape, generator=rng(1)) < 0.2] = 255
+    return Data.from_arrays(x, y, classes=["road", "sky", "tree"], void=255)
+
+
+def value_maps():
+    x = torch.randn(40, 1, 6, 8, generator=rng(5))
+    return x, x[:, 0] * 2
+
+
+class Depth(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        return self.layer(x)[:, 0]
+
+
+def compared(model, given, *wrappers):
+    return Comparison(model, given, [*wrappers], epochs=2).start(block=True)
+
+
+def moons():
+    return data.toy.moons(n_train=60, n_test=30)
+
+
+def small():
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def ends(findings, kept, kind):
+    """The ends of the colours of a kind in the panel of a model, as drawn."""
+    figure = Figure()
+    panels.draw(figure, findings.view, kept.answers, "", findings.scales)
+    if findings.view.kind == "maps":
+        drawn = [ax.images[0].get_clim() for ax in figure.axes if ax.get_title().startswith(kind)]
+    else:
+        bars = [ax for ax in figure.axes if ax.get_ylabel().startswith(kind)]
+        drawn = [ax._colorbar.mappable.get_clim() for ax in bars]
+    return drawn[0] if drawn else None
+
+
+@pytest.mark.parametrize(
+    ("model", "given"), [(lambda: nn.Conv2d(3, 3, 1), class_maps), (Depth, value_maps), (small, moons)]
+)
+def test_panels_of_all_models_have_one_scale_a_kind(model, given):
+    comparison = compared(model, given(), "vote(n_voters=4)", "sample", "vote(n_voters=2)")
+    findings = comparison._findings
+    found = [ends(findings, kept, "epistemic") for kept in findings.present]
+    found = [limits for limits in found if limits is not None]
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    tops = [np.quantile(k.answers.risk["epistemic"], 0.98) for k in findings.present if "epistemic" in k.answers.risk]
+    assert found[0] == (0.0, pytest.approx(max(tops)))
+    assert "Colours of one kind have one scale for all models." in findings.panel(findings.present[0])
+
+
+def test_a_panel_is_drawn_again_when_another_model_widens_the_scale():
+    comparison = Comparison(Depth, value_maps(), ["vote(n_voters=2)", "sample"], epochs=1)
+    comparison._repr_mimebundle_()
+    rows = comparison.controls.rows
+    rows["sample"].tick.value = False
+    comparison.start(block=True)
+    rows["sample"].tick.value = True
+    comparison.start(block=True)
+    pattern = r"epistemic</text>.*?>([-\d.e]+ to [-\d.e]+)"
+    said = [re.search(pattern, rows[name].panel.value, re.S) for name in ("vote(n_voters=2)", "sample")]
+    assert said[0][1] == said[1][1]
+
+
+def test_an_outlier_leaves_colours_for_the_others_and_is_named():
+    findings = compared(Depth, value_maps(), "vote(n_voters=4)", "sample", "vote(n_voters=2)")._findings
+    answers = [kept.answers for kept in findings.present]
+    wild = dataclasses.replace(
+        answers[2], y=1000 * answers[2].y, risk={name: 1000 * risk for name, risk in answers[2].risk.items()}
+    )
+    with_it, without = shared(findings.view, [*answers, wild]), shared(findings.view, answers)
+    assert with_it == without
+    figure = Figure()
+    panels.draw(figure, findings.view, wild, "", with_it)
+    title = next(ax.get_title() for ax in figure.axes if ax.get_title().startswith("epistemic"))
+    assert f"here up to {float(wild.risk['epistemic'].max()):.2g}" in title
+    # of two models neither is the usual one: both count
+    assert shared(findings.view, [answers[2], wild])["epistemic"][1] > 100 * without["epistemic"][1]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        ([(0, 1), (0, 2), (0, 90)], (0, 2)),
+        ([(0, 1), (-90, 2), (0, 2)], (0, 2)),
+        ([(0, 0), (0, 0), (0, 3)], (0, 3)),  # most say nothing: then the one that does has the colours
+        ([(0, 1), (0, 90)], (0, 90)),
+    ],
+)
+def test_the_range_of_several_models(ranges, wanted):
+    assert common_range(ranges) == wanted
+
+
+def test_the_matrix_names_the_model_that_its_colours_do_not_hold():
+    x = torch.rand(20, 1, 6, 8, generator=rng(0))
+    models = {f"m{i}": vote.Wrapper(2)(Depth()) for i in range(4)}
+    with torch.no_grad():
+        for p in models["m3"].parameters():
+            p.copy_(1000 * torch.randn(p.shape, generator=rng(1)))
+    axes = plots.matrix(models, (x, x[:, 0]))
+    tops = [ax.images[0].norm.vmax for ax in axes[1:, -1]]
+    assert len(set(tops)) == 1
+    assert tops[0] < 10
+    labels = [ax.get_xlabel() for ax in axes[0, 0].figure.axes]
+    assert any("epistemic" in label and "beyond it: m3 up to" in label for label in labels)
+
+
+def test_what_has_no_label_is_not_white_as_what_is_right_and_classes_have_one_colour_everywhere():
+    comparison = compared(lambda: nn.Conv2d(3, 3, 1), class_maps(), "vote(n_voters=2)")
+    figure = pictures.finish(comparison.matrix())
+    errors = figure.axes[4]  # of the plain model, below the input
+    assert errors.images[0].get_array().mask.any()
+    assert to_hex(errors.get_facecolor(), keep_alpha=True) == "#999999ff"
+    findings = comparison._findings
+    panel = Figure()
+    panels.draw(panel, findings.view, findings.present[0].answers, "", findings.scales)
+    prediction = next(ax for ax in panel.axes if ax.get_title() == "prediction").images[0]
+    of_matrix = figure.axes[5].images[0]
+    for number in range(3):
+        assert prediction.cmap(prediction.norm(number)) == of_matrix.cmap(of_matrix.norm(number))
+    assert [text.get_text() for text in panel.legends[0].get_texts()] == ["road", "sky", "tree"]
+
+
+def test_points_of_a_table_are_seen_on_light_and_on_dark_pages():
+    x = torch.randn(60, 4, generator=rng(0))
+    comparison = compared(lambda: nn.Linear(4, 1), (x, x.sum(1)), "vote(n_voters=3)")
+    figure = pictures.finish(comparison.matrix())
+    drawn = [ax for ax in figure.axes if len(ax.collections) and len(ax.collections[0].get_offsets()) > 1]
+    assert drawn
+    assert {to_hex(ax.get_facecolor(), keep_alpha=True) for ax in drawn} == {"#bbbbbbff"}
