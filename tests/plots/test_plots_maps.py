@@ -135,3 +135,21 @@ def test_boxes_have_bands_of_two_deviations_around_each_side() -> None:
 def test_boxes_that_do_not_fit_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plots.boxes(**{"image": IMAGE[0], "corners": [[2, 1, 6, 4]], **arguments})
+
+
+def test_panels_of_all_columns_stand_at_one_height_below_whole_titles() -> None:
+    labels = torch.arange(36).reshape(1, 6, 6) % 3
+    axes = plots.maps(
+        torch.rand(1, 3, 6, 6), labels, labels, {"epistemic": torch.rand(1, 6, 6)}, figure=figure_of(8, 3)
+    )
+    figure = axes[0, 0].figure
+    figure.canvas.draw()
+    tops = [ax.get_window_extent().y1 for ax in axes[0]]
+    np.testing.assert_allclose(tops, tops[0], atol=1)
+    assert max(ax.title.get_window_extent().y1 for ax in axes[0]) <= figure.bbox.y1
+
+
+def figure_of(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")

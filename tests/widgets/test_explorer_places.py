@@ -250,7 +250,7 @@ def test_without_anywidget_the_picture_is_there_and_the_way_by_code_told(monkeyp
     explorer = made("depth")
     v = view(explorer)
     assert v.places.plot is None
-    assert "<img" in v.places.still.value
+    assert "<svg" in v.places.still.value
     assert "explorer.place" in v.places.still.value
     explorer.place = (0, 0)
     assert "Place (0, 0): truth " in v.places.said.value

@@ -231,7 +231,8 @@ def test_the_widget_goes_through_the_ranking_and_draws_the_row(name):
         assert "<table" in view.places.still.value
         assert view.places.plot is None
     else:
-        assert "<img" in view.places.plot.markup
+        assert "<svg" in view.places.plot.markup
+        assert "var(--i)" in view.places.plot.markup  # in the colours of the page, light or dark
         assert view.places.plot.layout.display == ""
     assert plt.get_fignums() == []
 
@@ -294,3 +295,19 @@ def test_what_does_not_fit_is_refused():
         explorer.space = "inputs"
     with pytest.raises(ValueError, match="can be ranked by"):
         made("columns", by="epistemic of speed")
+
+
+@pytest.mark.parametrize("name", ["maps", "depth", "tokens"])
+def test_saved_pictures_follow_the_page_and_stand_as_pixels_where_no_svg_is_shown(name, monkeypatch):
+    from workbench.widgets.explorer import several_view
+
+    explorer = made(name)
+    page = several_view.saved_page(explorer)
+    drawn = page[page.index('class="wb-picture"') :]
+    assert "var(--i)" in drawn
+    assert page.count('class="wb-pixels"') == 1
+    # too large to be saved: pixels alone
+    monkeypatch.setattr(several_view, "MOST_SAVED", 100)
+    small = several_view.saved_page(explorer)
+    assert '<img src="data:image/png' in small
+    assert 'class="wb-pixels"' not in small

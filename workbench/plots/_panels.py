@@ -140,18 +140,10 @@ def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: st
         mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
     )
     outliers = beyond([name for name, _ in drawn], values, low, high)
-    lines = [label, *(textwrap.wrap(f"beyond it: {outliers}", 32) if outliers else [])]
+    lines = [label, *(textwrap.wrap(f"beyond it: {outliers}", 28) if outliers else [])]
     bar.set_label("\n".join(lines), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.ax.locator_params(nbins=4)
-    bar.outline.set_visible(False)
-
-
-def spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
-    """Room for a bar below a column that has none, so that its panels stand as high as their neighbours."""
-    bar = figure.colorbar(mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24)
-    bar.ax.set(xticks=[], label=" ")
-    bar.solids.set_visible(False)
     bar.outline.set_visible(False)
 
 

@@ -20,11 +20,10 @@ from workbench.plots._panels import (
     label_of,
     shading,
     shared_legend,
-    spare_bar,
     true_height,
 )
 from workbench.plots._scales import scale
-from workbench.plots.maps import _draw, _pictures
+from workbench.plots.maps import _draw, _pictures, _spare_bar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,7 +238,7 @@ def images(
     axes[0, 0].set_title("input; error", fontsize=12)
     for j, column in enumerate(["error", *columns]):
         if n_classes and column in ("error", "prediction"):
-            spare_bar(figure, mappables[column], axes[:, j])
+            _spare_bar(figure, mappables[column], axes[:, j])
             continue
         label = f"|prediction - {subject.target}|" if column == "error" else label_of(subject, first, column)
         pairs = list(zip(answers, errors, strict=True)) if column == "error" else drawn[column]

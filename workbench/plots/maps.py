@@ -92,7 +92,9 @@ def maps(
     for j, (name, values) in enumerate({**columns, **risks}.items()):
         axes[0, j].set_title(name, fontsize=12)
         drawn = [_draw(ax, row, **looks[name]) for ax, row in zip(axes[:, j], values, strict=True)]
-        if name != "image" and not (labels and name in ("truth", "prediction", "error")):
+        if name == "image" or (labels and name in ("truth", "prediction", "error")):
+            _spare_bar(figure, drawn[-1], axes[:, j])
+        else:
             bar = figure.colorbar(
                 drawn[-1], ax=axes[:, j].tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9
             )
@@ -307,6 +309,14 @@ def _draw(ax: Axes, values: Array, **look: Any) -> AxesImage:
         hatched = ax.contourf(missing, levels=[0.5, 1.5], colors="none", hatches=["////"])
         hatched.set(edgecolor="white", linewidth=0)
     return drawn
+
+
+def _spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
+    """Room for a bar below a column that has none, so that its panels stand as high as their neighbours."""
+    bar = figure.colorbar(mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9)
+    bar.ax.set(xticks=[], label=" ")
+    bar.solids.set_visible(False)
+    bar.outline.set_visible(False)
 
 
 def _class_legend(

@@ -101,6 +101,21 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def themed_figure(width: float, height: float) -> Any:
+    """A figure whose Axes have the colours of a page from the start, so that what is drawn on them takes these."""
+    figure: Any = new_figure(width, height)
+    plain = figure.subplots
+
+    def subplots(*args: Any, **options: Any) -> Any:
+        axes = plain(*args, **options)
+        for ax in np.ravel(axes):
+            paint(ax)
+        return axes
+
+    figure.subplots = subplots
+    return figure
+
+
 def paint(ax: Axes) -> Axes:
     """Axes in the colours that `svg` turns into those of the theme, whatever rcParams say; before drawing on them."""
     ax.set_facecolor("none")
@@ -162,6 +177,10 @@ def finish(figure: Figure) -> Figure:
             legend.get_frame().set_facecolor(GROUND)
             for text in legend.get_texts():
                 text.set_color(INK)
+    of_legends = (text for legend in figure.legends for text in (*legend.get_texts(), legend.get_title()))
+    for text in (*figure.texts, *of_legends):
+        text.set_color(INK)
+        text.set_parse_math(False)
     return figure
 
 
@@ -358,4 +377,17 @@ def display_static(page: str, figure: Figure | bytes, alt: str, style: str = "",
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
 
 
-__all__ = ["GROUND", "INK", "STYLE", "Spot", "display_static", "finish", "image", "new_figure", "paint", "png", "svg"]
+__all__ = [
+    "GROUND",
+    "INK",
+    "STYLE",
+    "Spot",
+    "display_static",
+    "finish",
+    "image",
+    "new_figure",
+    "paint",
+    "png",
+    "svg",
+    "themed_figure",
+]

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench import plots
 
-from ..common.pictures import INK, finish, new_figure, paint, svg
+from ..common.pictures import new_figure, svg, themed_figure
 from .findings import Findings
 
 NONE_YET = "Train models first: this is a row for each, with one scale for all."
@@ -50,27 +50,9 @@ def matrix_page(findings: Findings, output: Any) -> str:
 
 
 def _drawn(findings: Findings, output: Any) -> str:
-    figure = finish(matrix_figure(findings, output, {"figure": _themed_figure}))
-    for text in (*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())):
-        text.set_color(INK)
-        text.set_parse_math(False)
+    figure = matrix_figure(findings, output, {"figure": themed_figure})
     names = ", ".join(kept.name for kept in findings.present if kept.wrapped is not None)
     return svg(figure, f"prediction and risks of {names} on {findings.data.name}")
-
-
-def _themed_figure(width: float, height: float) -> Any:
-    """A figure whose Axes have the colours of a page from the start, so that what is drawn on them takes these."""
-    figure: Any = new_figure(width, height)
-    plain = figure.subplots
-
-    def subplots(*args: Any, **options: Any) -> Any:
-        axes = plain(*args, **options)
-        for ax in axes.flat:
-            paint(ax)
-        return axes
-
-    figure.subplots = subplots
-    return figure
 
 
 __all__ = ["NONE_YET", "matrix_figure", "matrix_page"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from workbench import plots
-from workbench.errors import require
 from workbench.plots._answers import Answer, Subject
 from workbench.plots._row_panels import images, steps
 from workbench.plots.maps import MAX_CLASSES
@@ -25,7 +23,6 @@ from workbench.widgets.explorer.several import SeveralExploration
 
 MOST_ROWS = 40  # columns or labels of the table of a row; of more the riskiest
 MOST_STEPS = 160  # tokens or steps of a picture
-MARGIN = 0.1  # inches around a picture
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,11 @@ class Picture:
     """A picture whose panels all show the same places.
 
     Args:
-        markup: an ``<img>`` or ``<svg>`` element.
+        markup: an ``<svg>`` element in the colours of the page.
         alt: what it shows, in words.
         panels: left, top, width and height of each panel, as shares of the picture's.
         size: rows and columns of places in each panel.
-        pixels: the same as PNG; None of an SVG.
+        pixels: the same as PNG on white; None where nobody asks for it.
         caption: what stands below it.
     """
 
@@ -90,7 +87,7 @@ def _maps(e: SeveralExploration, target: Tensor) -> Picture:
     y, risk, classes = *e.said_by(e.model), e.data.classes
     shown = {name: value for name, value in risk.items() if value.shape == target.shape[1:]}
     height, width = target.shape[1:]
-    figure = _figure(1.75 * (4 + len(shown)), 1.75 * min(max(height / width, 0.4), 2.0) + 1.0)
+    figure = pictures.themed_figure(1.75 * (4 + len(shown)), 1.75 * min(max(height / width, 0.4), 2.0) + 1.0)
     axes = plots.maps(
         _pictured(e.x, (height, width)),
         y.argmax(-1)[None] if classes is not None else y[None],
@@ -109,7 +106,9 @@ def _maps_of_models(e: SeveralExploration, target: Tensor, known: Tensor) -> Pic
     height, width = target.shape[1:]
     truth = target.double().masked_fill(~known, float("nan")).numpy()
     x = _pictured(e.x, (height, width))
-    axes = images(_subject(e), x[None] if x.ndim == 3 else x, [e.row], _answers(e, target), truth, _figure)
+    axes = images(
+        _subject(e), x[None] if x.ndim == 3 else x, [e.row], _answers(e, target), truth, pictures.themed_figure
+    )
     drawn = [ax for ax in axes.ravel() if ax.images]
     alt = f"row {e.row}: truth, and prediction and risks of {', '.join(e.models)}"
     return _picture(axes[0, 0].figure, drawn, (height, width), alt)
@@ -129,7 +128,7 @@ def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> P
         answers[name] = Answer(shown(answer.value), probs, {kind: shown(value) for kind, value in answer.risk.items()})
     if len(answers) == 1:
         answers = {f"row {e.row}": next(iter(answers.values()))}
-    axes = steps(_subject(e), [e.row], answers, shown(target), None, _figure)
+    axes = steps(_subject(e), [e.row], answers, shown(target), None, pictures.themed_figure)
     cut = f"; the first {MOST_STEPS} of {last:,}" if last > MOST_STEPS else ""
     alt = f"row {e.row}: prediction and risks by position{cut}"
     return _picture(axes[0, 0].figure, axes.ravel(), (1, missing.shape[1]), alt, cut.removeprefix("; "))
@@ -161,23 +160,12 @@ def _pictured(x: Tensor, size: tuple[int, int]) -> Tensor:
     return (x[None] if x.shape[1:] == size else torch.nn.functional.interpolate(x[None], size)).contiguous()
 
 
-def _figure(width: float, height: float) -> Any:
-    """A figure that pyplot knows nothing of."""
-    return require("matplotlib.figure").Figure(figsize=(width, height), layout="constrained", dpi=100)
-
-
 def _picture(figure: Any, axes: Iterable[Any], size: tuple[int, int], alt: str, caption: str = "") -> Picture:
-    """As it is, on white: the void of maps keeps its ground."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # which lays it out
-    box, buffer = figure.get_tightbbox(canvas.get_renderer()).padded(MARGIN), io.BytesIO()
-    panels = tuple(panel(ax, size, box) for ax in axes)
-    canvas.print_figure(buffer, format="png", dpi=100, bbox_inches=box, metadata={"Software": None})
-    pixels = buffer.getvalue()
-    markup = pictures.image(pixels, alt, attributes='class="wb-picture"')
-    return Picture(markup, alt, panels, size, pixels, caption)
+    """In the colours of the page, and as PNG on white."""
+    markup = pictures.svg(figure, alt)
+    figure.set_layout_engine("none")  # the panels of the PNG lie where those of the SVG do
+    panels = tuple(panel(ax, size, figure.bbox_inches) for ax in axes)
+    return Picture(markup, alt, panels, size, pictures.png(figure, 100), caption)
 
 
 def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float, float]:

@@ -22,6 +22,8 @@ from workbench.widgets.explorer.selection_panel import SelectionPanel
 from workbench.widgets.explorer.several import SeveralExploration
 from workbench.widgets.explorer.view import ExplorerView, _row
 
+MOST_SAVED = 200_000  # letters of a picture in a saved notebook
+
 
 class SeveralView(ExplorerView):
     """The widgets of an explorer of rows with several targets.
@@ -171,16 +173,23 @@ def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
 
 
 def _still(body: Picture) -> str:
-    """A picture on a page, a third of its size in the widget."""
-    small = body.pixels and pictures.image(
-        pictures.small_png(body.pixels, 80), body.alt, attributes='class="wb-picture"'
-    )
-    return f'{small or body.markup}<div class="wb-caption">{html.escape(body.caption)}</div>'
+    """A picture on a page: in its colours, or as pixels on white where that would be too large to be saved."""
+    drawn = body.markup if len(body.markup) <= MOST_SAVED or body.pixels is None else _small(body, "wb-picture")
+    return f'{drawn}<div class="wb-caption">{html.escape(body.caption)}</div>'
+
+
+def _small(body: Picture, kind: str) -> str:
+    assert body.pixels is not None
+    return pictures.image(pictures.small_png(body.pixels, 80), body.alt, attributes=f'class="{kind}"')
 
 
 def saved_page(e: SeveralExploration) -> str:
     """What can be seen now, for pages without a kernel or widgets."""
-    return f'<div class="wb-static"><style>{STYLE}</style>{_page(e)[0]}</div>'
+    body = row_body(e)
+    drawn = isinstance(body, Picture) and body.pixels is not None and len(body.markup) <= MOST_SAVED
+    # what JupyterLab shows of a notebook that it does not trust, where it shows no SVG
+    fallback = _small(body, "wb-pixels") if drawn and isinstance(body, Picture) else ""
+    return f'<div class="wb-static"><style>{STYLE}</style>{_page(e)[0]}{fallback}</div>'
 
 
 def snapshot(e: SeveralExploration) -> None:
