@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 from workbench import compose, data, neo, outputs, plots, sculpt, vote
 from workbench.data import Data, Split
+from workbench.data.texts import Vocabulary
 
 untouched = plotting.untouched
 
@@ -159,12 +162,53 @@ def test_maps_stand_below_input_and_truth_with_void_left_out():
     inside(axes)
 
 
-def test_tokens_and_several_targets_stand_over_their_positions():
-    tokens = torch.randint(0, 9, (30, 4))
-    model = vote.Wrapper(2, output=outputs.Logits(dim=-1))(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)))
-    axes = plots.matrix(model, (tokens, tokens % 3), rows=[5], words=["a", " b", " c", "."])
-    assert [label.get_text() for label in axes[0, 0].get_xticklabels()] == ["a", "b", "c", "."]
-    np.testing.assert_array_equal(axes[0, 0].lines[1].get_ydata(), (tokens % 3)[5])
+def tagger(seed=0):
+    torch.manual_seed(seed)
+    return vote.Wrapper(2, output=outputs.Logits(dim=-1))(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)))
+
+
+def grounds(ax):
+    """The colours behind the words of a panel, and which words have a frame."""
+    filled = [p.get_facecolor() for p in ax.patches if p.get_fill()]
+    return np.array(filled), [p.get_x() for p in ax.patches if not p.get_fill()]
+
+
+def test_tokens_are_texts_in_the_colours_of_plots_tokens_on_one_scale():
+    x = torch.randint(0, 9, (30, 4))
+    y = x % 3
+    y[5, 3] = -100  # padding is not shown
+    models = {"a": tagger(0), "b": tagger(1)}
+    axes = plots.matrix(models, (x, y), rows=[5], words=["up", " to", " you", "<pad>"])
+    assert [text.get_text() for text in axes[0, 0].texts[1:]] == ["up", "to", "you"]  # the first is the name of the row
+    _, risk = zip(*(asked(model, x[[5]]) for model in models.values()), strict=True)
+    top = max(np.quantile(r.epistemic[0, :3], 0.98) for r in risk)
+    for line, model, r in zip(axes[1:], models.values(), risk, strict=True):
+        alone = plots.tokens(["up", " to", " you"], r.epistemic[0, :3], kind="epistemic", highest=float(top))
+        np.testing.assert_allclose(grounds(line[2])[0], [p.get_facecolor() for p in alone.patches], atol=1e-6)
+        predicted = asked(model, x[[5]])[0].argmax(-1)[0, :3]
+        begins = np.array([p.get_x() for p in line[0].patches if p.get_fill()])
+        np.testing.assert_array_equal(grounds(line[0])[1], begins[(predicted != y[5, :3]).numpy()])
+        by_class = {int(c): tuple(g) for c, g in zip(predicted, grounds(line[0])[0], strict=True)}
+        assert len(set(by_class.values())) == len(by_class)
+        for c, ground in zip(y[5, :3], grounds(axes[0, 0])[0], strict=True):
+            assert by_class.get(int(c), tuple(ground)) == tuple(ground)
+    inside(axes)
+    plt.close("all")
+
+
+def test_tokens_have_the_words_of_the_data_and_else_their_numbers():
+    x = torch.randint(2, 9, (40, 4))
+    d = Data.from_arrays(x, x % 3, classes=["p", "q", "r"], task="classification")
+    row = d.test.x[0].tolist()
+    shown = [text.get_text() for text in plots.matrix(tagger(), d)[0, 0].texts[1:]]
+    assert shown == [str(number) for number in row]
+    known = replace(d, encoding=Vocabulary(tuple("bcdefg"), 4))  # 2 is "b", and 8 is in no list
+    shown = [text.get_text() for text in plots.matrix(tagger(), known)[0, 0].texts[1:]]
+    assert shown == ["bcdefg8"[number - 2] for number in row]
+    assert len(plots.matrix(tagger(), d, rows=[0, 3])) == 4  # a row of truth and one of the model, each
+
+
+def test_several_targets_stand_over_their_positions():
     x, y = torch.rand(30, 4), torch.rand(30, 2)
     models = pair(4, 2)
     several = plots.matrix(models, (x, y))

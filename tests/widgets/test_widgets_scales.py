@@ -164,3 +164,13 @@ def test_points_of_a_table_are_seen_on_light_and_on_dark_pages():
     drawn = [ax for ax in figure.axes if len(ax.collections) and len(ax.collections[0].get_offsets()) > 1]
     assert drawn
     assert {to_hex(ax.get_facecolor(), keep_alpha=True) for ax in drawn} == {"#bbbbbbff"}
+
+
+def test_letters_on_the_colours_of_a_text_stay_dark_on_dark_pages():
+    x = torch.randint(0, 9, (40, 5), generator=rng(0))
+    d = Data.from_arrays(x, x % 3, classes=3, task="classification")
+    comparison = compared(lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), d, "vote(n_voters=2)")
+    figure = pictures.finish(comparison.matrix())
+    words = [text for text in figure.axes[3].texts if text.get_text().isdigit()]
+    assert len(words) == 5
+    assert {to_hex(text.get_color()) for text in words} == {"#111111"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import collect, output_of
 from workbench.data import Data, LazySplit, Split, load
+from workbench.data.texts import Vocabulary
 from workbench.plots._common import Array
 
 CAUSES = ("aleatoric", "epistemic", "vacuitic")
@@ -33,6 +34,7 @@ class Subject:
         classes: their names; None of values, or where nobody has named them.
         shares: whether y are shares of people, or other probabilities, of the classes.
         unsaid: what models give that were wrapped without `output`.
+        words: of tokens by their numbers, as far as the data know them.
     """
 
     rows: Any
@@ -43,6 +45,7 @@ class Subject:
     classes: tuple[str, ...] | None
     shares: bool
     unsaid: str = "values"
+    words: Mapping[int, str] = field(default_factory=dict)
 
 
 def subject_of(data: Any) -> Subject:
@@ -56,9 +59,9 @@ def subject_of(data: Any) -> Subject:
             )
         columns = tuple(map(str, data.features))
         shares = data.task == "probabilities"
-        return Subject(
-            data.test, data.train, columns, data.target.name, "" if shares else data.target.unit, data.classes, shares
-        )
+        unit = "" if shares else data.target.unit
+        words = dict(enumerate(data.encoding.words, 2)) if isinstance(data.encoding, Vocabulary) else {}
+        return Subject(data.test, data.train, columns, data.target.name, unit, data.classes, shares, words=words)
     if isinstance(data, tuple | list) and len(data) == 2:
         x, y = data[0], torch.as_tensor(data[1]).detach().cpu()
         y = y.float() if y.is_floating_point() else y.long()

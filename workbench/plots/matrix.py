@@ -49,7 +49,8 @@ def matrix(
     - tables: each test row a point, in the plane of two features or of the first two principal components of the standardised inputs;
     - images, series and other inputs with one answer each: a strip of rows with a bar for the risk of each;
     - maps of classes or values: images of prediction and risks, below the input its errors;
-    - tokens, horizons and several targets: prediction and risks over the positions of one row.
+    - tokens: the text of one row, coloured by class and by each risk as `plots.tokens` does, wrong classes framed;
+    - horizons and several targets: prediction and risks over the positions of one row.
 
     The truth is drawn where it is known: targets beside the predictions, and under aleatoric risk the sigma of the toys, the entropy of the
     shares of people, or the spread of rows that have the same input. It is a row on top, or dashed lines and ticks where a panel has an axis
@@ -62,7 +63,7 @@ def matrix(
             tokens, horizons and several targets.
         features: two features of a table, by name or number, that span the plane; None: principal components.
         target: which of several targets, to draw it as one; None: all, over positions.
-        words: the tokens of the one row that is shown, to stand below it.
+        words: the tokens of the one row that is shown; None: those of the data's vocabulary, or else the numbers of tokens.
         output: what models give that were wrapped without `output`, such as plain baselines: "values", "logits" or "probs".
         figure: an empty matplotlib Figure with constrained layout to draw on, or a function of width and height (inches) that makes one;
             None: a new one of pyplot's, of a fitting size.
@@ -192,7 +193,19 @@ def _positions(
         return _row_panels.images(subject, rows.x, numbers.tolist(), answers, truth, figure)
     if words is not None and (len(numbers) != 1 or len(words) != truth.shape[1]):
         raise ValueError(f"words: expected {truth.shape[1]} of one row, found {len(words)} and {len(numbers)} rows")
+    written = [words] if words is not None else _written(subject, rows.x, truth.shape)
+    if written is not None and next(iter(answers.values())).probs is not None:
+        from workbench.plots._token_panels import texts
+
+        return texts(subject, numbers.tolist(), answers, truth, written, figure)
     return _row_panels.steps(subject, numbers.tolist(), answers, truth, words, figure)
+
+
+def _written(subject: Subject, x: Any, shape: tuple[int, ...]) -> list[list[str]] | None:
+    """The tokens of each row, by their words where the data know them, else by their numbers; None where inputs are no tokens."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or tuple(x.shape) != shape:
+        return None
+    return [[f" {subject.words.get(number, str(number))}" for number in row] for row in x.tolist()]
 
 
 __all__ = ["matrix"]

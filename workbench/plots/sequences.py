@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -236,8 +236,7 @@ def tokens(
         ['The', 'answer', 'is', '42']
     """
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LinearSegmentedColormap, Normalize
-    from matplotlib.patches import Rectangle
+    from matplotlib.colors import Normalize
 
     values = vector(risk, "risk")
     if len(words) != len(values) or not all(isinstance(word, str) for word in words):
@@ -250,33 +249,74 @@ def tokens(
         raise ValueError(f"width: expected at least 1 character, found {width}")
     label = risk_label(kind, unit)
     spelled = [_spelled(word, width) for word in words]
-    places, lines = _set_in_lines(spelled, width)
-    ax = new_axes(ax, (width * 0.09 + 0.2, 0.3 * lines + 0.9))
-    shades = LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
+    ax = new_axes(ax, (width * 0.09 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
+    shades = _shades_of_text(kind)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
-    for word, value, (line, column) in zip(spelled, values, places, strict=True):
-        begin = column + len(word) - len(word.lstrip(" "))
-        size = column + len(word) - begin
-        if not np.isnan(value):
-            ax.add_patch(Rectangle((begin, line - 0.42), size, 0.84, facecolor=shades(scale(value)), linewidth=0))
-        ax.text(
-            begin + size / 2,
-            line,
-            word.strip(" ").replace("$", r"\$"),
-            family=["monospace", "sans-serif"],  # which has more of the signs
-            fontsize=10,
-            ha="center",
-            va="center",
-            color="#111111" if not np.isnan(value) else ink(ax),
-        )
-    ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
+    _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=10)
     bar = ax.figure.colorbar(
         ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40
     )
     bar.set_label(label)
     return ax
+
+
+def _shades_of_text(kind: str) -> Any:
+    """From white to the colour of a risk: dark letters can be read on all of them."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
+
+
+def _draw_words(
+    ax: Axes | None,
+    words: Sequence[str],
+    width: int,
+    shades: Array | None = None,
+    *,
+    framed: Array | None = None,
+    frame: Any = None,
+    size: float = 8,
+) -> int:
+    """Draw words in lines, each on its shade (RGBA; NaN: none), some in a frame.
+
+    Args:
+        ax: where; None only counts the lines.
+        words: as `_spelled` writes them.
+        width: characters in a line.
+        shades: [words, 4].
+        framed: which words have a frame.
+        frame: its colour.
+        size: of the letters, in points.
+
+    Returns:
+        The number of lines.
+    """
+    places, lines = _set_in_lines(words, width)
+    if ax is None or shades is None:
+        return lines
+    from matplotlib.patches import Rectangle
+
+    for i, (word, (line, column)) in enumerate(zip(words, places, strict=True)):
+        begin = column + len(word) - len(word.lstrip(" "))
+        room, shaded = column + len(word) - begin, not np.isnan(shades[i]).any()
+        if shaded:
+            ax.add_patch(Rectangle((begin, line - 0.42), room, 0.84, facecolor=shades[i], linewidth=0))
+        if framed is not None and framed[i]:
+            ax.add_patch(Rectangle((begin, line - 0.42), room, 0.84, fill=False, edgecolor=frame, linewidth=1.3))
+        ax.text(
+            begin + room / 2,
+            line,
+            word.strip(" ").replace("$", r"\$"),
+            family=["monospace", "sans-serif"],  # which has more of the signs
+            fontsize=size,
+            ha="center",
+            va="center",
+            color="#111111" if shaded else ink(ax),
+        )
+    ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    return lines
 
 
 def _spelled(word: str, width: int) -> str:

@@ -32,7 +32,7 @@ def scores(wrapped: Any, plain: nn.Module, data: Data, held_out: Split, seed: in
 def picture_size(view: Any) -> tuple[float, float]:
     """Width and height of the picture of a `PanelData`, in inches."""
     if view.kind != "maps":
-        return 5.8, 0.5
+        return 5.8, 0.6
     return 5.8, 1.3 * len(view.rows) + (0.2 if view.data.classes is None else 0.45)
 
 
@@ -51,6 +51,7 @@ def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales
         ax = figure.subplots()
         ax.set_axis_off()
         said = f"no picture of targets [n, {', '.join(map(str, truth.shape[1:]))}]: the table has their scores"
+        said += "" if view.data.task == "labels" else ",\nand the matrix of all models shows them"
         ax.text(0.5, 0.5, said, ha="center", va="center", color=INK, fontsize=10, transform=ax.transAxes)
         return []
     classes = view.data.classes
