@@ -275,7 +275,7 @@ def test_stop_keeps_what_is_trained():
     comparison.controls.epochs.value = 1
     comparison.controls.train.click()
     assert ended(comparison).results.index.tolist() == ["plain", "vote", "sculpt"]
-    assert "plain #1 <small>stopped" in comparison.controls.metrics.value  # an earlier run
+    assert "plain #1 <small>split 0, seed 0; stopped" in comparison.controls.metrics.value  # an earlier run
 
 
 def test_the_table_is_there_before_the_status_announces_it():

@@ -31,7 +31,7 @@ def trained(model=small, given=None, wrappers=("vote", "sample"), **options):
 def row_of(comparison, name):
     """The attributes and the cells of a row of the table that is shown."""
     text = comparison.controls.metrics.value
-    return re.search(rf'<tr([^>]*)><th scope="row">{re.escape(name)}\b.*?</th>(.*?)</tr>', text).groups()
+    return re.search(rf'<tr([^>]*)><th scope="row"[^>]*>{re.escape(name)}\b.*?</th>(.*?)</tr>', text).groups()
 
 
 def assert_outdated(comparison, names, why):

@@ -139,3 +139,24 @@ def test_files_of_other_data_or_of_another_kind_are_refused(tmp_path):
     path.write_text("a note")
     with pytest.raises(ValueError, match="is no session file"):
         made(session=path)
+
+
+def test_every_row_says_its_split_and_seed_in_the_widget_and_in_what_is_saved():
+    import re
+
+    from workbench.widgets.comparison.saved import saved_page
+
+    comparison = made(seed=3, split=1).start(block=True)
+    comparison.controls.seed.value = 4
+    comparison.start(block=True)
+    for page in (comparison.controls.metrics.value, saved_page(comparison._findings)):
+        heads = dict(re.findall(r'<th scope="row" title="([^"]*)">([^<]+)', page))
+        tips = {name.strip(): tip for tip, name in heads.items()}
+        assert set(tips) == {"plain", "vote", "plain #1", "vote #2"}
+        assert "split 1, seed 4, trained 20" in tips["vote"]
+        assert "split 1, seed 3, trained 20" in tips["vote #2"]
+        assert "Not of the present settings: seed 3, not 4" in tips["vote #2"]
+        assert "vote #2 <small>split 1, seed 3</small>" in page  # without a pointer, too
+    assert "#2 vote, split 1, seed 3, " in str(comparison.controls.pick_run.options)
+    repeated = made(seeds=2).start(block=True)
+    assert "split 0, seed 0; split 0, seed 1" in repeated.controls.metrics.value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import require
 from ..experiments.paired import Comparison
+from .labels import spoken
 from .pictures import embedded
 from .values import UNTYPESET, as_text, from_json, to_json
 from .verdict import from_stamp
@@ -54,7 +55,7 @@ def record(**values: Any) -> None:
     if not values:
         raise TypeError("record() was given nothing to record: pass at least one name=value")
     plain = {name: to_json(value, name) for name, value in values.items()}
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(as_text(v))}</td></tr>" for k, v in plain.items())
+    rows = "".join(_row(name, as_text(value)) for name, value in plain.items()) if _execution() else ""
     text = "\n".join(f"{name} = {as_text(value)}" for name, value in plain.items())
     _display("record", list(plain), {"text/html": f"<table>{rows}</table>", "text/plain": text}, {"records": plain})
 
@@ -108,6 +109,13 @@ def _drawn(figure: Any, dpi: int) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def _row(name: str, text: str) -> str:
+    """A line of the table: what it is in words, the value, and the name for scripts, if it is another."""
+    said, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
+    code = "" if said == raw else f"<td><code>{raw}</code></td>"
+    return f'<tr><th title="{raw}">{said}</th><td>{value}</td>{code}</tr>'
 
 
 def record_check(claim: str, holds: Any, **found: Any) -> None:

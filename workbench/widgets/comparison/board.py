@@ -109,7 +109,13 @@ class Board:
 
     def _list_runs(self, busy: bool) -> None:
         c, runs = self.controls, list(self.findings.runs)
-        options = [(f"#{run.number} {run.name}, {run.began[:16].replace('T', ' ')} UTC", run.number) for run in runs]
+        options = [
+            (
+                f"#{run.number} {run.name}, split {run.split}, seed {run.training.seed}, {run.began[:16].replace('T', ' ')} UTC",
+                run.number,
+            )
+            for run in runs
+        ]
         if c.pick_run.options != tuple(options):
             before, numbers = c.pick_run.value, [run.number for run in runs]
             c.pick_run.options = options

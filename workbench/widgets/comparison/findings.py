@@ -267,8 +267,11 @@ class Findings:
             notes.append(f"Earlier runs: {', '.join(others)}; the pointer on a row says how they differ.")
             why = self.reasons()
             differences = {**differences, **{label: why[run.id] or AGAIN for label, run in others.items()}}
-            status |= {label: run.status for label, run in others.items()}
+            status |= {label: "; ".join(filter(None, (_place(run), run.status))) for label, run in others.items()}
         by_name = {**self._rows(outdated=True), **self._rows()}
+        about = {name: _about(list(at.values())) for name, at in by_name.items()}
+        about |= {label: _about([run]) for label, run in others.items()}
+        about |= {name: f"{about[name]}. Not of the present settings: {why}" for name, why in differences.items()}
         together = {k.name: by_name[k.name] for k in kept}
         frame = _frame({**together, **{label: {places[0]: run} for label, run in others.items()}})
         return table(
@@ -280,6 +283,7 @@ class Findings:
             spreads=self.spread_frame() if over(places) else None,
             marked=self.marked(),
             test="" if comparison is None else stated_test(comparison),
+            about=about,
         )
 
     @property
@@ -316,6 +320,17 @@ def _said_of(places: list[Place], comparison: Comparison | None) -> str:
         return "One split, one seed: no ranking beyond this split."
     marked = "" if comparison is None else f" Marked is what is better than {comparison.reference} beyond noise."
     return f"Mean ± standard error over {in_words(places)}.{marked}"
+
+
+def _place(run: Trained) -> str:
+    return f"split {run.split}, seed {run.training.seed}"
+
+
+def _about(runs: list[Trained]) -> str:
+    """What was trained where and when, for a tooltip."""
+    places = "; ".join(dict.fromkeys(map(_place, runs)))
+    began = f", trained {runs[0].began[:16].replace('T', ' ')} UTC" if len(runs) == 1 and runs[0].began else ""
+    return f"{runs[0].made or 'the model as it is'}; {places}{began}"
 
 
 def _mean(runs: Mapping[Place, Trained], metric: str) -> float:

@@ -204,6 +204,7 @@ def table(
     spreads: pd.DataFrame | None = None,
     marked: Mapping[str, Sequence[str]] = MappingProxyType({}),
     test: str = "",
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The table as HTML.
 
@@ -216,6 +217,7 @@ def table(
         spreads: standard errors of the numbers of `frame` that are means.
         marked: of a column, the rows that are better than the plain model's beyond noise.
         test: how that was tested, for the tooltip of the column.
+        about: of a row what was trained, for the tooltip of its name.
     """
     names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
     tested = {name for name in names if test and column(name).best in ("max", "min")}
@@ -244,7 +246,8 @@ def table(
         said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
         why = html.escape(differs.get(row, ""))
         greyed = f' class="wb-outdated" title="not of the present settings: {why}"' if why else ""
-        rows.append(f'<tr{greyed}><th scope="row">{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
+        tip = f' title="{html.escape(about[row])}"' if about.get(row) else ""
+        rows.append(f'<tr{greyed}><th scope="row"{tip}>{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes if note)
     return (
         f'<div class="wb-scroll"><table class="wb-table"><thead><tr><th scope="col">model</th>{head}</tr></thead>'
