@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..introspect.objects import tensors_and_generators
 from .clone import places
-from .effects.attributes import modules
+from .effects.attributes import Tree, Values, modules
+from .effects.branch_values import carried, put
 from .effects.containers import Containers, holds_mutable
 from .joint_convolution import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, Rule
@@ -123,6 +125,50 @@ class Clone:
             if slot in values:
                 container[key] = values[slot]
 
+    def take_up(self, attributes: Values, source: Tree, for_now: bool = False) -> None:
+        """Put copies of another tree's attributes in the place of the clone's own.
+
+        Containers, and modules in them that nobody has registered, can hold tensors of slots: those of the copies are found as well.
+
+        Args:
+            attributes: they are in terms of the modules of `source`.
+            source: the other tree, or the clone's own.
+            for_now: what is there at present comes back later, and is kept up to date until then.
+        """
+        values = carried(attributes, source, self.tree)
+        put(values, self.tree)
+        held = {id(container[key]): slot for container, key, slot in self.places} if values else {}
+        if any(id(item) in held for value in values.values() for item in tensors_and_generators(value)):
+            self.places = [*(self.places if for_now else ()), *places(self.root, held)]
+
+    def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
+        """What is at present in the places of slots in lists and dicts that are attributes: container, key and tensor."""
+        own = {id(held) for m in self.tree.values() for held in (m.__dict__, m._parameters, m._buffers)}
+        return [(container, key, container[key]) for container, key, _ in self.places if id(container) not in own]
+
+    @contextmanager
+    def with_tensors(self, loose: list[tuple[Any, Any, Tensor]]) -> Iterator[None]:
+        """With these in their places again, so that what a pass was given to work with does not count as a change."""
+        given = [(container, key, container[key]) for container, key, _ in loose if _has(container, key)]
+        for container, key, tensor in loose if len(given) == len(loose) else ():
+            container[key] = tensor
+        try:
+            yield
+        finally:
+            for container, key, tensor in given:
+                container[key] = tensor
+
+    def refuse_changed_holders(self, changes: Collection[tuple[str, str]]) -> None:
+        """Raise RuntimeError where forward changed a list or dict that holds tensors of slots: the next pass would find them in another."""
+        for path, name in changes:
+            value = self.tree[path].__dict__.get(name)
+            slot = next((slot for container, _, slot in self.places if container is value), None)
+            if slot is not None:
+                raise RuntimeError(
+                    f"forward of {type(self.root).__name__} changes {f'{path}.{name}'.lstrip('.')!r}, a {type(value).__name__} that holds the "
+                    f"parameter {slot!r} as well, of which every branch has its own: keep what forward changes in another attribute"
+                )
+
     def refuse_replaced(self, values: dict[str, Tensor]) -> None:
         """Raise RuntimeError if a pass has put another tensor in the place of a parameter that the branch has of its own."""
         for container, key, slot, name in self.taken_over:
@@ -138,6 +184,14 @@ class Clone:
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Every parameter in place with its name, the taken-over ones included."""
         return [(tensor, name) for holder, key, name in self._parameters if (tensor := holder[key]) is not None]
+
+
+def _has(container: Any, key: Any) -> bool:
+    try:
+        container[key]
+    except (IndexError, KeyError):
+        return False
+    return True
 
 
 def replaced_parameter(model: str, name: str) -> str:

@@ -132,8 +132,8 @@ class Clones:
             for key in keys:
                 clone = self._clones[key]
                 if key in starts:
-                    put(carried(starts[key], self._tree, clone.tree), clone.tree)
-                transfer(touched, self._tree, clone.tree)
+                    clone.take_up(starts[key], self._tree)
+                clone.take_up(taken(touched, self._tree), self._tree)
         return keys
 
     def _start(self, key: Key) -> Values:
@@ -269,9 +269,9 @@ class Clones:
         new = mode not in self.watched
         if not first:
             if plan.purity == "allow" and self._last is not None:
-                transfer(self.impure, self._last.tree, clone.tree)
+                clone.take_up(taken(self.impure, self._last.tree), self._last.tree)
             else:
-                transfer(self.impure - self._saved[1], self._tree, clone.tree)
+                clone.take_up(taken(self.impure - self._saved[1], self._tree), self._tree)
             try:
                 with nullcontext() if self._writes is None else self._writes.watched():
                     yield
@@ -283,7 +283,7 @@ class Clones:
                 self._writes.check_next()
             return
         private = self._copy_unregistered(clone) if new else {}
-        before, contents = fingerprint(clone.tree), registered(clone.tree)
+        before, contents, loose = fingerprint(clone.tree), registered(clone.tree), clone.loose_tensors()
         writes = ParameterWrites(self.root, clone.tree)
         words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
         try:
@@ -293,7 +293,9 @@ class Clones:
             explain_write(self.root, error)
             raise
         self._last = clone
-        changes = changed(before, fingerprint(clone.tree))
+        with clone.with_tensors(loose):
+            changes = changed(before, fingerprint(clone.tree))
+        clone.refuse_changed_holders(changes)
         put({name: value for name, value in private.items() if name not in changes}, clone.tree)
         _refuse_layers(self.root, contents, registered(clone.tree), {name for *_, name in clone.taken_over})
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
@@ -306,7 +308,7 @@ class Clones:
     def _copy_unregistered(self, clone: Clone) -> Values:
         """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
         attributes = tensors_in(clone.tree)
-        put(carried(attributes, clone.tree, clone.tree), clone.tree)
+        clone.take_up(attributes, clone.tree, for_now=True)
         return attributes
 
     def keep(self, plan: Plan, at_once: bool) -> None:

@@ -24,7 +24,8 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return value
     memo = {} if memo is None else dict(memo)
     for item in tensors_and_generators(value):
-        memo.setdefault(id(item), item.clone() if isinstance(item, Tensor) else item)
+        if id(item) not in memo:
+            memo[id(item)] = item.clone() if isinstance(item, Tensor) else item
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # not copyable
