@@ -286,3 +286,22 @@ def test_a_loss_of_the_models_own_is_that_of_each_voter_and_said_to_be() -> None
         loss = wrapped(x)["loss"]
     assert "loss is now" not in str(told[0].message)
     torch.testing.assert_close(loss, torch.stack([voter(x)["loss"] for voter in wrapped.voters()]).mean())
+
+
+class Whole(nn.Module):
+    """A loss, as models give that compute it of their labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).square().mean()
+
+
+@pytest.mark.parametrize(("make", "rows"), [(mlp, 2), (Whole, 6)])
+def test_warnings_name_the_line_that_calls(make: Any, rows: int) -> None:
+    wrapped: Any = vote.Wrapper(3)(make())
+    with pytest.warns(WorkbenchWarning) as caught:
+        wrapped(torch.randn(rows, 3))
+    assert [warning.filename for warning in caught] == [__file__]

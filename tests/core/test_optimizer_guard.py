@@ -180,6 +180,30 @@ def test_risk_heads_that_no_loss_reaches_are_reported_once_by_name(name: str, pa
     assert filename == __file__
 
 
+@pytest.mark.parametrize("turn", [2, 3, 5, 7])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_risk_heads_that_are_trained_in_turn_with_something_else_are_silent(parts: int, turn: int) -> None:
+    wrapped: Any = sculpt.Wrapper()(mlp())
+    whole = sgd(wrapped.parameters())
+    heads = whole if parts == 1 else sgd(wrapped.risk_parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(1, 40):
+            x, y = data()
+            optimizer = whole if i % turn else heads
+            (wrapped(x).square().mean() if i % turn else wrapped.loss(None, x, y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_risk_heads_that_were_trained_before_are_silent() -> None:
+    wrapped: Any = sculpt.Wrapper()(mlp())
+    fit(wrapped, data(), epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(wrapped, adam(wrapped.parameters()), n=20)
+
+
 @pytest.mark.parametrize("when", ["late", "frozen", "in parts", "kept"])
 def test_risk_heads_whose_turn_comes_later_are_silent(when: str) -> None:
     wrapped: Any = sculpt.Wrapper(n_layers=1)(mlp())

@@ -11,6 +11,7 @@ from ..engine.effects.random import values_unavailable
 from ..engine.execution import Execution, Watch
 from ..engine.plan import Bank, Plan
 from ..errors import WorkbenchWarning
+from ..introspect.source_lines import user_stacklevel
 from .outputs.options import has_detections
 from .ownership import engine_of, table_of
 
@@ -66,7 +67,7 @@ def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
             warnings.warn(
                 f"{says}comes from others after them: {', '.join(ran[-after:])}. {remedy}",
                 WorkbenchWarning,
-                stacklevel=6,
+                stacklevel=user_stacklevel(),
             )
     record.ordered = True
 

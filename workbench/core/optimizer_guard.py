@@ -25,6 +25,7 @@ from .parameters import split_for_decay, stacked_names
 _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> every wrapped object that lives
 _histories: dict[int, _History] = {}  # id -> every optimizer that has stepped and lives
 _served: dict[int, weakref.ref[Tensor]] = {}  # id -> every parameter that an optimizer held while it stepped
+_reached: dict[int, weakref.ref[Tensor]] = {}  # id -> every risk head that had a gradient at some look
 LATE = 8  # steps without a gradient after which risk heads count as forgotten: they may enter a loss late
 _changes = 0  # how many objects were wrapped: after each, every optimizer is looked at again
 
@@ -38,6 +39,7 @@ class _History:
         self.stage = (-1, 0)  # of the whole process and of this optimizer, when counting began
         self.steps = self.next = 0
         self.warned = False
+        self.versions: dict[int, int] = {}  # of risk heads at the first look: who steps on them writes into them
         self.sums: dict[int, Any] = {}  # of the last look: the gradients that may be left over from another training
 
     def due(self, groups: int) -> bool:
@@ -102,8 +104,7 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
             continue
         _report_decay(optimizer, wrapped)
         _report_alike(wrapped, trained)
-        if history.steps >= LATE:
-            _report_heads(wrapped, trained)
+        _report_heads(wrapped, trained, history)
         parameters = dict(nn.Module.named_parameters(wrapped))
         missed = {name: p for name, p in parameters.items() if _has_gradient(p) and id(p) not in trained}
         if not missed:
@@ -190,7 +191,6 @@ def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
             f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
             "of voters, with one dimension more than in the plain model, and the usual rule leaves them out. Make it of "
             "wrapped.parameter_groups(weight_decay)",
-            user_stacklevel() + 1,
         )
 
 
@@ -216,30 +216,42 @@ def _report_alike(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
             f"{axis}: all voters have the same weights and the same gradient, so they stay alike and the epistemic risk stays 0: the loss is "
             "that of their mean. Train with workbench.fit or wrapped.loss(criterion, x, y), in which each voter weighs the rows differently (in "
             "a trainer that calls the model itself, where it computes the loss: compute_loss, training_step)",
-            user_stacklevel() + 1,
         )
 
 
-def _report_heads(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
-    """Tell once where risk heads have no gradient beside the model that is trained, so that they stay as they were drawn."""
+def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History) -> None:
+    """Tell once where risk heads have never had a gradient beside the model that is trained, so that they stay as they were drawn.
+
+    A loop may train them in turn with something else, in some of its steps or by another optimizer: they have changed then since the first look.
+    """
     axes = (method.axis(Call(training=True, return_risk=True)) for method in wrapped._workbench.methods)
     axis = next((axis for axis in axes if axis is not None and axis.own_first), None)
-    if axis is None:
+    if axis is None or "heads" in wrapped._workbench.told:
         return
     rules = wrapped._workbench.rules.values()
     heads = {name for rule in rules for i in range(1, axis.size) for name in rule.names({axis.name: i})}
     heads -= {name for rule in rules for name in rule.names({})}
     present = {name: p for name, p in nn.Module.named_parameters(wrapped) if p.requires_grad}
-    forgotten = [name for name in present.keys() & heads if id(present[name]) in _served and present[name].grad is None]
-    if forgotten and any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
+    idle = [name for name in present.keys() & heads if not _is_reached(present[name], history)]
+    forgotten = [name for name in idle if id(present[name]) in _served]
+    if history.steps < LATE or not forgotten:
+        return
+    if any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
         tell(
             wrapped,
             "heads",
             f"{axis.name}: the loss does not reach the risk heads ({_some(sorted(forgotten))} have no gradient), so they stay as they were "
             "drawn and their risk means nothing. Train by workbench.fit or wrapped.loss(criterion, x, y), which adds their likelihood, or put "
             "the risk of wrapped(x, return_risk=True) into your loss; if their turn comes later, call requires_grad_(False) on them until then",
-            user_stacklevel() + 1,
         )
+
+
+def _is_reached(head: Tensor, history: _History) -> bool:
+    """Whether a head has or had a gradient at any look, or has been written into since the first look of an optimizer."""
+    key = id(head)
+    if head.grad is not None:
+        _reached[key] = weakref.ref(head, lambda _: _reached.pop(key, None))
+    return key in _reached or history.versions.setdefault(key, head._version) != head._version
 
 
 def _same_for_all(gradient: Tensor) -> bool:

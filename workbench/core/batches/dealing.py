@@ -15,6 +15,7 @@ from ...engine.plan import Bank, Plan
 from ...engine.state import BranchedState
 from ...engine.tree import flatten, is_float, paths, tensors
 from ...errors import WorkbenchWarning
+from ...introspect.source_lines import user_stacklevel
 from ..method import evaluating
 from ..ownership import Table, engine_of
 
@@ -32,16 +33,18 @@ NO_ROWS = "the output has no row for each row of the input"
 NUMBER = "the model gives a number for all rows of a batch, as those do that compute a loss of their labels"
 
 
-def tell(wrapped: Any, key: str, message: str, stacklevel: int = 5) -> None:
-    """Warn once for each wrapped object and key."""
+def tell(wrapped: Any, key: str, message: str) -> None:
+    """Warn once for each wrapped object and key, with the user's line."""
     if key not in wrapped._workbench.told:
         wrapped._workbench.told.add(key)
-        warnings.warn(message, WorkbenchWarning, stacklevel=stacklevel)
+        # Dynamo does not follow frames
+        level = 5 if torch.compiler.is_dynamo_compiling() else user_stacklevel()
+        warnings.warn(message, WorkbenchWarning, stacklevel=level)
 
 
 def tell_whole(wrapped: Any, key: str, why: str) -> None:
     """Warn once for each key that the mean of all voters answers, where rows were to be dealt out."""
-    tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}", stacklevel=6)
+    tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}")
 
 
 def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:

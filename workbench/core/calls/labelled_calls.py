@@ -43,7 +43,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if isinstance(pairing, str):
         y = calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
         if _loss_among(y) is not None:  # else labels are an input like others
-            tell(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing), stacklevel=6)
+            tell(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing))
         return y
     plan = calling.plan_of(wrapped, Call(wrapped.training, True, loss=True))
     branched, _ = calling.run(wrapped, plan, args, kwargs)
