@@ -246,6 +246,11 @@ def loss_of_model(
     """
     if pair is None:
         return criterion(rebuild(leaves), y)
+    if y is None:
+        raise ValueError(
+            f"{pair.name}: the risk heads are trained by the likelihood of a target, and y is None: give the target of the output that has a "
+            "risk (of an autoencoder the input), as wrapped.loss(criterion, x, y), and compute the rest of the loss in the criterion"
+        )
     split = [split_heads(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
     predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     prediction = rebuild(predictions)
@@ -257,6 +262,11 @@ def loss_of_model(
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
     else:
         targets = targets_of(y, tree_names, meanings)
+        if all(target is None for target in targets):
+            raise ValueError(
+                f"{pair.name}: y holds a target for none of the outputs, and nothing would train the risk heads; the outputs are "
+                f"{', '.join(map(repr, tree_names))}"
+            )
         terms = [
             pair.likelihood(target, *pairs, meaning)
             for target, pairs, meaning in zip(targets, split, meanings, strict=True)

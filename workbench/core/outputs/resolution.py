@@ -162,6 +162,11 @@ def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None])
     scored = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
     targets: list[Any] = [None] * len(meanings)
     if children(y) is None:
+        if not scored:
+            raise ValueError(
+                f"the target is one {type(y).__name__}, and no output has a risk: numbers for a whole batch, such as a loss, have none. Return "
+                "what is compared with the target as well"
+            )
         if len(scored) != 1:
             outputs = ", ".join(_key(names[i]) for i in scored)
             raise ValueError(

@@ -87,7 +87,7 @@ def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, 
     if stored is None:
         return {}, {}
     try:
-        text = json.loads(bytes(stored.cpu().tolist()).decode())
+        text = json.loads(bytes(_whole(stored).cpu().tolist()).decode())
         notes = {key: text.pop(key) for key in list(text) if MARK in key}
         if not all(isinstance(settings, dict) for settings in text.values()):
             raise ValueError(f"they are {text!r:.80}")
@@ -96,6 +96,14 @@ def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, 
             f"{prefix}{SETTINGS} in the state holds no settings of wrappers ({error}): the state is damaged or was changed; take another copy"
         ) from error
     return text, notes
+
+
+def _whole(stored: Tensor) -> Tensor:
+    """The bytes of settings, also where all that two states hold was averaged, as for target networks: the mean of equal bytes is the byte."""
+    if not stored.is_floating_point():
+        return stored
+    whole = stored.round()
+    return whole.to(torch.uint8) if bool((stored - whole).abs().max() < 0.01) else stored
 
 
 def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
