@@ -84,6 +84,7 @@ RIGHT = {
         1, s.view(2, -1).argsort()[:, -2:-1, None].expand(-1, -1, 4)
     ),
     "sorted and put back": lambda x, s: (x[s.argsort()] * 2)[s.argsort().argsort()] + s[:, None],
+    "a mask by rank": lambda x, s: torch.tensor([0.0] * 4 + [1.0] * 4).gather(0, s.argsort().argsort()) + 0 * s,
     "scattered back": lambda x, s: (
         torch.zeros_like(x).index_add(0, s.topk(3).indices, x[s.topk(3).indices]) + s[:, None]
     ),

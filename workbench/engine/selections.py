@@ -98,6 +98,7 @@ class RowTracker(TorchFunctionMode):
         super().__init__()
         self._same, self._rows = TensorFacts((tensor, True) for tensor in inputs), TensorFacts()
         self._ranks = TensorFacts()  # of indices by rank, as those of topk are: the rank of each
+        self._inverse = TensorFacts()  # of the rank of each entry, as an argsort of an argsort gives it
         self._read = False  # whether numbers that differ between branches were read into Python
         self.ranks = False  # whether the model sorts or selects by numbers of its own
         # under vmap there are no numbers to follow, and nothing of a pass may be kept
@@ -188,6 +189,8 @@ class RowTracker(TorchFunctionMode):
             return [None] * len(outs)
         position = 2 if name == "topk" else 1
         dim = kwargs.get("dim", args[position] if len(args) > position and type(args[position]) is int else -1)
+        if name != "topk" and self._ranks.get(args[0]) is not None:
+            self._inverse.set(outs[-1], True)
         self._ranks.set(outs[-1], _positions(outs[-1], [dim % outs[-1].dim()]).expand(outs[-1].shape))
         return [*[None] * (len(outs) - 1), _chosen(outs[-1])]
 
@@ -211,6 +214,8 @@ class RowTracker(TorchFunctionMode):
             short = not isinstance(args[1], tuple)
         else:
             index = next(arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, Tensor))
+            if self._same.get(x) and self._inverse.get(index):  # what is said of each rank: entries are where they were
+                return None
             dim = kwargs.get("dim", next((arg for arg in args[1:] if isinstance(arg, int)), None))
             chosen = not self._same.get(index) if index.dtype == torch.bool else self._selects(index)
             dims = list(range(x.dim())) if dim is None else [dim % x.dim()]
