@@ -409,6 +409,9 @@ def top_uncertain(
     if isinstance(data, DataLoader) and not _keeps_order(data):
         raise ValueError(
             "the DataLoader shuffles its rows, so their numbers would mean nothing; make it with shuffle=False"
+            if not isinstance(data.dataset, IterableDataset)
+            else f"{data.num_workers} workers read the {type(data.dataset).__name__}, so that the numbers of its rows would mean nothing; make "
+            "the DataLoader with num_workers=0"
         )
     answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
     risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
@@ -420,7 +423,7 @@ def top_uncertain(
 
 def _keeps_order(loader: DataLoader) -> bool:
     if isinstance(loader.dataset, IterableDataset):
-        return True
+        return loader.num_workers < 2  # several each go through all of it, or take turns
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     return type(sampler) is SequentialSampler and (batches is None or type(batches) is BatchSampler)

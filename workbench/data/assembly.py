@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from workbench.core.batches.arrays import check_index
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import find_files, is_grey
@@ -222,6 +223,8 @@ def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[
 
 
 def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Split, Any, Any]:
+    for inputs_of in x.values() if isinstance(x, Mapping) else [x]:
+        check_index(inputs_of, y, "data")
     inputs, (target, task, classes) = as_inputs(x), targets(y, task, classes, void, lengths)
     n, rows = (len(next(iter(tensors(tree)))) for tree in (inputs, target))
     if n != rows:

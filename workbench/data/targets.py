@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.core.batches.arrays import numbers_of
 from workbench.core.batches.rows import bad_rows, describe
 
 Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
@@ -34,16 +35,17 @@ def as_tensor(values: Any, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu()
     try:
-        array = np.asarray(values)
+        array = numbers_of(values)
+    except TypeError as error:
+        raise TypeError(f"{name} is {describe(values)} and can't be made a tensor of numbers: {error}") from None
     except ValueError as error:
-        array = np.empty(0, dtype=object)
-        reason = f"its rows differ in shape ({error})"
-    else:
-        reason = f"it holds {array.dtype}"
-    if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name} is {describe(values)} and can't be made a tensor of numbers: {reason}; give numbers. Sequences of unequal length are "
-            "padded first, torch.nn.utils.rnn.pad_sequence(x, batch_first=True), with lengths=[n]"
+            f"{name} is {describe(values)} and can't be made a tensor of numbers: its rows differ in shape ({error}); give numbers. Sequences "
+            "of unequal length are padded first, torch.nn.utils.rnn.pad_sequence(x, batch_first=True), with lengths=[n]"
+        ) from None
+    if array.dtype.kind == "c":
+        raise TypeError(
+            f"{name} is {describe(values)} of {array.dtype}; give real numbers, such as numpy.stack([x.real, x.imag], -1)"
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)

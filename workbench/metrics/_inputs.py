@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.core.batches.arrays import numbers_of
 from workbench.distributions import Distribution
 
 
@@ -20,10 +21,7 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
             )
         return value
     try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise TypeError(f"of {array.dtype}")
-        return torch.tensor(array)
+        return torch.tensor(numbers_of(value))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(
             f"{name} must be a tensor or an array of numbers, found {type(value).__name__} ({error})"

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.batches.rows import Batch, Source, TensorRows, describe, rows_loader, with_class_numbers
+from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.rows import (
+    TWO_OF_MORE,
+    Batch,
+    Source,
+    TensorRows,
+    describe,
+    rows_loader,
+    with_class_numbers,
+)
 from workbench.engine.tree import tree_map
 
 
@@ -46,6 +56,7 @@ class Batches:
                 if not (isinstance(pair, tuple | list) and len(pair) == 2):
                     raise TypeError(
                         f'data: the DataLoader gives {describe(pair)}; it must give pairs (x, y), or dicts with "labels"'
+                        + (f". {TWO_OF_MORE}" if isinstance(pair, tuple | list) and len(pair) > 2 else "")
                     )
                 yield self._batch(None, *pair)
             return
@@ -67,6 +78,8 @@ class Batches:
 
     def _batch(self, numbers: Tensor | None, x: Any, y: Any) -> Batch:
         def placed(leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):  # of a collate_fn
+                leaf = torch.tensor(numbers_of(leaf))
             if not isinstance(leaf, Tensor):
                 return leaf
             dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
@@ -76,7 +89,7 @@ class Batches:
 
         # collating makes a list of a tuple of positional arguments
         x = tuple(x) if isinstance(x, list) else x
-        return Batch(numbers, tree_map(placed, x), tree_map(placed, with_class_numbers(y)))
+        return Batch(numbers, tree_map(placed, x), with_class_numbers(tree_map(placed, y)))
 
 
 class Pairs:

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ...engine.tree import tensors, tree_map
+from .arrays import check_index, numbers_of
 
 FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
+TWO_OF_MORE = (
+    "Of rows with more, such as a number or a weight, take two: DataLoader(dataset, collate_fn=lambda rows: "
+    "torch.utils.data.default_collate([(row[0], row[1]) for row in rows])); weights of rows go into a WeightedRandomSampler"
+)
 BATCH = 1024  # rows at once where the size of a batch makes no difference
 
 
@@ -106,7 +111,10 @@ def read(
         if len(data.tensors) == 1 and not targets:
             return _inputs_alone(data.tensors[0], name)
         if len(data.tensors) != 2:
-            raise TypeError(f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y")
+            raise TypeError(
+                f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y: TensorDataset(*dataset.tensors[:2]). "
+                "Weights of rows go into a DataLoader with a WeightedRandomSampler"
+            )
         return _pair(*data.tensors, name=name)
     if isinstance(data, DataLoader):
         return data
@@ -161,8 +169,14 @@ def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch, None where there are none; collating has made a list of a tuple of positional inputs."""
+    """Inputs and targets of a batch, None where there are none; collating has made a list of a tuple of positional inputs.
+
+    Raises:
+        TypeError: it has more parts, of which nobody can tell what they are.
+    """
     x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+    if len(rest) > 1:
+        raise TypeError(f"data: a batch is {describe(batch)}; it must be inputs, or a pair (x, y). {TWO_OF_MORE}")
     return tuple(x) if isinstance(x, list) else x, rest[0] if rest else None
 
 
@@ -238,7 +252,13 @@ def _check_dataset(data: Dataset, name: str, targets: bool, numbered: bool) -> N
     if row is not None and not (isinstance(row, tuple | list) and len(row) == 2):
         raise TypeError(
             f"{name}: {type(data).__name__} gives {describe(row)} for row 0; it must give a pair (x, y)"
-            + (' or, under the name "labels", what is to be predicted' if isinstance(row, Mapping) else "")
+            + (
+                ' or, under the name "labels", what is to be predicted'
+                if isinstance(row, Mapping)
+                else f". {TWO_OF_MORE}"
+                if isinstance(row, tuple | list) and len(row) > 2
+                else ""
+            )
         )
 
 
@@ -248,6 +268,8 @@ def _inputs_alone(x: Any, name: str) -> TensorRows:
 
 
 def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
+    for part in x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple) else [x]:
+        check_index(part, y, name)
     targets = _targets(y, name)
     if not several and not isinstance(targets, Tensor):
         raise TypeError(f"{name}: y is {describe(y)} of targets; this takes one tensor of targets [rows, ...]")
@@ -286,7 +308,7 @@ def _inputs(x: Any, name: str) -> Any:
 
 def _tensor(value: Any, label: str, name: str) -> Tensor:
     try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(numbers_of(value))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name}: {label} is {describe(value)} and can't be made a tensor of numbers: {error}"

@@ -1,0 +1,162 @@
+"""What rows come in besides tensors: read as numpy, pandas and scikit-learn read it, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from workbench import fit, laplace, metrics, neo, vote
+from workbench.calibration import calibrate, top_uncertain
+from workbench.core.batches.arrays import numbers_of
+from workbench.data import Data
+
+N = 40
+X = np.random.default_rng(0).normal(size=(N, 2))
+FRAME = pd.DataFrame(X, columns=["a", "b"]).assign(y=X @ [1.0, 2.0])
+SHUFFLED = FRAME.sample(frac=1, random_state=1)
+
+
+def linear(outputs: int = 1) -> Any:
+    return vote.Wrapper(2)(nn.Linear(2, outputs))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (pd.DataFrame({"a": [True, False], "b": [1.5, 2.5]}), [[1.0, 1.5], [0.0, 2.5]]),
+        (pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [1.5, 2.5]}), [[1.0, 1.5], [np.nan, 2.5]]),
+        (pd.Series(pd.array([1, 2], dtype="Int64")), [1, 2]),
+        (pd.Series(pd.array([1, None], dtype="Float64")), [1.0, np.nan]),
+        (np.array([1.5, 2, np.float32(3)], dtype=object), [1.5, 2.0, 3.0]),
+        (np.array([True, False], dtype=object), [True, False]),
+        (np.array([3, np.uint8(4)], dtype=object), [3, 4]),
+        (np.ma.masked_values([[1.0, -999.0]], -999.0), [[1.0, np.nan]]),
+        (np.ma.masked_equal([1, -999, 2], -999), [1.0, np.nan, 2.0]),
+        (np.array([1.5, 2.5], dtype=">f4"), [1.5, 2.5]),
+        (np.asfortranarray(X), X),
+    ],
+)
+def test_numbers_are_those_that_were_given(value: Any, expected: Any) -> None:
+    found, wanted = numbers_of(value), np.asarray(expected)
+    assert found.dtype.isnative
+    assert found.dtype.kind == wanted.dtype.kind
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (FRAME.assign(b="red")[["a", "b"]], r"of its column 'b': it holds texts, such as 'red'; .*Data.from_dataframe"),
+        (pd.DataFrame({"a": X[:, 0], "t": pd.date_range("2024", periods=N)}), r"of its column 't': .*from_dataframe"),
+        (np.array(["a", "b"] * (N // 2)), r"texts, such as 'a'; give numbers: .*Data.from_arrays\(x, y\)"),
+        (np.array([{}] * N), r"objects, such as \{\} of type dict"),
+        (pd.date_range("2024", periods=N).to_numpy(), r"dates or spans of time .* days"),
+        (np.zeros(N, dtype=[("a", float)]), "give numbers"),
+    ],
+)
+@pytest.mark.parametrize("read", [lambda x: fit(linear(), (x, X[:, :1])), lambda x: Data.from_arrays(x, X)])
+def test_what_holds_no_numbers_is_refused_by_what_it_holds(read: Any, x: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        read(x)
+
+
+def test_sparse_matrices_are_refused_with_the_line_to_write() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    for read in (lambda x: fit(linear(), (x, X[:, :1])), lambda x: Data.from_arrays(x, X)):
+        with pytest.raises(TypeError, match=r"sparse matrix; give x\.toarray\(\)"):
+            read(sparse.csr_matrix(X))
+
+
+def test_what_a_mask_leaves_out_is_missing_not_a_number() -> None:
+    masked = np.ma.masked_where(np.arange(2 * N).reshape(N, 2) == 6, X)
+    masked.data[3, 0] = -999.0
+    for read in (lambda: fit(linear(), (masked, X[:, :1])), lambda: Data.from_arrays(masked, X)):
+        with pytest.raises(ValueError, match="NaN or infinite numbers in 1 of 40 rows, first in row 3"):
+            read()
+    with pytest.raises(ValueError, match="prediction has 1 NaN"):
+        metrics.rmse(masked, X)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (SHUFFLED[["a", "b"]], FRAME[["y"]]),  # the same rows in another order
+        (FRAME[["a", "b"]], SHUFFLED[["y"]]),
+        ({"input": SHUFFLED[["a", "b"]]}, FRAME[["y"]]),
+        tuple(part.set_axis(pd.date_range(day, periods=N)) for part, day in ((FRAME[["a", "b"]], "2024-01-01"), (FRAME[["y"]], "2024-01-02"))),
+    ],
+)  # fmt: skip
+def test_rows_that_the_index_says_do_not_belong_together_are_refused(pair: Any) -> None:
+    readers = [lambda: fit(linear(), pair), lambda: calibrate(linear(), pair), lambda: Data.from_arrays(*pair)]
+    for read in readers:
+        with pytest.raises(
+            ValueError, match=r"row 0 is that of index .*give y\.loc\[x\.index\]; or, .* y\.to_numpy\(\)"
+        ):
+            read()
+
+
+def test_rows_in_one_order_are_taken_whatever_their_index() -> None:
+    part = SHUFFLED[:20]  # of a split; its columns were scaled by something that dropped the index
+    x, y = pd.DataFrame(part[["a", "b"]].to_numpy()), part[["y"]]
+    for pair in ((part[["a", "b"]], y), (x, y), (part[["a", "b"]], y.to_numpy()), (part[["a", "b"]], y.reset_index())):
+        data = Data.from_arrays(*pair, test=[0])
+        np.testing.assert_array_equal(data.train.x.numpy(), part[["a", "b"]].to_numpy(np.float32)[1:])
+
+
+class Rows(Dataset):
+    """Rows of three: input, weight, target."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor(X[i]).float(), torch.tensor([1.0 + i]), torch.tensor([X[i] @ [1.0, 2.0]]).float()
+
+
+def test_the_second_of_three_is_not_taken_for_the_target() -> None:
+    says = r"(a tuple|a list) of 3.* collate_fn=lambda rows: .*WeightedRandomSampler"
+    for wrapper, data in ((laplace.Wrapper(), DataLoader(Rows(), 8)), (neo.Wrapper(), DataLoader(Rows(), 8))):
+        with pytest.raises(TypeError, match=says):
+            wrapper(nn.Linear(2, 1)).fit(data)
+    for data in (Rows(), DataLoader(Rows(), 8)):
+        with pytest.raises(TypeError, match=says):
+            fit(linear(), data, validation=0, progress=False)
+        with pytest.raises(TypeError, match=says):
+            top_uncertain(linear(), data, 3)
+
+    def collate(rows: Any) -> Any:  # what the error says
+        return torch.utils.data.default_collate([(row[0], row[1]) for row in rows])
+
+    fit(linear(), DataLoader(Rows(), 8, collate_fn=collate), validation=0, epochs=1, progress=False)
+
+
+def test_batches_of_arrays_train_as_batches_of_tensors() -> None:
+    def as_arrays(rows: Any) -> Any:
+        return tuple(np.stack([row[i].numpy() for row in rows]) for i in range(2))
+
+    dataset = TensorDataset(torch.tensor(X).float(), torch.tensor(X[:, :1]).float())
+    weights = []
+    for collate in (as_arrays, None):
+        torch.manual_seed(0)
+        wrapped = linear()
+        fit(wrapped, DataLoader(dataset, 8, collate_fn=collate), validation=0, epochs=2, progress=False)
+        weights.append([p.detach().clone() for p in wrapped.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_rows_that_workers_mix_have_no_numbers() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(torch.tensor(X).float())
+
+    wrapped = linear()
+    expected = top_uncertain(wrapped, torch.tensor(X).float(), 3)
+    assert torch.equal(top_uncertain(wrapped, DataLoader(Stream(), 8), 3).indices, expected.indices)
+    with pytest.raises(ValueError, match=r"2 workers read the Stream, .* num_workers=0"):
+        top_uncertain(wrapped, DataLoader(Stream(), 8, num_workers=2), 3)
