@@ -16,7 +16,7 @@ from workbench.core.batches.arrays import check_index
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import find_files, is_grey
-from workbench.data.frames import FrameEncoding
+from workbench.data.frames import FrameEncoding, category_names, rows_by_index
 from workbench.data.images import open_image
 from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import LazySplit, Split, row_index
@@ -74,15 +74,27 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     pandas = require("pandas")
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
-    names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
+    alone = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
+    if isinstance(target, tuple) and target in frame.columns:  # of columns of several levels
+        alone = True
+    names = [target] if alone else list(target)
+    if not frame.columns.is_unique:
+        several = frame.columns[frame.columns.duplicated()].unique()
+        raise ValueError(
+            f"frame: several columns have one name: {', '.join(map(str, several))}; "
+            "frame.loc[:, ~frame.columns.duplicated()] keeps the first of each"
+        )
     if lacking := [name for name in names if name not in frame.columns]:
         raise ValueError(f"target: there is no column {lacking[0]!r}; there are {', '.join(map(str, frame.columns))}")
     test_is_frame = isinstance(test, pandas.DataFrame)
+    test = test if test_is_frame else rows_by_index(test, frame.index)
     whole = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
     if test_is_frame and set(frame.columns) != set(test.columns):
         raise ValueError(
             f"test: its columns are {list(test.columns)}, those of the training rows {list(frame.columns)}"
         )
+    if options["classes"] is None and len(names) == 1:
+        options = {**options, "classes": category_names(whole[names[0]])}
     for name in names:
         if gaps := int(whole[name].isna().sum()):
             raise ValueError(
@@ -110,7 +122,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     if not isinstance(frame.index, pandas.RangeIndex):
         notes.append("the index of the frame is no feature; frame.reset_index() makes it a column")
     parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, test_part), strict=True)]
-    columns = {name: Column(str(name)) for name in names}
+    columns = {str(name): Column(str(name)) for name in names}
     options = {
         **options,
         "features": encoding.columns,
@@ -126,12 +138,18 @@ def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
     def column(name: Any) -> np.ndarray:
         series = frame[name]
         if hasattr(series, "cat"):
-            series = series.astype(object)
+            series = series.astype(object) if options["classes"] is None else series.map(str).astype(object)
         task = options["task"].get(name) if isinstance(options["task"], Mapping) else options["task"]
         if types.is_integer_dtype(series) and task is None:
             raise ValueError(
                 f"target: {name!r} holds whole numbers from {series.min()} to {series.max()}: are they classes (task='classification'), values "
                 "(task='regression') or counts (task='counts')?"
+            )
+        two = set(series.unique()) if types.is_float_dtype(series) else set()
+        if task is None and two in ({0, 1}, {-1, 1}):
+            raise ValueError(
+                f"target: {name!r} holds {min(two):g} and {max(two):g} alone: are they classes, frame[{name!r}].astype(int) with "
+                "task='classification', or values (task='regression')?"
             )
         if types.is_bool_dtype(series):
             return series.to_numpy(bool)
@@ -271,10 +289,27 @@ def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: 
         "test": test,
         "features": tuple(columns),
         "target": target,
-        "card": _card(card, [*card.notes, *notes]),
+        "card": _card(card, [*card.notes, *notes, *_target_notes(train, task, classes)]),
         "classes": classes,
         "split": split,
     }
+
+
+def _target_notes(train: Any, task: Any, classes: Any) -> list[str]:
+    """What a target of rows in memory may be besides what it was taken for."""
+    if not isinstance(train, Split) or not isinstance(train.y, Tensor) or not len(train):
+        return []
+    if task == "classification" and train.y.dim() == 1:
+        seen = set(train.y.unique().tolist())
+        lacking = [name for number, name in enumerate(classes) if number not in seen]
+        more = ", ..." if len(lacking) > 10 else ""
+        return [f"no training row is of class {', '.join(lacking[:10])}{more}"] if lacking else []
+    if task == "regression" and train.y.shape[1:] == (1,):
+        values = train.y.unique()
+        if 1 < len(values) <= 10 and bool((values == values.round()).all()):
+            numbers = ", ".join(f"{value:g}" for value in values.tolist())
+            return [f"the target is {numbers}, taken for values; for classes give whole numbers, y.astype(int)"]
+    return []
 
 
 def _card(card: Card, notes: Sequence[str]) -> Card:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +47,19 @@ class FrameColumn:
         unit = f"days since {self.origin:%Y-%m-%d}" if self.kind == "date" else ""
         return (Column(self.name, unit), *gap)
 
+    def check_types(self, series: Any) -> None:
+        """Raise ValueError if categories are those of the training rows but for their type, such as the text "1" for the number 1."""
+        if self.kind != "category":
+            return
+        texts = {str(category): category for category in self.categories}
+        for value in series.dropna().unique().tolist():
+            if value not in self.categories and str(value) in texts:
+                known = texts[str(value)]
+                raise ValueError(
+                    f"frame: {self.name!r} holds {value!r} ({type(value).__name__}) here, and {known!r} ({type(known).__name__}) in the "
+                    f"training rows, which are two categories: frame[{self.name!r}].astype({type(known).__name__}) makes one of them"
+                )
+
     def encode(self, series: Any) -> np.ndarray:
         """Float64 [n, columns]."""
         missing = series.isna().to_numpy()
@@ -85,7 +99,7 @@ class FrameEncoding:
             raise ValueError("frame: there is no column besides the target")
         if len(set(map(str, frame.columns))) < len(frame.columns):
             raise ValueError(f"frame: several columns have one name; found {', '.join(map(str, frame.columns))}")
-        return cls(tuple(_column(str(name), frame[name]) for name in frame.columns))
+        return cls(tuple(_column(name, series) for name, series in _by_name(frame).items()))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -98,13 +112,14 @@ class FrameEncoding:
         Raises:
             ValueError: a column is missing, or holds what its training rows do not.
         """
-        by_name = {str(name): frame[name] for name in frame.columns}
+        by_name = _by_name(frame)
         if lacking := [part.name for part in self.parts if part.name not in by_name]:
             raise ValueError(f"frame: the columns {', '.join(lacking)} are missing; there are {', '.join(by_name)}")
         for part in self.parts:
             series = by_name[part.name]
             if not series.isna().all() and (kind := _kind(part.name, series)) != part.kind:
                 raise ValueError(f"frame: {part.name!r} is a {kind} here, and a {part.kind} in the training rows")
+            part.check_types(series)
         values = torch.from_numpy(np.concatenate([part.encode(by_name[part.name]) for part in self.parts], 1))
         for column, column_values in zip(self.columns, values.T, strict=True):
             check_finite(column_values, f"frame: {column.name!r}")
@@ -113,10 +128,15 @@ class FrameEncoding:
     def notes(self, train: Any, test: Any) -> list[str]:
         """What was done to which columns, in words."""
         said = []
+        train, test = _by_name(train), _by_name(test)
         for part in self.parts:
             gaps = [int(frame[part.name].isna().sum()) for frame in (train, test)]
             if part.kind == "category":
                 said.append(f"{part.name}: {len(part.categories)} categories, a column of 0 and 1 for each")
+                if all(map(_is_number, part.categories)) and isinstance(part.categories[0], str):
+                    said[-1] += (
+                        f"; if these texts are amounts, pandas.to_numeric(frame[{part.name!r}]) makes numbers of them"
+                    )
                 new = ~test[part.name].isin(part.categories) & test[part.name].notna()
                 if new.any():
                     said.append(f"{part.name}: {int(new.sum())} test rows have a category of no training row: 0 in all")
@@ -131,6 +151,46 @@ class FrameEncoding:
         return said
 
 
+def category_names(series: Any) -> tuple[str, ...] | None:
+    """The names of the classes of a target of categories that are no texts, in their order; None of any other."""
+    if not hasattr(series, "cat") or all(isinstance(category, str) for category in series.cat.categories):
+        return None
+    return tuple(map(str, series.cat.remove_unused_categories().cat.categories))
+
+
+def rows_by_index(test: Any, index: Any) -> Any:
+    """Test rows that are told by the index of a frame, as a mask or row numbers in its order; anything else as it is.
+
+    Args:
+        test: a mask that is a Series, whose index tells its rows; labels of rows as a pandas Index; or what has no index.
+        index: of the frame.
+
+    Raises:
+        ValueError: labels are not in the index, or stand there for several rows.
+    """
+    pandas = require("pandas")
+    if isinstance(test, pandas.Series) and pandas.api.types.is_bool_dtype(test) and len(test) == len(index):
+        labels, what = test.index, "a mask"
+        whole = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
+        if labels.equals(index) or (whole and not labels.isin(index).all()):  # one without labels goes by place
+            return np.array(test, dtype=bool)
+    elif isinstance(test, pandas.Index) and test.dtype != bool:
+        labels, what = test, "an index"
+    else:
+        return np.array(test) if isinstance(test, pandas.Series | pandas.Index) else test
+    if not index.is_unique or not labels.is_unique or not labels.isin(index).all():
+        why = "has some labels twice" if not index.is_unique or not labels.is_unique else "has others"
+        raise ValueError(
+            f"test: {what} names rows by their labels, such as {labels[0]!r}, and the frame {why}; give a mask as an array, test.to_numpy(), or "
+            "row numbers, from 0"
+            if len(labels)
+            else f"test: {what} names no row"
+        )
+    if what == "a mask":
+        return np.array(test.reindex(index), dtype=bool)
+    return index.get_indexer(labels)
+
+
 def _column(name: str, series: Any) -> FrameColumn:
     kind = _kind(name, series)
     known = series.dropna()
@@ -142,6 +202,16 @@ def _column(name: str, series: Any) -> FrameColumn:
     if kind == "category":
         categories = tuple(sorted(known.unique().tolist(), key=lambda value: (type(value).__name__, value)))
         explicit = hasattr(series, "cat")
+        numbers = [category for category in categories if _is_number(category)]
+        if not explicit and 2 * len(numbers) > len(categories) > FEWEST_NAMES:
+            others = [category for category in categories if not _is_number(category)]
+            besides = f" besides {', '.join(map(repr, others[:3]))}" if others else ""
+            gaps = ", errors='coerce'" if others else ""
+            raise ValueError(
+                f"frame: {name!r} holds numbers as texts, such as {numbers[0]!r}{besides}: "
+                f"pandas.to_numeric(frame[{name!r}]{gaps}) makes numbers of them"
+                f"{' and gaps of the others' if others else ''}; if they are categories, frame[{name!r}].astype('category')"
+            )
         if len(categories) > MOST and not explicit:
             raise ValueError(
                 f"frame: {name!r} has {len(categories)} different texts in {len(known)} training rows, such as {categories[0]!r}; leave it out, "
@@ -188,6 +258,19 @@ def _numbers(series: Any, origin: Any) -> np.ndarray:
             raise ValueError(f"frame: {series.name!r} has a time zone in some rows only")
         return ((series - origin) / pandas.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
     return pandas.to_numeric(series).astype("Float64").to_numpy(np.float64, na_value=np.nan)
+
+
+def _by_name(frame: Any) -> dict[str, Any]:
+    """The columns of a frame, whose names may be numbers or tuples."""
+    return {str(name): frame.iloc[:, i] for i, name in enumerate(frame.columns)}
+
+
+def _is_number(text: Any) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return isinstance(text, str) and math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _median(part: FrameColumn) -> str:

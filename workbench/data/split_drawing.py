@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import numpy as np
@@ -11,12 +12,22 @@ from workbench.errors import require
 
 
 def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n]."""
+    """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n].
+
+    A class of one row, which can't be in both, is in the first.
+    """
     split = require("sklearn.model_selection").train_test_split
     seed = whole_number("the split, which is the seed of the rows drawn", seed)
     if not 0 <= seed < 2**32:
         raise ValueError(f"the split is the seed of the rows drawn, from 0 to 2**32 - 1; found {seed}")
-    first, second = split(np.arange(n), test_size=size, random_state=seed, stratify=labels)
+    rows = np.arange(n)
+    if labels is not None:
+        _, number, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
+        if (alone := counts[number] == 1).any() and not alone.all():
+            size = math.ceil(size * n) if size < 1 else size
+            first, second = split(rows[~alone], test_size=size, random_state=seed, stratify=labels[~alone])
+            return np.concatenate([first, rows[alone]]), second
+    first, second = split(rows, test_size=size, random_state=seed, stratify=labels)
     return first, second
 
 

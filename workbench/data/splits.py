@@ -210,5 +210,7 @@ class _Rows:
 
 def row_index(rows: Any) -> Tensor:
     """Row numbers or a bool mask as a tensor."""
+    if isinstance(rows, np.ndarray) and not rows.flags.writeable:  # as those of pandas are, of which torch warns
+        rows = rows.copy()
     # an empty list would become floats
     return torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)

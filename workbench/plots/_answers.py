@@ -12,7 +12,9 @@ from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import collect, output_of
+from workbench.core.batches.arrays import check_index
 from workbench.data import Data, LazySplit, Split, load
+from workbench.data.targets import as_tensor
 from workbench.data.texts import Vocabulary
 from workbench.plots._common import Array
 
@@ -63,10 +65,12 @@ def subject_of(data: Any) -> Subject:
         words = dict(enumerate(data.encoding.words, 2)) if isinstance(data.encoding, Vocabulary) else {}
         return Subject(data.test, data.train, columns, data.target.name, unit, data.classes, shares, words=words)
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = data[0], torch.as_tensor(data[1]).detach().cpu()
+        for part in data[0].values() if isinstance(data[0], Mapping) else [data[0]]:
+            check_index(part, data[1], "data")
+        x, y = data[0], as_tensor(data[1], "y")
         y = y.float() if y.is_floating_point() else y.long()
-        inputs = {name: torch.as_tensor(v).detach().cpu() for name, v in x.items()} if isinstance(x, Mapping) else None
-        one = torch.as_tensor(x).detach().cpu() if inputs is None else None
+        inputs = {name: as_tensor(v, f"x[{name!r}]") for name, v in x.items()} if isinstance(x, Mapping) else None
+        one = as_tensor(x, "x") if inputs is None else None
         one = one.float() if one is not None and one.dtype == torch.float64 else one
         data = Split(one if inputs is None else inputs, y[:, None] if y.ndim == 1 and y.is_floating_point() else y)
     if not isinstance(data, Split | LazySplit):

@@ -1,0 +1,140 @@
+"""Frames as they come out of other people's hands, against what pandas computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workbench.data import Data
+
+N = 60
+FRAME = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=["a", "b", "y"])
+SHUFFLED = FRAME.sample(frac=1, random_state=1)
+DATED = FRAME.set_axis(pd.date_range("2024-01-01", periods=N))
+
+
+@pytest.mark.parametrize(
+    ("frame", "test"),
+    [
+        (SHUFFLED, FRAME["a"] > 0),  # a mask in the order of another frame
+        (SHUFFLED, SHUFFLED["a"] > 0),
+        (SHUFFLED, (SHUFFLED["a"] > 0).to_numpy()),
+        (SHUFFLED, SHUFFLED.index[SHUFFLED["a"] > 0]),  # labels, not places
+        (SHUFFLED, (SHUFFLED["a"] > 0).astype("boolean")),
+        (DATED, DATED.index[DATED["a"] > 0]),
+        (DATED, (DATED["a"] > 0).reset_index(drop=True)),
+        (DATED, DATED["a"] > 0),
+        (FRAME, np.flatnonzero(FRAME["a"] > 0)),
+        (FRAME, pd.Series(np.flatnonzero(FRAME["a"] > 0))),
+    ],
+)
+def test_the_rows_to_test_on_are_those_that_pandas_would_take(frame: pd.DataFrame, test: Any) -> None:
+    data = Data.from_dataframe(frame, "y", test=test)
+    expected = frame[frame["a"] > 0]
+    np.testing.assert_array_equal(data.test.x.numpy(), expected[["a", "b"]].to_numpy(np.float32))
+    np.testing.assert_array_equal(data.test.y[:, 0].numpy(), expected["y"].to_numpy(np.float32))
+
+
+@pytest.mark.parametrize("test", [DATED.index[:3], pd.Series(True, index=[*range(N - 1), 999]), FRAME.index[[1, 1]]])
+def test_labels_that_the_frame_lacks_are_refused(test: Any) -> None:
+    frame = SHUFFLED if not isinstance(test, pd.Series) else DATED
+    with pytest.raises(
+        ValueError, match=r"names rows by their labels, such as .*, and the frame has .*test\.to_numpy\(\)"
+    ):
+        Data.from_dataframe(frame, "y", test=test)
+
+
+@pytest.mark.parametrize(
+    ("columns", "target"),
+    [([0, 1, 2], 2), ([("x", "a"), ("x", "b"), ("t", "y")], ("t", "y")), (["a", 1, None], None)],
+)
+def test_columns_may_have_any_name(columns: Any, target: Any) -> None:
+    named = pd.MultiIndex.from_tuples(columns) if isinstance(columns[0], tuple) else columns
+    data = Data.from_dataframe(FRAME.set_axis(named, axis=1), target, test=np.arange(N) >= 50)
+    assert [column.name for column in data.features] == [str(name) for name in columns[:2]]
+    np.testing.assert_array_equal(data.train.x.numpy(), FRAME[["a", "b"]].to_numpy(np.float32)[:50])
+
+
+def test_targets_may_be_an_index_of_columns() -> None:
+    assert Data.from_dataframe(FRAME, FRAME.columns[1:]).train.y.shape[1:] == (2,)
+
+
+@pytest.mark.parametrize("twice", ["a", "y"])
+def test_a_name_that_stands_twice_is_refused(twice: str) -> None:
+    with pytest.raises(ValueError, match=f"several columns have one name: {twice}; frame.loc"):
+        Data.from_dataframe(pd.concat([FRAME, FRAME[[twice]]], axis=1), "y")
+
+
+def test_categories_of_another_type_are_not_nothing() -> None:
+    frame = FRAME.assign(kind=pd.Categorical([1, 2, 3] * 20))
+    data = Data.from_dataframe(frame, "y")
+    texts = frame.assign(kind=frame["kind"].astype(str))
+    with pytest.raises(
+        ValueError, match=r"'kind' holds '1' \(str\) here, and 1 \(int\) .*frame\['kind'\]\.astype\(int\)"
+    ):
+        data.encoding(texts)
+    mended = texts.assign(kind=texts["kind"].astype(int).astype("category"))
+    assert torch.equal(data.encoding(mended), data.encoding(frame))
+    assert not data.encoding(frame.assign(kind=pd.Categorical([4] * N)))[:, 2:].any()  # a new one, as documented
+
+
+def test_amounts_that_came_as_texts_are_no_categories() -> None:
+    texts = FRAME["b"].round(1).astype(str)
+    texts[3] = "?"
+    with pytest.raises(
+        ValueError,
+        match=r"'b' holds numbers as texts, such as .* besides '\?': pandas\.to_numeric\(frame\['b'\], errors='coerce'\)",
+    ):
+        Data.from_dataframe(FRAME.assign(b=texts), "y")
+    mended = Data.from_dataframe(FRAME.assign(b=pd.to_numeric(texts, errors="coerce")), "y")
+    assert [column.name for column in mended.features][:2] == ["a", "b"]
+    assert len(Data.from_dataframe(FRAME.assign(b=texts.astype("category")), "y").features) > 20
+    few = Data.from_dataframe(FRAME.assign(b=["1", "2"] * 30), "y")
+    assert any("if these texts are amounts, pandas.to_numeric" in note for note in few.card.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"), [([7, 10], ("7", "10")), ([True, False], ("False", "True")), (["b", "a"], ("a", "b"))]
+)
+def test_a_target_of_categories_is_classes(values: Any, names: tuple[str, ...]) -> None:
+    frame = FRAME.assign(y=pd.Categorical(values * 30))
+    data = Data.from_dataframe(frame, "y", test=np.arange(N) >= 50)
+    assert data.classes == names
+    assert [names[i] for i in data.train.y] == [str(value) for value in frame["y"][:50]]
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [-1.0, 1.0]])
+def test_yes_and_no_as_floats_are_asked_about(values: list[float]) -> None:
+    frame = FRAME.assign(y=values * 30)
+    with pytest.raises(ValueError, match=r"'y' holds -?\d and 1 alone: are they classes, frame\['y'\]\.astype\(int\)"):
+        Data.from_dataframe(frame, "y")
+    assert Data.from_dataframe(frame, "y", task="regression").task == "regression"
+    assert Data.from_dataframe(frame.assign(y=(frame["y"] > 0).astype(int)), "y", task="classification").n_outputs == 2
+
+
+def test_a_class_of_one_row_is_trained_on() -> None:
+    kinds = ["a"] * 30 + ["b"] * 29 + ["c"]
+    for data in (Data.from_dataframe(FRAME.assign(y=kinds), "y"), Data.from_arrays(FRAME[["a", "b"]], kinds)):
+        assert torch.bincount(data.train.y, minlength=3).tolist() == [24, 23, 1]
+        assert torch.bincount(data.test.y, minlength=3).tolist() == [6, 6, 0]
+
+
+def test_what_a_target_may_be_besides_is_said() -> None:
+    gaps = Data.from_arrays(FRAME[["a"]], np.array([1, 3] * 30))
+    assert "no training row is of class 0, 2" in gaps.card.notes
+    floats = Data.from_arrays(FRAME[["a"]], np.array([1.0, 3.0] * 30))
+    assert any(note.startswith("the target is 1, 3, taken for values; for classes") for note in floats.card.notes)
+    assert not any("taken for values" in note for note in Data.from_dataframe(FRAME, "y").card.notes)
+
+
+def test_plots_of_rows_pair_them_as_trainings_do() -> None:
+    from workbench import plots, vote
+
+    model = vote.Wrapper(2)(torch.nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"row 0 is that of index .*give y\.loc\[x\.index\]"):
+        plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], FRAME[["y"]]))
+    plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], SHUFFLED[["y"]]))
