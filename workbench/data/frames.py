@@ -123,7 +123,7 @@ class FrameEncoding:
         values = torch.from_numpy(np.concatenate([part.encode(by_name[part.name]) for part in self.parts], 1))
         for column, column_values in zip(self.columns, values.T, strict=True):
             check_finite(column_values, f"frame: {column.name!r}")
-        return finite_float(values, "frame")
+        return finite_float(values.float(), "frame")
 
     def notes(self, train: Any, test: Any) -> list[str]:
         """What was done to which columns, in words."""
@@ -225,7 +225,10 @@ def _column(name: str, series: Any) -> FrameColumn:
             )
         return FrameColumn(name, "category", categories=categories, missing=missing)
     origin = known.min() if kind == "date" else None
-    return FrameColumn(name, kind, float(np.median(_numbers(known, origin))), origin=origin, missing=missing)
+    values = _numbers(known, origin)
+    if np.isfinite(values).all():
+        finite_float(torch.from_numpy(values), f"frame: {name!r}")  # says what float32 can't hold
+    return FrameColumn(name, kind, float(np.median(values)), origin=origin, missing=missing)
 
 
 def _kind(name: str, series: Any) -> Literal["number", "date", "category"]:

@@ -17,7 +17,7 @@ from workbench.data.data_set import Data
 from workbench.data.loading import load
 from workbench.data.split_drawing import partition
 from workbench.data.splits import Split
-from workbench.data.targets import VOID, kind
+from workbench.data.targets import VOID, finite_float, kind
 
 HELD_OUT = 0.2  # share of the rows that become test rows, where they are not a Data
 
@@ -140,13 +140,14 @@ def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:
     """x float32 [n, ...], and y float32 [n, 1] or int64 [n]."""
     if not isinstance(rows.x, Tensor):
         raise TypeError(f"data: x is a {type(rows.x).__name__} of {len(rows.inputs)} inputs; one tensor is needed")
-    x, y = rows.x.cpu().float(), rows.y.cpu()
+    x, y = rows.x.cpu(), rows.y.cpu()
+    x = finite_float(x, "data: x") if x.is_floating_point() else x.float()
     if len(x) < 25:
         raise ValueError(f"data: found {len(x)} rows; at least 25 are needed, of which a fifth is held out")
     y = y.reshape(len(y), -1)
     if y.shape[1] != 1:
         raise ValueError(f"data: y has {y.shape[1]} columns; one target at a time can be compared, such as y[:, :1]")
-    y = y.float() if y.is_floating_point() else y[:, 0]
+    y = finite_float(y, "data: y") if y.is_floating_point() else y[:, 0]
     if not y.is_floating_point() and int(y.min()) < 0:
         raise ValueError(f"data: class numbers start at 0; found {int(y.min())}")
     return x if x.ndim > 1 else x[:, None], y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.column_spread import coarse_columns
 from workbench.core.batches.rows import bad_rows, describe
+from workbench.errors import WorkbenchWarning
 
 Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -174,8 +177,14 @@ def check_finite(tensor: Tensor, name: str, infinite: bool = True) -> None:
 
 
 def finite_float(tensor: Tensor, name: str) -> Tensor:
-    """In float32, unless a number is too large for that."""
+    """In float32, unless a number is too large for that; warns where numbers differ by less than float32 can say."""
     single = tensor.float()
+    if tensor.dtype == torch.float64 and (said := coarse_columns(tensor, name, torch.float32)):
+        warnings.warn(
+            f"{said}, which a Data holds, so that rows can't be told apart: subtract the mean of the column first",
+            WorkbenchWarning,
+            stacklevel=2,
+        )
     check_finite(single, f"{name} in float32")
     return single
 

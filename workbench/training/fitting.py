@@ -48,6 +48,7 @@ from workbench.training.loop import Loop
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.starting_values import start_at_targets
+from workbench.training.told_units import tell_of_batch, tell_of_columns
 from workbench.training.traced_step import TracedStep
 from workbench.training.tracking import TrainingLog, logged
 from workbench.training.unshadowed import unshadowed
@@ -207,6 +208,8 @@ def fit(
         raise
     scaling = choose_standardization(wrapped, train, criterion, standardize, learns, converted)
     target, dtype = resolve_device(device, like.device), dtype or like.dtype
+    if not present:
+        tell_of_columns(wrapped, train, dtype)
     size = batch_size or default_batch_size(train)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
@@ -352,6 +355,8 @@ def _try_first_batch(
                 try_batch(wrapped, first, criterion, in_memory, scaled)
             first = changed(first, augment, torch.Generator().manual_seed(seed))
         learns, converted, prediction = try_batch(wrapped, first, criterion, in_memory, scaled)
+        if learns and not scaled and not isinstance(train, TensorRows):
+            tell_of_batch(wrapped, first, prediction, criterion)
         weighted = None
         if class_weight is not None:
             weighted = weighted_criterion(wrapped, class_weight, prediction, first.y, train)

@@ -15,9 +15,9 @@ from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import keeps_meaning
 from workbench.training.default_losses import Criterion
+from workbench.training.told_units import is_far
 from workbench.training.unshadowed import unshadowed
 
-FAR = 10.0  # from mean 0 and standard deviation 1
 # what is no floating-point number but can be made one, and its largest value
 BYTES = {torch.uint8: 255.0, torch.bool: 1.0}
 
@@ -97,7 +97,7 @@ def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
         if not (isinstance(target, Tensor) and target.is_floating_point()):
             continue
         scale, mean = torch.std_mean(target.double(), correction=0)
-        if mean.abs() > FAR or not (scale == 0 or 1 / FAR < scale < FAR):
+        if is_far(mean, scale):
             tell(
                 wrapped,
                 "units",

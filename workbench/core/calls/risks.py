@@ -19,7 +19,7 @@ from ..outputs.meanings import Detections, Meaning, Values
 from ..outputs.options import MEAN, has_detections
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.said_distributions import distributions_in, with_moments
-from ..outputs.slips import tell_doubts, tell_whole_numbers
+from ..outputs.slips import tell_doubts, tell_range, tell_whole_numbers
 from ..standardize import Scaling
 from . import running_moments
 from .running_moments import RunningClasses, RunningValues, entropy
@@ -73,6 +73,8 @@ def reduced(
                 y = _mean(record, committee, branched.axes, leaf)
             else:
                 tell_whole_numbers(wrapped, leaf, len(branched.axes))
+                if return_risk:
+                    tell_range(wrapped, leaf, len(branched.axes))
                 y, measured = _values(record, committee, branched.axes, leaf, return_risk, variances.get(i))
             y = y.to(branched.plain_dtype(i))
             if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from .class_scores import Binary, Classes, Logits
 from .options import meaning_of
 from .resolution import resolve
 
+# numbers; squares of spreads a thousandth as large as the first begin to round in float32
+FINEST, GREATEST = 1e-17, 1e18
 LOOKS_AT = 16  # numbers of each branch, at least, for what they are to be told by their values
 # what the losses of torch take a prediction for
 _WANTS: tuple[tuple[Classes, tuple[Any, ...]], ...] = (
@@ -94,6 +97,20 @@ def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
         'are their mean and spread. Return the scores, say what they are (output="logits", output="binary"), and decide outside the wrapped '
         "model",
     )
+
+
+def tell_range(wrapped: Any, leaf: Tensor, depth: int) -> None:
+    """Squares of numbers below 1e-19 are 0 in float32, and above 1e19 infinite, and so would be risks."""
+    if not depth or leaf.dtype != torch.float32 or not _can_look(wrapped, "looked at range", leaf, depth):
+        return
+    largest = float(leaf.detach().abs().amax())
+    if math.isfinite(largest) and (0 < largest < FINEST or largest > GREATEST):
+        tell(
+            wrapped,
+            "range",
+            f"the model gives numbers up to {largest:.3g}, whose squares float32 can't hold, so that risks come out as "
+            f"{'0 or coarse' if largest < 1 else 'infinite'}: return other units (1 for {largest:.0e}), or take wrapped.double()",
+        )
 
 
 def warn_unsaid(wrapped: Any, criterion: Any, y: Any, leaves: Sequence[Any], depth: int = 0) -> None:
