@@ -227,7 +227,7 @@ def _column(name: str, series: Any) -> FrameColumn:
     origin = known.min() if kind == "date" else None
     values = _numbers(known, origin)
     if np.isfinite(values).all():
-        finite_float(torch.from_numpy(values), f"frame: {name!r}")  # says what float32 can't hold
+        finite_float(torch.tensor(values), f"frame: {name!r}")  # says what float32 can't hold
     return FrameColumn(name, kind, float(np.median(values)), origin=origin, missing=missing)
 
 
