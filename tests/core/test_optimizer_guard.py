@@ -196,6 +196,24 @@ def test_risk_heads_that_are_trained_in_turn_with_something_else_are_silent(part
             optimizer.zero_grad()
 
 
+def test_layers_without_a_part_in_the_output_are_silent() -> None:
+    """As the last backcast of an N-BEATS."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.forecast, self.backcast = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.trunk(x).relu()
+            rest = x - self.backcast(h)
+            return self.forecast(h) + 0 * rest.detach().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(compose(vote.Wrapper(2), sculpt.Wrapper())(Blocks()), data(), epochs=20)
+
+
 def test_risk_heads_that_were_trained_before_are_silent() -> None:
     wrapped: Any = sculpt.Wrapper()(mlp())
     fit(wrapped, data(), epochs=2)

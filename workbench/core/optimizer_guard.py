@@ -228,12 +228,17 @@ def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History
     axis = next((axis for axis in axes if axis is not None and axis.own_first), None)
     if axis is None or "heads" in wrapped._workbench.told:
         return
-    rules = wrapped._workbench.rules.values()
-    heads = {name for rule in rules for i in range(1, axis.size) for name in rule.names({axis.name: i})}
-    heads -= {name for rule in rules for name in rule.names({})}
+    rules = wrapped._workbench.rules
     present = {name: p for name, p in nn.Module.named_parameters(wrapped) if p.requires_grad}
-    idle = [name for name in present.keys() & heads if not _is_reached(present[name], history)]
-    forgotten = [name for name in idle if id(present[name]) in _served]
+    models = {name for rule in rules.values() for name in rule.names({})}
+    forgotten, heads = [], set()
+    for slot, rule in rules.items():
+        of_rule = {name for i in range(1, axis.size) for name in rule.names({axis.name: i})} - models
+        heads |= of_rule
+        # a layer whose own parameters have no gradient either is not used by the output, or its output is in no loss
+        used = any(_has_gradient(present[name]) for name in (slot, *rule.names({})) if name in present)
+        idle = [name for name in of_rule & present.keys() if not _is_reached(present[name], history)]
+        forgotten += [name for name in idle if used and id(present[name]) in _served]
     if history.steps < LATE or not forgotten:
         return
     if any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
