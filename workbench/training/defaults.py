@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -26,6 +27,21 @@ def default_batch_size(train: Source) -> int:
     if isinstance(train, DataLoader):
         return train.batch_size or 32
     return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
+
+
+def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Move a module as `module.to(device, dtype)` does, but let complex tensors be complex, of the precision of `dtype`."""
+    complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+    tensors = [*module.parameters(), *module.buffers()]
+    if not any(tensor.is_complex() for tensor in tensors):
+        module.to(device, dtype)
+        return
+
+    def moved(tensor: Tensor) -> Tensor:
+        kind = dtype if tensor.is_floating_point() else complex_dtype if tensor.is_complex() else tensor.dtype
+        return tensor.to(device, kind)
+
+    module._apply(moved)
 
 
 def resolve_device(device: str | torch.device | None, present: torch.device) -> torch.device:

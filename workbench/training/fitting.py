@@ -38,6 +38,7 @@ from workbench.training.default_losses import Criterion, LossByMeaning, cross_en
 from workbench.training.defaults import (
     default_batch_size,
     make_optimizer,
+    move,
     one_cycle,
     resolve_device,
 )
@@ -214,7 +215,7 @@ def fit(
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
     try:
-        wrapped.to(target, dtype)
+        move(wrapped, target, dtype)
         criterion = criterion or weighted or _default_criterion(wrapped, first, structured, has_folds=cut is not None)
         settings = {
             "wrapped": wrapped._workbench_name(),

@@ -18,6 +18,7 @@ from workbench import metrics
 from workbench.core.method import evaluating
 from workbench.core.wrapper import compose
 from workbench.data import Data
+from workbench.training.defaults import move
 
 from ..common.cases import with_spread
 from ..common.inputs import inputs_like
@@ -177,7 +178,8 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     x = inputs_like(x[:TIMED_ROWS], wrapped)
     # wrapped as well: small models spend most time around the passes
-    baseline = compose()(plain.to(like.device, like.dtype))
+    move(plain, like.device, like.dtype)
+    baseline = compose()(plain)
 
     def seconds(call: Callable[[], Any]) -> float:
         start = time.perf_counter()
