@@ -15,8 +15,9 @@ from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import carried, put
 from .effects.containers import Containers, holds_mutable
+from .effects.parameters import REMEDY
 from .joint_convolution import JointForward, can_be_joint
-from .plan import Index, Intervention, Plan, Rule
+from .plan import Index, Intervention, Plan, RankOne, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result
 from .state import seal, unseal
@@ -167,6 +168,30 @@ class Clone:
                 raise RuntimeError(
                     f"forward of {type(self.root).__name__} changes {f'{path}.{name}'.lstrip('.')!r}, a {type(value).__name__} that holds the "
                     f"parameter {slot!r} as well, of which every branch has its own: keep what forward changes in another attribute"
+                )
+
+    def refuse_lost_writes(self, plan: Plan) -> None:
+        """Raise RuntimeError if the first pass wrote into a product of rank-one factors, which nobody keeps."""
+        if torch.compiler.is_compiling() or any(
+            type(i).tensors is not Intervention.tensors for i in plan.interventions
+        ):
+            return
+        for container, key, slot, name in self.taken_over:
+            rule, present = plan.rules.get(slot), container[key]
+            if not isinstance(rule, RankOne) or isinstance(present, FactoredWeight) or present.is_meta:
+                continue
+            if is_batched(present):
+                expected, present = rule.dense(plan.bank)[0], torch._C._functorch.get_unwrapped(present)
+            else:
+                expected = rule.pick(plan.bank, plan.indices[0])
+            if any(
+                map(torch._C._functorch.is_functorch_wrapped_tensor, (expected, present))
+            ):  # inside of the user's own transform
+                continue
+            if expected.shape == present.shape and not torch.equal(expected.detach(), present.detach().to(expected)):
+                raise RuntimeError(
+                    f"forward of {type(self.root).__name__} writes into its parameter {name!r}, which is a product of factors in each branch: "
+                    f"what is written would be gone after the call. With share=None every voter has it as its own. {REMEDY}"
                 )
 
     def refuse_replaced(self, values: dict[str, Tensor]) -> None:

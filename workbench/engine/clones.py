@@ -299,6 +299,8 @@ class Clones:
         put({name: value for name, value in private.items() if name not in changes}, clone.tree)
         _refuse_layers(self.root, contents, registered(clone.tree), {name for *_, name in clone.taken_over})
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
+        if new:
+            clone.refuse_lost_writes(plan)
         self._writes = writes if new else None
         if words and changes:
             _complain(self.root, plan.purity, difference(words, described(clone.tree, changes), changes), new)
