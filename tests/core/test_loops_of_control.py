@@ -76,3 +76,41 @@ def test_risk_heads_without_a_target_are_refused_with_what_to_give() -> None:
         wrapped.loss(lambda output, _: output["loss"], x, {})
     wrapped.loss(lambda output, _: output["loss"], x, x).backward()
     assert all(parameter.grad is not None for parameter in wrapped.parameters())
+
+
+class Follower(nn.Module):
+    """A model with a target that follows by moving averages inside forward (BYOL, Grill et al. 2020)."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.online, self.predictor = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.target = copy.deepcopy(self.online).requires_grad_(not frozen)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mine, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(other.data, alpha=0.1)
+            target = self.target(b)
+        return (2 - 2 * F.cosine_similarity(self.predictor(self.online(a)), target)).mean()
+
+
+@pytest.mark.filterwarnings("ignore:vote. the model gives a number for all rows")
+def test_a_target_inside_follows_in_each_voter_or_is_refused_with_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"'target\.weight'.* one that requires a gradient before wrapping"):
+        vote.Wrapper(3)(Follower(frozen=True))(torch.randn(6, 3), torch.randn(6, 3))
+    wrapped: Any = vote.Wrapper(3)(Follower(frozen=False))
+    voters = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr) for model, lr in [(wrapped, 0.3), *((v, 0.1) for v in voters)]
+    ]
+    for _ in range(4):
+        views = torch.randn(2, 6, 3)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        wrapped.loss(lambda loss, _: loss, tuple(views), None).backward()
+        for voter in voters:
+            voter(*views).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for key, parameter in _named(wrapped):
+        torch.testing.assert_close(parameter, torch.stack([v.get_parameter(key.partition("@")[0]) for v in voters]))

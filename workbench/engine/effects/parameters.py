@@ -95,10 +95,17 @@ class ParameterWrites:
     def _refuse(self, name: str) -> None:
         if self._before is not None:
             self._before.restore()
+        frozen = any(name == own and not parameter.requires_grad for own, parameter, _ in self._shared.values())
+        unfreeze = (
+            " A frozen parameter is shared by all branches: one that requires a gradient before wrapping (a target that follows by moving "
+            "averages, computed under no_grad) is each voter's own with share=None."
+            if frozen
+            else ""
+        )
         mode = "" if self._root.training else " in evaluation mode"
         raise RuntimeError(
             f"forward of {self._root._get_name()} writes into its parameter {name!r}{mode}, which the branches and the given model share: it "
-            f"would be written once for each of them. {REMEDY}"
+            f"would be written once for each of them.{unfreeze} {REMEDY}"
         )
 
 
