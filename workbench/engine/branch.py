@@ -184,9 +184,8 @@ class Clone:
                 expected, present = rule.dense(plan.bank)[0], torch._C._functorch.get_unwrapped(present)
             else:
                 expected = rule.pick(plan.bank, plan.indices[0])
-            if any(
-                map(torch._C._functorch.is_functorch_wrapped_tensor, (expected, present))
-            ):  # inside of the user's own transform
+            # inside of the user's own transform
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (expected, present))):
                 continue
             if expected.shape == present.shape and not torch.equal(expected.detach(), present.detach().to(expected)):
                 raise RuntimeError(
