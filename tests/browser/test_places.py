@@ -72,7 +72,7 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     nb.command("application:toggle-left-area")
     page.set_viewport_size({"width": 1280, "height": TALL})
     plot = page.locator(".wb-places-plot:visible").first
-    plot.locator("img").wait_for()
+    plot.locator("svg").wait_for()
     nb.until(".wb-chosen caption", "by each model, with its place")
     nb.until(".wb-place", "Click on a place")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import numpy as np
@@ -174,3 +175,38 @@ def test_letters_on_the_colours_of_a_text_stay_dark_on_dark_pages():
     words = [text for text in figure.axes[3].texts if text.get_text().isdigit()]
     assert len(words) == 5
     assert {to_hex(text.get_color()) for text in words} == {"#111111"}
+
+
+def test_curves_of_all_models_have_one_axis_that_holds_their_bands_and_the_data():
+    comparison = compared(
+        lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), data.toy.sine_gap(), "vote", "sculpt"
+    )
+    findings = comparison._findings
+    limits = set()
+    for kept in findings.present:
+        figure = Figure()
+        panels.draw(figure, findings.view, kept.answers, "", findings.scales)
+        limits.add(figure.axes[0].get_ylim())
+    assert len(limits) == 1
+    (low, high) = limits.pop()
+    sculpted = next(kept.answers for kept in findings.present if kept.name == "sculpt")
+    assert low < float((sculpted.y - 2 * sculpted.risk["aleatoric"]).min())
+    assert high > float((sculpted.y + 2 * sculpted.risk["aleatoric"]).max())
+    assert low < float(findings.data.train.y.min())
+    assert "The axis has one scale for all models." in findings.panel(findings.present[0])
+
+
+def test_labels_of_colour_bars_are_whole_and_ticks_of_bars_lie_apart():
+    x = torch.randn(60, 4, generator=rng(0))
+    table = compared(lambda: nn.Linear(4, 1), (x, x.sum(1)), "neo").matrix()
+    pictures.svg(table, "")
+    assert "vacuitic risk\n(standardised)" in [ax.get_xlabel() for ax in table.axes]
+    images = torch.rand(60, 1, 8, 8, generator=rng(1)), torch.arange(60) % 3
+    strip = compared(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, "vote(n_voters=2)").matrix()
+    strip.canvas.draw()
+    for ax in strip.axes[-4:]:
+        boxes = [
+            label.get_window_extent() for label in ax.get_xticklabels() if label.get_text() and label.get_visible()
+        ]
+        boxes = [box for box in boxes if ax.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= ax.bbox.x1 + 1]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))

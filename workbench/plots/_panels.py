@@ -140,7 +140,7 @@ def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: st
         mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
     )
     outliers = beyond([name for name, _ in drawn], values, low, high)
-    lines = [label, *(textwrap.wrap(f"beyond it: {outliers}", 28) if outliers else [])]
+    lines = [*textwrap.wrap(label, 24), *(textwrap.wrap(f"beyond it: {outliers}", 24) if outliers else [])]
     bar.set_label("\n".join(lines), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.ax.locator_params(nbins=4)

@@ -78,6 +78,7 @@ def strips(
         of_classes = column == "prediction" and first.probs is not None
         ax.set_xlabel("probability of that class" if of_classes else label_of(subject, first, column), fontsize=9)
         ax.tick_params(axis="x", labelsize=8)
+        ax.locator_params(axis="x", nbins=4)
     shared_legend(figure, axes)
     return axes
 

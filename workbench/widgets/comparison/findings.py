@@ -307,7 +307,8 @@ class Findings:
             notes.append(f"Split {kept.split}, seed {kept.training.seed}.")
         history, scales = kept.history if losses else None, self.scales
         if scales and len(self.present) > 1:
-            notes.append("Colours of one kind have one scale for all models.")
+            what = "The axis has" if self.view.kind == "curve" else "Colours of one kind have"
+            notes.append(f"{what} one scale for all models.")
         note = " ".join(notes)
         return panel(kept.candidate, self.view, answers, history, note=note, made=kept.made, scales=scales)
 

@@ -17,7 +17,7 @@ from ..common.pictures import INK, Spot, paint
 from ..common.positions import has_several, is_map
 from ..common.predictions import Predictions
 from . import several
-from .scales import Scales, further, shared
+from .scales import Scales, columns_of, further, shared
 
 MOST_ROWS = 1500  # rows of a picture
 COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
@@ -124,27 +124,31 @@ def draw(
         view: what was asked.
         answers: what the model said about `view.x`.
         unit: of the target.
-        scales: ends of the colours, of all models that are compared; None: those of this one.
+        scales: ends of the colours, or of the axis of a curve, of all models that are compared; None: those of this one.
 
     Returns:
         The places that say more under the pointer.
     """
-    coloured = {"plane": _plane, "maps": several.draw, "several": several.draw}
-    if view.kind in coloured:
-        return coloured[view.kind](figure, view, answers, unit, scales)
-    if view.kind in ("curve", "images"):
-        return (_curve if view.kind == "curve" else _images)(figure, view, answers, unit)
+    scaled = {"curve": _curve, "plane": _plane, "maps": several.draw, "several": several.draw}
+    if view.kind in scaled:
+        return scaled[view.kind](figure, view, answers, unit, scales)
+    if view.kind == "images":
+        return _images(figure, view, answers, unit)
     return (_table if view.data.classes is None else _classes)(figure, view, answers, unit)
 
 
 # ---- one input
-def _curve(figure: Any, view: PanelData, answers: Predictions, unit: str) -> list[Spot]:
+def _curve(figure: Any, view: PanelData, answers: Predictions, unit: str, scales: Scales | None = None) -> list[Spot]:
     data, ax = view.data, paint(figure.subplots())
     observed = (data.train.x, data.train.y)
     risks: dict[str, Any] = {name: answers.risk[name] for name in answers.causes}
     plots.bands(
         view.x, answers.y, **risks, observed=observed, xlabel=str(data.features[0]), ylabel=str(data.target), ax=ax
     )
+    if scales:
+        low, high = scales["prediction"]
+        ax.set_ylim(low - 0.12 * (high - low), high + 0.4 * (high - low))  # a strip below and the legend above it
+        ax.set_title(further(columns_of(view, answers)["prediction"], low, high), fontsize=8)
     at = torch.linspace(0, len(view.x) - 1, COLUMNS).round().long().tolist()
     width = float(view.x[-1] - view.x[0]) / (COLUMNS - 1)
     where = data.features[0].name

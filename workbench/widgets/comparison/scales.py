@@ -1,10 +1,11 @@
-"""One scale of colours for the pictures of all models of a comparison, so that they can be compared by eye."""
+"""One scale for the pictures of all models of a comparison, so that they can be compared by eye."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from workbench.plots._scales import TYPICAL, beyond, scale
@@ -15,7 +16,11 @@ Scales: TypeAlias = Mapping[str, tuple[float, float]]
 
 
 def columns_of(view: Any, answers: Predictions) -> dict[str, Tensor]:
-    """What a picture of maps, or of a plane, shows of one model in colours: values, and risks that have one for each place."""
+    """What pictures show of one model: maps and planes values and risks in colours, a curve its band of two standard deviations."""
+    if view.kind == "curve":
+        none = torch.zeros_like(answers.y)
+        band = 2 * torch.hypot(answers.risk.get("epistemic", none), answers.risk.get("aleatoric", none))
+        return {"prediction": torch.cat([answers.y - band, answers.y + band])}
     names = [name for name in CAUSES if name in answers.risk] or ["total"]
     risks = {name: answers.risk[name] for name in names if name in answers.risk}
     risks = {name: risk for name, risk in risks.items() if risk.shape == answers.y.shape}
@@ -23,13 +28,13 @@ def columns_of(view: Any, answers: Predictions) -> dict[str, Tensor]:
 
 
 def shared(view: Any, answers: Sequence[Predictions]) -> Scales:
-    """For each column of the pictures the ends of one scale for all models, which an outlier among them does not stretch.
+    """For each column of the pictures the ends of one scale for all models, which an outlier among them does not stretch; of curves the axis.
 
     Args:
-        view: a `PanelData`; other kinds than maps and planes have no scale of colours.
+        view: a `PanelData`; other kinds than maps, planes and curves have no scale.
         answers: of the models that are compared.
     """
-    if view.kind not in ("maps", "plane"):
+    if view.kind not in ("maps", "plane", "curve") or not answers:
         return {}
     said = [columns_of(view, a) for a in answers]
     names = dict.fromkeys(name for columns in said for name in columns)
@@ -40,6 +45,9 @@ def shared(view: Any, answers: Sequence[Predictions]) -> Scales:
     for name, numbers in values.items():
         bottom = None if name in ("prediction", "vacuitic") else 0.0
         scales[name] = scale(numbers, bottom=bottom, typical=1.0 if name == "prediction" else TYPICAL)
+    if view.kind == "curve":  # what was observed is seen, whatever the models say
+        observed = [*view.data.train.y.flatten().tolist(), *scales["prediction"]]
+        scales["prediction"] = min(observed), max(observed)
     if view.kind == "plane":
         scales.pop("vacuitic", None)  # which is in standard deviations, on the same scale everywhere
     return scales
