@@ -261,3 +261,22 @@ def test_several_models_share_one_axis():
             np.testing.assert_array_equal(line.get_xydata(), alone(name, Figure().subplots()).lines[at].get_xydata())
     with pytest.raises(ValueError, match="risk has the models a, b, and error a"):
         plots.risk_coverage(risk, {"a": error["a"]})
+
+
+@pytest.mark.parametrize("kind", ["curve", "strip"])
+def test_an_outlier_flattens_no_other_model_and_is_named(kind):
+    x = torch.linspace(-1, 1, 40)[:, None] if kind == "curve" else torch.rand(40, 1, 30)
+    y = x.flatten(1).mean(1)
+    models = {f"m{i}": vote.Wrapper(2)(nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 1))) for i in range(4)}
+    with torch.no_grad():
+        for p in models["m3"].parameters():
+            p.mul_(1000)
+    axes = plots.matrix(models, (x, y))
+    for column in (-2, -1):  # prediction and epistemic risk
+        ax = axes[0, column]
+        low, high = ax.get_ylim() if kind == "curve" else ax.get_xlim()
+        assert max(abs(low), abs(high)) < 20
+        label = ax.get_title() if kind == "curve" else axes[-1, column].get_xlabel()
+        assert "beyond" in label
+        assert "m3" in label
+    inside(axes)

@@ -198,17 +198,23 @@ def curves(
             if true is not None and known is not None:
                 label = f"truth: {known[1]}"
                 ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=label)
-    for ax, column in zip(axes[0], columns, strict=True):
+    for j, (ax, column) in enumerate(zip(axes[0], columns, strict=True)):
+        said = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
+        true = true_height(first, column, truth, known)
+        low, high = scale([v for _, v in said] + ([] if true is None else [true]))
+        more = beyond([name for name, _ in said], [v for _, v in said], low, high)
+        if more:  # else one model would flatten all others
+            ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
         if column in ("aleatoric", "epistemic", "total"):
             ax.set_ylim(bottom=0)
         elif column == "vacuitic" and ax.get_ylim()[1] > HIGHEST:
             # far outside it grows without end, and the margin that was left below with it
-            low = min(float(np.nanmin(answer.risk[column])) for answer in answers.values() if column in answer.risk)
-            low = min(low, 0.0)
+            low = min(*(float(np.nanmin(v)) for _, v in said), 0.0)
             ax.set_ylim(low - 0.05 * (HIGHEST - low), HIGHEST)
-    for j, column in enumerate(columns):
+            more = f"shown up to {HIGHEST:g}"
+        unit, note = _unit(label_of(subject, first, column)), f"beyond: {more}" if more[:5] != "shown" else more
+        ax.set_title("\n".join([column, unit, *(textwrap.wrap(note, 28) if more else [])]), fontsize=11)
         axes[-1, j].set_xlabel(subject.features[0])
-        axes[0, j].set_title(f"{column}\n{_unit(label_of(subject, first, column))}", fontsize=11)
     shared_legend(figure, axes)
     return axes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from workbench.plots._panels import (
     shared_legend,
     true_height,
 )
-from workbench.plots._scales import scale
+from workbench.plots._scales import beyond, scale
 from workbench.plots.maps import _draw, _pictures, _spare_bar
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ def strips(
     n = len(numbers)
     shares = [0.3] * pictured + [1.3] + [1.0] * (len(columns) - 1)
     figure, axes = grid(figure, list(answers), names, (2.3, 0.36 * n + 0.35), width_ratios=shares)
-    highest = {c: _range([a.risk[c] for a in answers.values() if c in a.risk] + _extra(c, known)) for c in columns[1:]}
+    drawn = {c: [(name, a.risk[c]) for name, a in answers.items() if c in a.risk] for c in columns[1:]}
     if first.probs is None:
-        highest["prediction"] = _range([truth, *(a.value for a in answers.values())])
+        drawn["prediction"] = [(name, a.value) for name, a in answers.items()]
+    trues = {c: [true] for c in drawn if (true := true_height(first, c, truth, known)) is not None}
+    highest = {c: _range([v for _, v in said] + trues.get(c, [])) for c, said in drawn.items()}
     for line, answer in zip(axes, answers.values(), strict=True):
         if pictured:
             (_sparklines if of_series else _thumbnails)(line[0], x)
@@ -76,21 +79,22 @@ def strips(
         line[0].set_yticks(range(n), [str(i) for i in numbers], fontsize=8)
     for ax, column in zip(axes[-1, pictured:], columns, strict=True):
         of_classes = column == "prediction" and first.probs is not None
-        ax.set_xlabel("probability of that class" if of_classes else label_of(subject, first, column), fontsize=9)
+        label = "probability of that class" if of_classes else label_of(subject, first, column)
+        if not of_classes:
+            said = drawn[column]
+            more = beyond([name for name, _ in said], [v for _, v in said], *highest[column])
+            label = "\n".join([label, *(textwrap.wrap(f"beyond it: {more}", 30) if more else [])])
+        ax.set_xlabel(label, fontsize=9)
         ax.tick_params(axis="x", labelsize=8)
         ax.locator_params(axis="x", nbins=4)
     shared_legend(figure, axes)
     return axes
 
 
-def _extra(column: str, known: tuple[Array, str] | None) -> list[Array]:
-    return [known[0]] if column == "aleatoric" and known is not None else []
-
-
 def _range(values: Sequence[Array]) -> tuple[float, float]:
-    """From 0 to the highest of all, and a little further; below 0 where some are."""
-    numbers = np.concatenate([v[np.isfinite(v)] for v in values]) if values else np.zeros(1)
-    low, high = min(0.0, float(numbers.min(initial=0))), max(0.0, float(numbers.max(initial=0)))
+    """From 0 to the highest of all but outliers, and a little further; below 0 where some are."""
+    low, high = scale(values)
+    low, high = min(0.0, low), max(0.0, high)
     room = 0.06 * (high - low) or 0.5
     return (low - room if low < 0 else 0.0), high + room
 
