@@ -100,6 +100,15 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     page.locator(".wb-list select").first.select_option(index=1)
     nb.until(".wb-chosen", "row ")
     look(nb, shots, "places-maps", ".jupyter-widgets.wb-explorer")
+    page.set_viewport_size({"width": 760, "height": TALL})
+    lines = """heads => heads.map(head => {
+        const range = document.createRange();
+        range.selectNodeContents(head);
+        return new Set([...range.getClientRects()].map(box => box.top)).size;
+    })"""
+    heads = page.locator(".jupyter-widgets.wb-explorer .wb-listing th:first-child:visible", has_text="row")
+    assert set(heads.evaluate_all(lines)) == {1}  # "row" is one word, not "ro" above "w"
+    page.set_viewport_size({"width": 1280, "height": TALL})
     plot.press("Home")
     page.wait_for_function("() => !document.querySelector('.wb-place').innerText.includes('(4, 23)')")
     plot.press("Escape")

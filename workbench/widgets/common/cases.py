@@ -54,6 +54,7 @@ color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
 .wb-listing th{font-weight:600;vertical-align:bottom;max-width:14em;overflow-wrap:anywhere}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
+.wb-listing th:first-child{overflow-wrap:normal}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
 .wb-listing tr:hover>td{background:rgba(128,128,128,.15)}
 .wb-listing .wb-more{right:auto;bottom:auto;top:-1px;min-height:100%;width:280px;white-space:normal;text-align:left;

@@ -218,9 +218,9 @@ class Controls:
             tooltip="Write a notebook with parameters that repeats this comparison",
             layout={"width": "96px", "flex": "none"},
         ).add_class("wb-export")
-        self.pick_run = w.Dropdown(options=[], layout={"width": "260px"}, tooltip="A run, to be deleted").add_class(
-            "wb-run"
-        )
+        self.pick_run = w.Dropdown(
+            options=[], layout={"width": "400px", "max_width": "100%"}, tooltip="A run, to be deleted"
+        ).add_class("wb-run")
         button = {"layout": {"width": "auto", "flex": "none"}}
         self.delete = w.Button(
             description="Delete run",
