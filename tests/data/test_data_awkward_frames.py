@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -138,3 +139,9 @@ def test_plots_of_rows_pair_them_as_trainings_do() -> None:
     with pytest.raises(ValueError, match=r"row 0 is that of index .*give y\.loc\[x\.index\]"):
         plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], FRAME[["y"]]))
     plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], SHUFFLED[["y"]]))
+
+
+def test_a_plain_frame_gives_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Data.from_dataframe(FRAME, "y", test=(FRAME["a"] > 0).to_numpy())

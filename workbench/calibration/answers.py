@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.batches.rows import is_one_hot
 from workbench.core.outputs.meanings import IGNORED
 from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
@@ -75,6 +76,7 @@ def check_labels(answers: Answers, what: str) -> None:
     if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
         raise ValueError(
             f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
+            + ("; of one 1 a row make class numbers, y.argmax(1)" if is_one_hot(labels) else "")
         )
     labels = labels[answers.known]
     if not labels.numel():

@@ -152,8 +152,10 @@ class FrameEncoding:
 
 
 def category_names(series: Any) -> tuple[str, ...] | None:
-    """The names of the classes of a target of categories that are no texts, in their order; None of any other."""
-    if not hasattr(series, "cat") or all(isinstance(category, str) for category in series.cat.categories):
+    """The names of the classes of a target of categories that have an order or are no texts, in their order; None of any other."""
+    if not hasattr(series, "cat"):
+        return None
+    if not series.cat.ordered and all(isinstance(category, str) for category in series.cat.categories):
         return None
     return tuple(map(str, series.cat.remove_unused_categories().cat.categories))
 

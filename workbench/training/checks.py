@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.batches.call_arguments import opened
-from workbench.core.batches.rows import Batch, TensorRows
+from workbench.core.batches.rows import Batch, TensorRows, is_one_hot
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.ownership import add_extra, remove_extra
 from workbench.core.standardize import Key, items_of
@@ -174,7 +174,12 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
     if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
         raise ValueError(
             f"y: class numbers are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; cross entropy wants "
-            "class numbers [n] for scores [n, classes]; for values rather than classes give y as float [n, outputs]"
+            "class numbers [n] for scores [n, classes]; "
+            + (
+                "of one 1 a row make class numbers, y.argmax(1)"
+                if is_one_hot(y)
+                else "for values rather than classes give y as float [n, outputs]"
+            )
         )
     classes = prediction.shape[1]
     for labels in [rows.y for rows in in_memory] or [y]:
@@ -183,7 +188,19 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
             raise ValueError(
                 f"y: class numbers go from {int(kept.min())} to {int(kept.max())}, but the model gives {classes} scores, "
                 f"for classes 0 to {classes - 1}; those to leave out are {IGNORED}"
+                + (
+                    "; for values rather than classes give y as float [n, 1]"
+                    if classes == 1
+                    else _renumbering(kept, classes)
+                )
             )
+
+
+def _renumbering(labels: Tensor, classes: int) -> str:
+    """What to do where there are as many classes as scores, by other numbers."""
+    if len(labels.unique()) > classes:
+        return ""
+    return "; torch.unique(y, return_inverse=True)[1] numbers the classes from 0"
 
 
 def _of_rows(tensor: Tensor) -> str:

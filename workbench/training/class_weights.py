@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -18,7 +19,7 @@ from workbench.core.wrapped import Wrapped
 from workbench.training.default_losses import LossByMeaning
 from workbench.training.unshadowed import unshadowed
 
-Weights = Literal["balanced"] | Tensor | Sequence[float]
+Weights = Literal["balanced"] | Tensor | Sequence[float] | Mapping[int, float]
 PIECE = 64  # rows that are counted at once
 
 
@@ -50,14 +51,15 @@ def weighted_criterion(
         raise ValueError(
             f'class_weight: the model gives {form_of(output)}, which have no classes; leave it out, or say output="logits" where it is wrapped'
         )
-    if not isinstance(class_weight, Mapping):
+    given: Any = class_weight
+    if _is_by_class(given) or not isinstance(given, Mapping):
         if len(classes) > 1:
             raise ValueError(
                 f"class_weight: the outputs {', '.join(map(repr, classes))} have classes; give a dict from some of them to their weights"
             )
-        class_weight = {next(iter(classes)): class_weight}
+        given = {next(iter(classes)): given}
     weights = {}
-    for name, weight in class_weight.items():
+    for name, weight in ((name, _of_classes(weight, name)) for name, weight in given.items()):
         if name not in classes:
             raise ValueError(
                 f"class_weight: {name!r} is no output with classes and targets; those are {', '.join(map(repr, classes))}"
@@ -73,6 +75,25 @@ def weighted_criterion(
     weighted = LossByMeaning(output, weights)
     weighted(prediction, y)
     return weighted
+
+
+def _is_by_class(weight: Any) -> bool:
+    """Whether a dict goes from class numbers to weights, as those of scikit-learn and Keras do."""
+    return isinstance(weight, Mapping) and bool(weight) and all(isinstance(key, int | np.integer) for key in weight)
+
+
+def _of_classes(weight: Any, name: str) -> Any:
+    """Weights in the order of the classes, of a dict or Series from class numbers to weights; anything else as it is."""
+    if hasattr(weight, "iloc") and hasattr(weight, "to_dict"):
+        weight = weight.to_dict()
+    if not isinstance(weight, Mapping):
+        return weight
+    if not _is_by_class(weight) or sorted(map(int, weight)) != list(range(len(weight))):
+        what = f"class_weight[{name!r}]" if name else "class_weight"
+        raise ValueError(
+            f"{what} has the classes {', '.join(map(repr, weight))}; give a weight for each class by its number, {{0: 1.0, 1: 5.0}}"
+        )
+    return [weight[number] for number in range(len(weight))]
 
 
 def balanced(counts: Tensor) -> Tensor:

@@ -50,6 +50,10 @@ def resolve_device(device: str | torch.device | None, present: torch.device) -> 
         return present
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device: torch sees no GPU here, found {str(device)!r}; device='auto' takes one where there is any"
+        )
     return torch.empty(0, device=device).device  # with its index, and an error here if there is no such device
 
 

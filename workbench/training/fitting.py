@@ -144,10 +144,10 @@ def fit(
             draws repeat with the seed, those of the generator (on the CPU) and those of torch. Rows to validate on, and what a method
             fits in closed form, stay as they are.
         class_weight: weights of the classes in the default criterion: one for each [classes] (of `Binary` [2] for no and yes, or
-            [labels, 2]), as in torch's `CrossEntropyLoss(weight=)`; "balanced" for n / (classes * count) over the training rows as in
-            scikit-learn (void pixels and tokens count nowhere, classes that do not occur have weight 1); or a dict of these by the name of an
-            output. The model then says probabilities in proportion to weight times frequency: these are not calibrated on rows as they
-            come, and one temperature does not undo it. To undo it, divide the probabilities by the weights and normalise them.
+            [labels, 2]), as in torch's `CrossEntropyLoss(weight=)`, or {class number: weight}; "balanced" for n / (classes * count) over the
+            training rows as in scikit-learn (void pixels and tokens count nowhere, classes that do not occur have weight 1); or a dict of these
+            by the name of an output. The model then says probabilities in proportion to weight times frequency: these are not calibrated on
+            rows as they come, and one temperature does not undo it. To undo it, divide the probabilities by the weights and normalise them.
         log_to: "tensorboard" (in the folder runs), "mlflow" or "wandb", or a `workbench.trackers.Tracker`: settings, the losses and the learning
             rate of each epoch as they come, and how it ended go into the active run, which stays open, or else into a run of their own, which
             a training from a checkpoint goes on with. A tracker that fails costs a warning. Of several processes the first one logs.

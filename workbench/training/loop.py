@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.core.batches.rows import Batch, bad_rows
 from workbench.core.method import Method
+from workbench.core.outputs.meanings import IGNORED
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.surroundings import Surroundings
@@ -201,7 +202,12 @@ class Loop:
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
-        return loss_of(self.wrapped, self.criterion, batch.x, batch.y, batch.source)
+        try:
+            return loss_of(self.wrapped, self.criterion, batch.x, batch.y, batch.source)
+        except (IndexError, ValueError) as error:
+            if (advice := _advice(batch, error)) is not None:
+                raise ValueError(advice) from error
+            raise
 
     def _remaining(self) -> int:
         """Steps to come; 0 if a loader without a length does not say."""
@@ -321,3 +327,16 @@ def loss_of(wrapped: Wrapped, criterion: Any, x: Any, y: Any, source: tuple[Any,
         return unshadowed(wrapped, "loss")(criterion, x, y)
     finally:
         record.source = None
+
+
+def _advice(batch: Batch, error: Exception) -> str | None:
+    """What to say of an error that rows of a Dataset or DataLoader cause, which nobody can look at before."""
+    if len(batch) == 1 and "more than 1 value per channel" in str(error):
+        return "data: a batch has one row, of which batch norm can take no statistics: give DataLoader(..., drop_last=True)"
+    labels = isinstance(batch.y, Tensor) and not batch.y.is_floating_point()
+    if isinstance(error, IndexError) and labels and "out of bounds" in str(error):
+        return (
+            f"data: class numbers of a batch go from {int(batch.y.min())} to {int(batch.y.max())}, and for one of them the model has no score "
+            f"({error}); those to leave out are {IGNORED}"
+        )
+    return None

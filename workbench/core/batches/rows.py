@@ -10,7 +10,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from ...engine.tree import tensors, tree_map
 from .arrays import check_index, numbers_of
@@ -117,6 +125,7 @@ def read(
             )
         return _pair(*data.tensors, name=name)
     if isinstance(data, DataLoader):
+        check_batched(data, name)
         return data
     data = _training_rows(data)
     if isinstance(data, Dataset):
@@ -144,6 +153,8 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
     """
     if isinstance(data, Tensor):
         return data.split(BATCH)
+    if isinstance(data, DataLoader):
+        check_batched(data, "data")
     if isinstance(data, IterableDataset | DataLoader):
         return data
     data = _training_rows(data)
@@ -160,12 +171,39 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
     return data
 
 
+def check_batched(loader: DataLoader, name: str) -> None:
+    """Raise ValueError if a DataLoader without batches gives the single rows of tensors, whose columns would be taken for rows."""
+    whole: Any = loader.dataset
+    while isinstance(whole, Subset):
+        whole = whole.dataset
+    if (
+        loader.batch_sampler is None
+        and isinstance(whole, TensorDataset)
+        and not isinstance(loader.sampler, BatchSampler)
+    ):
+        raise ValueError(
+            f"{name}: the DataLoader has batch_size=None and gives single rows; give it a batch_size, or give its dataset"
+        )
+
+
 def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
     """A DataLoader that reads rows in as many processes as the dataset, or the one that it is some rows of, asks for by `workers`."""
     whole: Any = dataset
     while isinstance(whole, Subset):
         whole = whole.dataset
-    return DataLoader(dataset, **{"num_workers": getattr(whole, "workers", 0), **options})
+    return DataLoader(dataset, **{"num_workers": getattr(whole, "workers", 0), "collate_fn": _collated, **options})
+
+
+def _collated(rows: list[Any]) -> Any:
+    try:
+        return default_collate(rows)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise ValueError(
+            f"data: the rows differ in shape, and those of a batch need one ({error}): give a DataLoader whose collate_fn pads them, such as by "
+            "torch.nn.utils.rnn.pad_sequence"
+        ) from error
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -197,6 +235,13 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     bad = ~values.isfinite() if infinite else values.isnan()
     return bad.reshape(len(values), -1).any(1).nonzero()[:, 0].cpu()
+
+
+def is_one_hot(y: Tensor) -> bool:
+    """Whether each row [classes] has one 1 and zeros."""
+    if y.dim() != 2 or y.shape[1] < 2 or not y.numel() or y.is_complex():
+        return False
+    return bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
 def with_class_numbers(y: Any) -> Any:

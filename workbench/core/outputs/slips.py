@@ -153,8 +153,10 @@ def listening(wrapped: Any, criterion: Any, y: Any) -> Any:
     record.told.add(f"heard {name}")
 
     def heard(prediction: Any, target: Any) -> Any:
-        with _Listening(prediction) as calls:
+        with _Listening(prediction, target) as calls:
             loss = criterion(prediction, target)
+        if calls.pairs:
+            tell(wrapped, f"pairs {name}", f"{name} {calls.pairs}")
         leaves, paths = flatten(prediction)[0], names(prediction)
         for place, function, wants in calls.heard:
             if record.output is None:
@@ -175,10 +177,12 @@ class _Listening(TorchFunctionMode):
 
     Args:
         prediction: a tree.
+        target: a tensor, or else it is not looked at.
     """
 
-    def __init__(self, prediction: Any) -> None:
+    def __init__(self, prediction: Any, target: Any = None) -> None:
         super().__init__()
+        self._target, self.pairs = target, ""  # the latter says what it met
         leaves = enumerate(flatten(prediction)[0])
         self._places = {id(leaf): (place, leaf) for place, leaf in leaves if isinstance(leaf, Tensor)}
         # (place of the leaf, name of the function, what it takes that for)
@@ -186,6 +190,8 @@ class _Listening(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out, first = function(*args, **(kwargs or {})), args[0] if args else (kwargs or {}).get("input")
+        if len(args) == 2 and not self.pairs and any(arg is self._target for arg in args):
+            self._hear_pairs(args, out)
         place = self._places.get(id(first), (None,))[0]
         if place is not None:
             name = getattr(function, "__name__", "")
@@ -195,6 +201,20 @@ class _Listening(TorchFunctionMode):
             elif name in _FORMS and is_float(out):
                 self._places[id(out)] = place, out
         return out
+
+    def _hear_pairs(self, args: tuple, out: Any) -> None:
+        """Whether a column [n, 1] and a row [n] met, which makes a number of every two rows [n, n] where one of each was meant."""
+        other = args[0] if args[1] is self._target else args[1]
+        if id(other) not in self._places or not all(isinstance(t, Tensor) for t in (out, self._target)):
+            return
+        column, row = sorted((other, self._target), key=lambda t: -t.dim())
+        rows = len(row) if row.dim() == 1 else 0
+        if rows > 1 and list(column.shape) == [rows, 1] and list(out.shape) == [rows, rows]:
+            self.pairs = (
+                f"makes {list(out.shape)} of a prediction {list(other.shape)} and a target {list(self._target.shape)}: every row is compared "
+                "with the targets of all others, which trains the mean of all rows. Give y as "
+                + ("a column, y[:, None]" if other is column else "the prediction is, y[:, 0]")
+            )
 
 
 def _wanted(criterion: Any) -> Classes | None:
