@@ -160,3 +160,22 @@ def test_rows_that_workers_mix_have_no_numbers() -> None:
     assert torch.equal(top_uncertain(wrapped, DataLoader(Stream(), 8), 3).indices, expected.indices)
     with pytest.raises(ValueError, match=r"2 workers read the Stream, .* num_workers=0"):
         top_uncertain(wrapped, DataLoader(Stream(), 8, num_workers=2), 3)
+
+
+def test_frames_alone_are_inputs_and_pairs_of_frames_are_pairs() -> None:
+    frame, x = FRAME[["a", "b"]], torch.tensor(X).float()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    risks = []
+    for data in (frame, x.numpy(), (frame, FRAME[["y"]])):
+        wrapped = neo.Wrapper()(model)
+        wrapped.fit(data)
+        risks.append(wrapped(x, return_risk=True)[1].detach())
+    assert torch.equal(risks[0], risks[1])
+    assert torch.equal(risks[0], risks[2])
+    wrapped = vote.Wrapper(2)(model)
+    assert torch.equal(top_uncertain(wrapped, frame, 3).indices, top_uncertain(wrapped, x, 3).indices)
+    for y in (FRAME[["y"]], FRAME[["y"]].to_numpy()):
+        laplace.Wrapper()(model).fit((frame, y))
+    with pytest.raises(ValueError, match=r"give y\.loc\[x\.index\]"):
+        laplace.Wrapper()(model).fit((frame, SHUFFLED[["y"]]))

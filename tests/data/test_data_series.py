@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from workbench.data import Data, windows
+from workbench.errors import WorkbenchWarning
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -53,3 +56,34 @@ def test_what_is_no_series_is_refused() -> None:
             call()
     with pytest.raises(TypeError, match="must hold numbers"):
         windows(["a", "b"], 1)
+
+
+def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
+    days = pd.Series(np.arange(40.0), index=pd.date_range("2024-01-01", periods=40))
+    with pytest.raises(ValueError, match=r"do not ascend; give series\.sort_index\(\).*series\.to_numpy\(\)"):
+        windows(days.sample(frac=1, random_state=0), 3)
+    with pytest.raises(ValueError, match="stand there twice in 1 rows"):
+        windows(pd.concat([days[:3], days[2:]]), 3)
+    expected = windows(torch.arange(40.0, dtype=torch.float64), 3)
+    months = pd.Series(np.arange(40.0), index=pd.date_range("2020-01-01", periods=40, freq="MS"))
+    working = pd.Series(np.arange(40.0), index=pd.bdate_range("2020-01-01", periods=40))
+    texts = days.set_axis([f"t{i}" for i in range(40)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for series in (
+            days,
+            months,
+            working,
+            texts,
+            days.to_frame()[0],
+            months.to_period(),
+            days.reset_index(drop=True),
+        ):
+            assert torch.equal(windows(series, 3).x, expected.x)
+    with pytest.warns(WorkbenchWarning, match="1 steps between its times differ from all others"):
+        windows(days.drop(days.index[10]), 3)
+
+
+def test_what_a_mask_leaves_out_of_a_series_is_no_value() -> None:
+    masked = np.ma.masked_equal(np.append(np.arange(20.0), -999.0), -999.0)
+    assert windows(masked, 3).y[-1].isnan().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.core.batches.arrays import is_frame, numbers_of
 from workbench.data.split_drawing import whole_number
+from workbench.errors import WorkbenchWarning
+
+REGULAR = 0.9  # of the steps of a series are the same, where others are gaps; months and working days are not
 
 
 class Windows(NamedTuple):
@@ -65,10 +70,12 @@ def as_series(series: Any) -> Tensor:
 
     Raises:
         TypeError: they are no numbers.
-        ValueError: the shape is another one.
+        ValueError: the shape is another one, or the times of a series of pandas do not ascend.
     """
+    if is_frame(series):
+        _check_times(series.index)
     try:
-        values = series if isinstance(series, Tensor) else torch.as_tensor(np.array(series))
+        values = series if isinstance(series, Tensor) else torch.tensor(numbers_of(series))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"series must hold numbers [time] or [time, k], found {type(series).__name__} ({error})"
@@ -79,6 +86,32 @@ def as_series(series: Any) -> Tensor:
             "of several series that do not begin and end together make windows one by one, and join them by torch.cat"
         )
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+def _check_times(index: Any) -> None:
+    """Raise where the rows of a series are in another order than its times, and warn of gaps, over which windows would go."""
+    if index.dtype.kind not in "iufM" and not hasattr(index, "asfreq"):
+        return  # texts and the like
+    if not (index.is_monotonic_increasing and index.is_unique):
+        twice = int(index.duplicated().sum())
+        raise ValueError(
+            "series: the times in its index "
+            + (
+                f"stand there twice in {twice} rows; keep one of each"
+                if twice
+                else "do not ascend; give series.sort_index()"
+            )
+            + ". Windows are cut in the order of the rows: if that is meant, series.to_numpy()"
+        )
+    times = np.asarray(index.asi8 if hasattr(index, "asi8") else index)
+    steps, counts = np.unique(np.diff(times), return_counts=True)
+    if len(steps) > 1 and counts.max() >= REGULAR * counts.sum():
+        warnings.warn(
+            f"series: {counts.sum() - counts.max()} steps between its times differ from all others, and windows go over them all the same. "
+            "series.asfreq(...) shows the gaps, .interpolate() fills them; or make windows of each part, and join them by torch.cat",
+            WorkbenchWarning,
+            stacklevel=4,
+        )
 
 
 def chosen(series: Tensor, target: Any) -> Tensor:

@@ -47,6 +47,11 @@ def numbers_of(value: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def is_frame(value: Any) -> bool:
+    """Whether it is a frame or a series of pandas, or of a library that does as pandas does."""
+    return hasattr(value, "iloc") and hasattr(value, "index")
+
+
 def check_index(first: Any, second: Any, name: str, labels: tuple[str, str] = ("x", "y")) -> None:
     """Raise ValueError if two frames or series of pandas have as many rows, but of other index or in another order.
 
@@ -65,7 +70,7 @@ def check_index(first: Any, second: Any, name: str, labels: tuple[str, str] = ("
         Traceback (most recent call last):
         ValueError: data: row 0 is that of index 0 in x and of 1 in y, ...
     """
-    one, other = (value.index if hasattr(value, "iloc") else None for value in (first, second))
+    one, other = (value.index if is_frame(value) else None for value in (first, second))
     if one is None or other is None or len(one) != len(other) or one.equals(other):
         return
     whole = np.arange(len(one))
@@ -115,4 +120,4 @@ def _is_missing(item: Any) -> bool:
     return item is None or type(item).__name__ in ("NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
-__all__ = ["check_index", "numbers_of"]
+__all__ = ["check_index", "is_frame", "numbers_of"]

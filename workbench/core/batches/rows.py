@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from ...engine.tree import tensors, tree_map
-from .arrays import check_index, numbers_of
+from .arrays import check_index, is_frame, numbers_of
 
 FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
 TWO_OF_MORE = (
@@ -135,7 +135,7 @@ def read(
         return _pair(data.x, data.y, name, several)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], name, several)
-    if not targets and isinstance(data, Tensor | np.ndarray | Mapping):
+    if not targets and (isinstance(data, Tensor | np.ndarray | Mapping) or is_frame(data)):
         return _inputs_alone(data, name)
     raise TypeError(f"{name}: found {describe(data)}; give {FORMS}")
 
@@ -158,7 +158,11 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
     if isinstance(data, IterableDataset | DataLoader):
         return data
     data = _training_rows(data)
-    alone = isinstance(data, np.ndarray | Mapping) or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
+    alone = (
+        isinstance(data, np.ndarray | Mapping)
+        or is_frame(data)
+        or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
+    )
     if alone or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
         source = read(data, targets=not (alone or isinstance(data, Dataset)), several=True)
         if not isinstance(source, TensorRows):
@@ -284,9 +288,13 @@ def _is_pair(data: Any) -> bool:
         alike = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
     else:
         targets, alike = [y], False
-    if alike or not all(isinstance(target, Tensor | np.ndarray) and target.ndim for target in targets):
+    if alike or not all(
+        (isinstance(target, Tensor | np.ndarray) or is_frame(target)) and target.ndim for target in targets
+    ):
         return False
-    inputs = tensors(tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, x))
+    inputs = tensors(
+        tree_map(lambda leaf: torch.empty(leaf.shape) if isinstance(leaf, np.ndarray) or is_frame(leaf) else leaf, x)
+    )
     return {len(t) for t in inputs if t.dim()} == {len(target) for target in targets}
 
 
