@@ -179,3 +179,34 @@ def test_frames_alone_are_inputs_and_pairs_of_frames_are_pairs() -> None:
         laplace.Wrapper()(model).fit((frame, y))
     with pytest.raises(ValueError, match=r"give y\.loc\[x\.index\]"):
         laplace.Wrapper()(model).fit((frame, SHUFFLED[["y"]]))
+
+
+def test_metrics_pair_rows_by_their_place_only_where_the_index_agrees() -> None:
+    prediction, target = FRAME["a"], FRAME["y"]
+    expected = float(np.sqrt(np.mean((prediction - target) ** 2)))
+    assert float(metrics.rmse(prediction, target)) == pytest.approx(expected)
+    shares = pd.DataFrame({0: (FRAME["a"] > 0) * 0.8 + 0.1, 1: (FRAME["a"] <= 0) * 0.8 + 0.1})
+    labels = (FRAME["y"] > 0).astype(int)
+    assert float(metrics.accuracy(shares, labels)) == pytest.approx(
+        float((shares.to_numpy().argmax(1) == labels).mean())
+    )
+    says = r"row 0 is that of index 0 in \w+ and of \d+ in target, .*target\.loc\[\w+\.index\]"
+    for score in (
+        lambda: metrics.rmse(prediction, SHUFFLED["y"]),
+        lambda: metrics.nll(prediction, prediction.abs() + 1, SHUFFLED["y"]),
+        lambda: metrics.brier(shares, labels.loc[SHUFFLED.index]),
+    ):
+        with pytest.raises(ValueError, match=says):
+            score()
+
+
+def test_predictions_of_arrays_and_frames_name_the_line_to_write() -> None:
+    wrapped = linear()
+    fit(wrapped, (FRAME[["a", "b"]], FRAME[["y"]]), epochs=1, progress=False)
+    for x in (X, FRAME[["a", "b"]]):
+        with pytest.raises(
+            TypeError,
+            match=r"the input is (ndarray|DataFrame), .*torch\.tensor\(numpy\.asarray\(x\), dtype=torch\.float32\)",
+        ):
+            wrapped(x)
+    assert wrapped(torch.tensor(np.asarray(X), dtype=torch.float32)).shape == (N, 1)

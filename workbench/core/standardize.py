@@ -7,10 +7,12 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..engine.tree import is_float, tensors, tree_map
+from .batches.arrays import is_frame
 
 Key = int | str | None  # an input: the first argument (None), or one of several by position or name
 Moments = Tensor | tuple[Tensor | None, ...] | Mapping[str, Tensor | None] | None
@@ -101,6 +103,11 @@ class Scaling(nn.Module):
         buffers: dict[str, Any] = self._buffers
 
         def standardized(key: Key, leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray) or is_frame(leaf):
+                raise TypeError(
+                    f"{self._named(key)} is {type(leaf).__name__}, and a model takes tensors: "
+                    "torch.tensor(numpy.asarray(x), dtype=torch.float32)"
+                )
             if not isinstance(leaf, Tensor):
                 return leaf
             kept: list[Any] = [buffers.get(name) for name in self._named_buffers[key]]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.arrays import check_index, numbers_of
 from workbench.distributions import Distribution
 
 
@@ -62,6 +62,13 @@ def same_shape(**tensors: Tensor) -> None:
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(f"shapes must be equal (nothing is broadcast), found {shapes}")
+
+
+def same_rows(**values: Any) -> None:
+    """Raise where series or frames of pandas have other rows, or the same in another order."""
+    (first, one), *others = values.items()
+    for name, other in others:
+        check_index(one, other, "metric", (first, name))
 
 
 def errors_of(prediction: Any, target: Any) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import numbers, real, risks, same_shape, tensor_of
+from workbench.metrics._inputs import numbers, real, risks, same_rows, same_shape, tensor_of
 
 NUMBERS = 2**18  # of a piece: 2 MiB in float64
 
@@ -101,6 +101,7 @@ def value_pieces(
         positive: whether a risk of 0 is refused.
         values: by name; of a `risk` the total is taken, and it is checked to be a standard deviation.
     """
+    same_rows(**values)
     tensors = {name: real(name, getattr(v, "total", v) if name == "risk" else v) for name, v in values.items()}
     same_shape(**tensors)
     first = next(iter(tensors.values()))
@@ -171,6 +172,7 @@ def class_pieces(
         dim: the dimension of the classes; None is the last, and is refused where another fits the target as well.
         void, mask: as `counted` takes them; void is a whole number.
     """
+    same_rows(**{name: scores, "target": target})
     scores = real(name, scores)
     target = tensor_of(target, "target")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:

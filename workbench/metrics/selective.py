@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import numbers, real, same_shape
+from workbench.metrics._inputs import numbers, real, same_rows, same_shape
 from workbench.metrics._pieces import counted, some, value_pieces
 from workbench.metrics.out_of_distribution import auroc_of, ranks
 from workbench.metrics.registry import metric
@@ -240,6 +240,7 @@ def error_auroc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
 
 def ranked(risk: Any, error: Any, mask: Any = None) -> tuple[Tensor, Tensor]:
     """Checked vectors of risks and errors >= 0 of what counts."""
+    same_rows(risk=risk, error=error)
     whole_risk, whole_error = real("risk", getattr(risk, "total", risk)), real("error", error)
     same_shape(risk=whole_risk, error=whole_error)
     keep = counted(mask, None, None, whole_risk.shape)
