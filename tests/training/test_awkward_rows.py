@@ -133,9 +133,8 @@ def test_a_criterion_that_compares_all_rows_with_all_is_told() -> None:
     ):
         silent = wrapped.loss(squares, X, y)
     voters = [voter(X) for voter in wrapped.voters()]
-    torch.testing.assert_close(
-        silent, torch.stack([squares(v, y) for v in voters]).mean()
-    )  # which is not what was meant
+    # which is not what was meant
+    torch.testing.assert_close(silent, torch.stack([squares(v, y) for v in voters]).mean())
     flat = vote.Wrapper(2)(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)))
     with pytest.warns(WorkbenchWarning, match=r"of a prediction \[40\] and a target \[40, 1\].*y\[:, 0\]"):
         flat.loss(squares, X, y[:, None])
