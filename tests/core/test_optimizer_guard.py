@@ -237,6 +237,13 @@ def test_risk_heads_whose_turn_comes_later_are_silent(when: str) -> None:
         opt.step()
 
 
+def test_a_model_that_was_wrapped_in_inference_mode_is_no_one_elses_concern() -> None:
+    with torch.inference_mode():
+        serving: Any = sculpt.Wrapper(n_layers=1)(mlp())
+    steps(trained := sculpt.Wrapper(n_layers=1)(mlp()), adam(trained.parameters()), n=9)
+    assert all(p.is_inference() for p in serving.risk_parameters())
+
+
 def test_an_optimizer_of_a_model_wrapped_before_another_method_was_added_is_reported() -> None:
     voted: Any = vote.Wrapper(3)(mlp())
     opt = sgd(voted.parameters())

@@ -256,6 +256,8 @@ def _is_reached(head: Tensor, history: _History) -> bool:
     key = id(head)
     if head.grad is not None:
         _reached[key] = weakref.ref(head, lambda _: _reached.pop(key, None))
+    if head.is_inference():
+        return True  # nothing trains it, and it counts no versions
     return key in _reached or history.versions.setdefault(key, head._version) != head._version
 
 
