@@ -151,7 +151,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_of_others() -> None:
     """What tests and notebooks before in this process have left: pyplot keeps their figures; absl, which Keras and TensorBoard log with, keeps
-    the stream that it found, pytest's, and closes it if logging is set up anew while a test captures by `capsys`."""
+    the stream that it found, pytest's, and closes it if logging is set up anew while a test captures by `capsys`; Dynamo gives up code that it
+    has compiled for several models, as all wrapped ones share theirs."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
     if absl := sys.modules.get("absl.logging"):

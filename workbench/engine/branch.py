@@ -187,7 +187,8 @@ class Clone:
             # inside of the user's own transform
             if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (expected, present))):
                 continue
-            if expected.shape == present.shape and not torch.equal(expected.detach(), present.detach().to(expected)):
+            # a layer may have been cast to another dtype, which is no write
+            if expected.shape == present.shape and not torch.equal(expected.detach().to(present), present.detach()):
                 raise RuntimeError(
                     f"forward of {type(self.root).__name__} writes into its parameter {name!r}, which is a product of factors in each branch: "
                     f"what is written would be gone after the call. With share=None every voter has it as its own. {REMEDY}"
