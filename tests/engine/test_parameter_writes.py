@@ -1,6 +1,7 @@
 """Models that write into their parameters in forward: as plain copies do, or refused with what to write."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -190,3 +191,36 @@ def test_a_refused_write_leaves_the_given_model_as_it_was(how: str, x: torch.Ten
     with pytest.raises(RuntimeError, match=r"writes into its parameter 'teacher\.weight'"):
         wrapped(x)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class MovingTarget(nn.Module):
+    """A target that follows by moving averages, which forward writes into it, as BYOL does."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.online, self.target, self.write = nn.Linear(3, 2), nn.Linear(3, 2), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                for mine, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                    self.write(mine, other)
+        return self.online(x) * self.target(x)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda mine, other: mine.data.mul_(0.9).add_(other.data, alpha=0.1),
+        lambda mine, other: mine.data.copy_(0.9 * mine.data + 0.1 * other.data),
+        lambda mine, other: setattr(mine, "data", 0.9 * mine.data + 0.1 * other.data),
+        lambda mine, other: mine.mul_(0.9).add_(other, alpha=0.1),
+    ],
+    ids=["in place", "copied", "replaced", "past data"],
+)
+def test_what_forward_writes_into_products_is_refused(write: Any, strategy: Any) -> None:
+    wrapped, x = vote.Wrapper(3, share="rank1", strategy=strategy)(MovingTarget(write)), torch.randn(6, 3)
+    wrapped.eval()(x)
+    with pytest.raises(RuntimeError, match=r"target\.(weight|bias)|into a parameter"):
+        wrapped.train()(x, return_risk=True)

@@ -422,36 +422,3 @@ def test_a_single_layer_is_one_graph(always: None) -> None:
     wrapped = wrap(copy.deepcopy(model)).eval()
     found = wrapped(rand(6, 5))
     torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), found)
-
-
-class MovingTarget(nn.Module):
-    """A target that follows by moving averages, which forward writes into it, as BYOL does."""
-
-    def __init__(self, write: Any) -> None:
-        super().__init__()
-        self.online, self.target, self.write = nn.Linear(3, 2), nn.Linear(3, 2), write
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            with torch.no_grad():
-                for mine, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
-                    self.write(mine, other)
-        return self.online(x) * self.target(x)
-
-
-@pytest.mark.parametrize("strategy", ["auto", "vmap", "loop"])
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda mine, other: mine.data.mul_(0.9).add_(other.data, alpha=0.1),
-        lambda mine, other: mine.data.copy_(0.9 * mine.data + 0.1 * other.data),
-        lambda mine, other: setattr(mine, "data", 0.9 * mine.data + 0.1 * other.data),
-        lambda mine, other: mine.mul_(0.9).add_(other, alpha=0.1),
-    ],
-    ids=["in place", "copied", "replaced", "past data"],
-)
-def test_what_forward_writes_into_products_is_refused(write: Any, strategy: Any) -> None:
-    wrapped, x = vote.Wrapper(3, share="rank1", strategy=strategy)(MovingTarget(write)), torch.randn(6, 3)
-    wrapped.eval()(x)
-    with pytest.raises(RuntimeError, match=r"target\.(weight|bias)|into a parameter"):
-        wrapped.train()(x, return_risk=True)

@@ -132,11 +132,12 @@ def test_other_code_of_the_users_is_another_cell(own: Callable[[str], str]) -> N
 
 def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> None:
     cubic = data.toy.cubic(n_train=50)
-    assert specs.model_of(own("net"), cubic)[0].out_features == 3  # type: ignore[index]
-    assert specs.model_of(own("Fixed(bias=False)"), cubic)[0].bias is None  # type: ignore[index]
-    assert isinstance(specs.model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)  # type: ignore[index]
-    assert specs.model_of("tabular(width=8)", cubic)[-1].in_features == 8  # type: ignore[index]
-    assert isinstance(specs.model_of("auto", cubic)[0], Standardization)  # type: ignore[index]
+    model_of: Any = specs.model_of
+    assert model_of(own("net"), cubic)[0].out_features == 3
+    assert model_of(own("Fixed(bias=False)"), cubic)[0].bias is None
+    assert isinstance(model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)
+    assert model_of("tabular(width=8)", cubic)[-1].in_features == 8
+    assert isinstance(model_of("auto", cubic)[0], Standardization)
     assert specs.reference(models.linear, "a model") == "workbench.experiments.models:linear"
     assert set(specs.sources(Path(own("").rstrip(":")))) == {"own.py", "beside.py"}
 

@@ -75,6 +75,21 @@ def test_voters_that_stay_alike_are_told_and_the_remedy_works(tmp_path: Path) ->
     assert spread(wrapped) > 1e-5
 
 
+def one_step_of_eight(folder: Path, batch: int, **options: Any) -> Any:
+    """One step on eight rows, in batches of so many, without clipping."""
+    return transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=8 // batch,
+        max_steps=1,
+        max_grad_norm=0.0,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        **options,
+    )
+
+
 class VotersTrainer(transformers.Trainer):
     """As docs/how_to/train.md has it."""
 
@@ -95,18 +110,7 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     for batch in (8, 4):
         torch.manual_seed(1)
         wrapped: Any = vote.Wrapper(3, finetune=True, output="logits")(copy.deepcopy(start))
-        options = transformers.TrainingArguments(
-            str(tmp_path),
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=8 // batch,
-            max_steps=1,
-            max_grad_norm=0.0,
-            learning_rate=0.1,
-            optim="sgd",
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-        )
+        options = one_step_of_eight(tmp_path, batch, learning_rate=0.1, optim="sgd")
         trainer = VotersTrainer(model=wrapped, args=options, train_dataset=rows, eval_dataset=rows)
         trainer.train()
         assert trainer.evaluate()["eval_loss"] > 0
@@ -261,16 +265,7 @@ def test_a_stock_trainer_trains_risk_heads_by_their_likelihood(mode: str, voters
 
     # tokens are counted over all batches between two steps, so that these may be accumulated
     size = 4 if mode == "tokens" else 8
-    options = transformers.TrainingArguments(
-        str(tmp_path),
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=8 // size,
-        max_steps=1,
-        max_grad_norm=0.0,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-    )
+    options = one_step_of_eight(tmp_path, size)
     transformers.Trainer(model=wrapped, args=options, train_dataset=rows, callbacks=[Look()]).train()
     expected = {name: p.grad for name, p in by_hand.named_parameters() if p.grad is not None}
     assert any("@sculpt" in name for name in expected)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from helpers.map_rows import Depth, rng, value_maps
 from torch import nn
 
 from workbench import compose, neo, sculpt, vote
@@ -14,10 +15,6 @@ from workbench.core.outputs.class_scores import Binary, Logits
 from workbench.data import Data
 from workbench.data.columns import Column
 from workbench.widgets import Explorer
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def seeded(make):
@@ -53,20 +50,6 @@ def columns():
 def labels():
     x = torch.randn(60, 3, generator=rng(4))
     return Data.from_arrays(x, x > 0.5, classes=["beach", "dog", "night"])
-
-
-def value_maps():
-    x = torch.randn(40, 1, 6, 8, generator=rng(5))
-    return x, x[:, 0] * 2
-
-
-class Depth(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(1, 1, 3, padding=1)
-
-    def forward(self, x):
-        return self.layer(x)[:, 0]
 
 
 CASES = {

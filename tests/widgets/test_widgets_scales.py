@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.map_rows import Depth, class_maps, rng, value_maps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
@@ -20,31 +21,6 @@ from workbench.widgets import Comparison
 from workbench.widgets.common import pictures
 from workbench.widgets.comparison import panels
 from workbench.widgets.comparison.scales import shared
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def class_maps():
-    x = torch.randn(40, 3, 6, 8, generator=rng(0))
-    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
-    y[torch.rand(y.shape, generator=rng(1)) < 0.2] = 255
-    return Data.from_arrays(x, y, classes=["road", "sky", "tree"], void=255)
-
-
-def value_maps():
-    x = torch.randn(40, 1, 6, 8, generator=rng(5))
-    return x, x[:, 0] * 2
-
-
-class Depth(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(1, 1, 3, padding=1)
-
-    def forward(self, x):
-        return self.layer(x)[:, 0]
 
 
 def compared(model, given, *wrappers):

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.map_rows import Depth, class_maps, rng, value_maps
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from workbench.data import Data
 from workbench.widgets import Comparison
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def class_maps():
-    x = torch.randn(40, 3, 6, 8, generator=rng(0))
-    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
-    y[torch.rand(y.shape, generator=rng(1)) < 0.2] = 255
-    return Data.from_arrays(x, y, classes=["road", "sky", "tree"], void=255)
 
 
 def tokens():
@@ -34,23 +24,9 @@ def two_targets():
     return Data.from_arrays(x, y, target="cold, hot")
 
 
-def value_maps():
-    x = torch.randn(40, 1, 6, 8, generator=rng(5))
-    return x, x[:, 0] * 2
-
-
 def labels():
     x = torch.randn(80, 3, generator=rng(6))
     return Data.from_arrays(x, x + torch.randn(80, 3, generator=rng(7)) > 0.3, classes=["cat", "dog", "owl"])
-
-
-class Depth(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(1, 1, 3, padding=1)
-
-    def forward(self, x):
-        return self.layer(x)[:, 0]
 
 
 def trained(model, given, **options):

@@ -1,0 +1,34 @@
+"""Maps of classes and of values, and a model of the latter, as widgets show them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from workbench.data import Data
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def class_maps() -> Data:
+    """Of three classes; a fifth of the places has none."""
+    x = torch.randn(40, 3, 6, 8, generator=rng(0))
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+    y[torch.rand(y.shape, generator=rng(1)) < 0.2] = 255
+    return Data.from_arrays(x, y, classes=["road", "sky", "tree"], void=255)
+
+
+def value_maps() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(40, 1, 6, 8, generator=rng(5))
+    return x, x[:, 0] * 2
+
+
+class Depth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[:, 0]
