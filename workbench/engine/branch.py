@@ -138,25 +138,27 @@ class Clone:
         """
         values = carried(attributes, source, self.tree)
         put(values, self.tree)
-        held = {id(container[key]): slot for container, key, slot in self.places} if values else {}
-        if any(id(item) in held for value in values.values() for item in tensors_and_generators(value)):
-            self.places = [*(self.places if for_now else ()), *places(self.root, held)]
+        slots = {id(container[key]): slot for container, key, slot in self.places} if values else {}
+        if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
+            self.places = [*(self.places if for_now else ()), *places(self.root, slots)]
 
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
         """What is at present in the places of slots in lists and dicts that are attributes: container, key and tensor."""
-        own = {id(held) for m in self.tree.values() for held in (m.__dict__, m._parameters, m._buffers)}
-        return [(container, key, container[key]) for container, key, _ in self.places if id(container) not in own]
+        of_modules = {id(d) for m in self.tree.values() for d in (m.__dict__, m._parameters, m._buffers)}
+        return [
+            (container, key, container[key]) for container, key, _ in self.places if id(container) not in of_modules
+        ]
 
     @contextmanager
     def with_tensors(self, loose: list[tuple[Any, Any, Tensor]]) -> Iterator[None]:
         """With these in their places again, so that what a pass was given to work with does not count as a change."""
-        given = [(container, key, container[key]) for container, key, _ in loose if _has(container, key)]
-        for container, key, tensor in loose if len(given) == len(loose) else ():
+        before = [(container, key, container[key]) for container, key, _ in loose if _has(container, key)]
+        for container, key, tensor in loose if len(before) == len(loose) else ():
             container[key] = tensor
         try:
             yield
         finally:
-            for container, key, tensor in given:
+            for container, key, tensor in before:
                 container[key] = tensor
 
     def refuse_changed_holders(self, changes: Collection[tuple[str, str]]) -> None:

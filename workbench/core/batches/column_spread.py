@@ -25,19 +25,19 @@ def coarse_columns(table: Tensor, name: str, dtype: torch.dtype) -> str | None:
     precision = torch.finfo(dtype)
     if precision.bits < 32:
         return None
-    found = []
+    affected = []
     for start, piece in _pieces(table):
         spread, largest = piece.std(0, correction=0), piece.abs().amax(0)
         # a column that is constant but for the rounding of what made it differs by some steps of its own type
-        own = torch.finfo(table.dtype).eps
-        varies = spread > largest * (4 * own if own >= precision.eps else 1e4 * own)
+        step = torch.finfo(table.dtype).eps
+        varies = spread > largest * (4 * step if step >= precision.eps else 1e4 * step)
         coarse = varies & (largest * precision.eps > COARSE * spread)
-        found += [(start + i, float(largest[i]), float(spread[i])) for i in coarse.nonzero()[:, 0].tolist()]
-    if not found:
+        affected += [(start + i, float(largest[i]), float(spread[i])) for i in coarse.nonzero()[:, 0].tolist()]
+    if not affected:
         return None
-    number, most, spread_ = found[0]
+    number, most, spread_ = affected[0]
     return (
-        f"{_named(name, table, number, len(found))} has numbers up to {most:.6g} that differ by {spread_:.3g} (standard deviation), and the "
+        f"{_named(name, table, number, len(affected))} has numbers up to {most:.6g} that differ by {spread_:.3g} (standard deviation), and the "
         f"steps of {str(dtype).removeprefix('torch.')} are {most * precision.eps:.3g} there"
     )
 
@@ -50,17 +50,17 @@ def squeezed_columns(table: Tensor, name: str) -> str | None:
         'y goes from 1 to 1e+09, and half of its numbers lie between 2 and 5'
         >>> squeezed_columns(torch.arange(100.0), "y")
     """
-    found = []
+    affected = []
     for start, piece in _pieces(table):
         ordered = piece[:: -(-len(piece) // SOME)].sort(0).values
         lower, upper = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         squeezed = (lower < upper) & (upper - lower < SQUEEZED * piece.std(0, correction=0))
         for i in squeezed.nonzero()[:, 0].tolist():
-            found.append((start + i, *(float(t[i]) for t in (piece.amin(0), piece.amax(0), lower, upper))))
-    if not found:
+            affected.append((start + i, *(float(t[i]) for t in (piece.amin(0), piece.amax(0), lower, upper))))
+    if not affected:
         return None
-    number, least, most, low, high = found[0]
-    column = _named(name, table, number, len(found))
+    number, least, most, low, high = affected[0]
+    column = _named(name, table, number, len(affected))
     return f"{column} goes from {least:.4g} to {most:.4g}, and half of its numbers lie between {low:.4g} and {high:.4g}"
 
 
