@@ -90,7 +90,7 @@ RECORDED = {
     "binary": (mlp, vote.Wrapper(3, output="binary")),
     "logits": (lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)), vote.Wrapper(3, output="logits")),
 }
-del RECORDED["mlp, loop"], RECORDED["batch norm, loop"]  # a strategy was chosen
+RECORDED = {name: row for name, row in RECORDED.items() if not name.endswith(", loop")}  # where a strategy was chosen
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, sculpt, vote
+from workbench.models.embeddings import ColumnLinear, NumericColumns, Periodic, PiecewiseLinear, Standardization
 
 SCALE = 1.0
 settings = types.ModuleType("settings")
@@ -178,6 +180,33 @@ def _tied() -> nn.Module:
     return net
 
 
+class ReadsMath(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.sin(math.pi * self.fc(x)) / math.sqrt(x.shape[-1]))
+
+
+class MathOfValue(ReadsMath):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.fc(x)) * math.exp(-x.square().mean())
+
+
+def _columns() -> nn.Module:
+    edges = [torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-2.0, 2.0])]
+    embedded = NumericColumns([0, 2], PiecewiseLinear(edges))
+    return nn.Sequential(
+        Standardization(torch.ones(3), torch.full((3,), 0.7)), embedded, nn.Linear(7, 8), nn.SiLU(), nn.Linear(8, 1)
+    )
+
+
+def _periodic() -> nn.Module:
+    embedded = NumericColumns([0, 1], nn.Sequential(Periodic(2, 3), ColumnLinear(2, 6, 4), nn.ReLU()))
+    return nn.Sequential(embedded, nn.Linear(11, 8), nn.SiLU(), nn.Linear(8, 1))
+
+
 TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "mlp, one": (mlp, compose()),
     "mlp": (mlp, vote.Wrapper(3)),
@@ -195,8 +224,13 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "users": (Residual, vote.Wrapper(4)),
     "users, sculpt": (Residual, sculpt.Wrapper()),
     "global": (ReadsGlobal, vote.Wrapper(3)),
+    "math": (ReadsMath, vote.Wrapper(3)),
+    "columns": (_columns, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))),
+    "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),
+    "periodic": (_periodic, vote.Wrapper(3)),
 }
 EAGER: dict[str, Callable[[], nn.Module]] = {
+    "math of a value": MathOfValue,
     "counter": Counter,
     "data if": DataIf,
     "item": Item,

@@ -9,16 +9,34 @@ Example:
 
 from __future__ import annotations
 
-from workbench.data import toy
-from workbench.data.columns import Card, Column
-from workbench.data.data_set import Data
-from workbench.data.files import fetch
-from workbench.data.loading import load, names
-from workbench.data.provenance import checksum
-from workbench.data.registry import card
-from workbench.data.series import Windows, windows
-from workbench.data.splits import LazySplit, Split
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from . import toy
+    from .columns import Card, Column
+    from .data_set import Data
+    from .files import fetch
+    from .loading import load, names
+    from .provenance import checksum
+    from .registry import card
+    from .series import Windows, windows
+    from .splits import LazySplit, Split
+
+_HOMES = {
+    "Card": "columns",
+    "Column": "columns",
+    "Data": "data_set",
+    "LazySplit": "splits",
+    "Split": "splits",
+    "Windows": "series",
+    "card": "registry",
+    "checksum": "provenance",
+    "fetch": "files",
+    "load": "loading",
+    "names": "loading",
+    "windows": "series",
+}
 __all__ = [
     "Card",
     "Column",
@@ -34,3 +52,17 @@ __all__ = [
     "toy",
     "windows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first asked for: an index of reports asks for names of data sets alone, which takes no torch."""
+    if name == "toy":
+        return importlib.import_module(f"{__name__}.toy")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -118,10 +118,10 @@ def _difference(comparison: Comparison, model: str, metric: str) -> Difference:
     deviation, scale = statistics.stdev(pairs), max(map(abs, (*values, *plain)))
     if max(map(abs, pairs)) <= _ROUNDING * scale:
         return Difference(mean, mean, mean, 1.0, None)
-    t = require("scipy.stats", "lab").t
+    special = require("scipy.special", "lab")  # Student's t itself: scipy.stats takes half a second to import
     error = max(deviation, _ROUNDING * scale) * math.sqrt(1 / count + comparison.test_share)
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * error
-    return Difference(mean, mean - half, mean + half, 2 * float(t.sf(abs(mean) / error, count - 1)), None)
+    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
+    return Difference(mean, mean - half, mean + half, 2 * float(special.stdtr(count - 1, -abs(mean) / error)), None)
 
 
 def _unjudged(why: str, mean: float = math.nan) -> Difference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import math
 import types
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -36,6 +37,7 @@ _OF_TENSORS = frozenset(name for name in dir(Tensor) if not name.startswith("_")
 _OF_TORCH = [
     torch._C._VariableFunctions,
     *(getattr(torch._C, name, None) for name in ("_nn", "_special", "_linalg", "_fft")),
+    math,  # of numbers: of a tensor its functions would ask for the value, which is seen where the call is recorded
 ]
 _OTHERS = frozenset({"append"})  # of lists
 _READING = frozenset({"from_file", "from_numpy"})
@@ -90,7 +92,7 @@ def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -
                 i = next(places, len(steps) - 1)
                 if steps[i].opname not in ("LOAD_ATTR", "LOAD_METHOD") or not hasattr(value, steps[i].argval):
                     raise ImpureError(f"{where} uses {value.__name__}")
-                if not value.__name__.startswith("torch"):
+                if not value.__name__.startswith("torch") and value is not math:
                     raise ImpureError(f"{where} uses {value.__name__}")
                 holder, value = vars(value), getattr(value, steps[i].argval)
                 yield holder, steps[i].argval, value

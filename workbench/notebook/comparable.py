@@ -18,11 +18,10 @@ def data_parameters(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
         >>> data_parameters([{"data": "mine", "first": "concrete", "lr": 0.1}])
         ['data', 'first']
     """
-    from ..data import names
+    from ..data.registry import entries
 
-    known = set(names())
     every = {name: value for mapping in parameters for name, value in mapping.items()}
-    named = {name for mapping in parameters for name, v in mapping.items() if isinstance(v, str) and v in known}
+    named = {name for mapping in parameters for name, v in mapping.items() if isinstance(v, str) and v in entries()}
     return [name for name in every if name in _DATA or name in named]
 
 
@@ -49,7 +48,7 @@ def rows_of(of: str) -> tuple[str, ...]:
         >>> rows_of("concrete_vote"), rows_of("vote"), rows_of("train")
         (('concrete',), (), ('train',))
     """
-    from ..data import names
+    from ..data.registry import entries
 
-    words = (*(name.replace("-", "_") for name in names()), *_ROWS)
+    words = (*(name.replace("-", "_") for name in entries()), *_ROWS)
     return tuple(word for word in words if re.search(rf"(^|_){re.escape(word)}(_|$)", of.replace("-", "_")))

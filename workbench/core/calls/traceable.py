@@ -272,7 +272,7 @@ def _users_classes(module: nn.Module) -> Iterator[type]:
             return
         if base in LAYERS:
             return
-        if base.__module__.startswith(("torch.", "workbench.")):
+        if base.__module__.startswith(("torch.", "workbench.")) and not base.__module__.startswith("workbench.models."):
             raise UntraceableError(f"the layer {base.__name__}")
         yield base
 

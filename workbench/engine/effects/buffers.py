@@ -46,9 +46,11 @@ class BufferMerger:
         if len(values) == 1 or all(value is values[0] for value in values):
             return values[0]
         if target.is_floating_point() or target.is_complex():
-            return torch.stack(values).mean(0)
-        # elsewhere than on the CPU every look would make the program wait for the device
-        looks = target.device.type == "cpu" and not torch.compiler.is_dynamo_compiling()
+            stacked = torch.stack(values)
+            # a constant, whose sum could round or overflow; asked for number by number, since a look would make the program wait for a device
+            return torch.where((stacked == stacked[0]).all(0), stacked[0], stacked.mean(0))
+        # likewise; what is recorded as a graph can't look either
+        looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if looks and any(not torch.equal(values[0], value) for value in values[1:]):
             warnings.warn(
                 f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
