@@ -77,12 +77,9 @@ class Two(nn.Module):
 
 RECORDED = {
     **TRACED,
-    "sample": (mlp, sample.Wrapper(4)),
     "sample, normal": (mlp, sample.Wrapper(4, distribution=sample.Normal(0.1))),
-    "sample, weights": (mlp, sample.Wrapper(3, where="weights")),
     "sample, inputs": (mlp, sample.Wrapper(3, where="inputs", distribution=sample.Normal(0.1))),
     "sample x sculpt": (mlp, compose(sample.Wrapper(4), sculpt.Wrapper())),
-    "neo": (mlp, neo.Wrapper()),
     "neo, gaussian": (mlp, neo.Wrapper(density="gaussian")),
     "all": (mlp, compose(vote.Wrapper(3), sculpt.Wrapper(), neo.Wrapper())),
     "laplace distribution": (mlp, sculpt.Wrapper(sculpt.Laplace)),

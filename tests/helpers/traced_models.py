@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import compose, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.models.embeddings import ColumnLinear, NumericColumns, Periodic, PiecewiseLinear, Standardization
 
 SCALE = 1.0
@@ -224,6 +224,12 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "users": (Residual, vote.Wrapper(4)),
     "users, sculpt": (Residual, sculpt.Wrapper()),
     "global": (ReadsGlobal, vote.Wrapper(3)),
+    "sample": (mlp, sample.Wrapper(4)),
+    "sample, weights": (mlp, sample.Wrapper(3, where="weights")),
+    "sample, trainable": (mlp, sample.Wrapper(3, where="weights", distribution=sample.Normal(0.1), trainable=True)),
+    "vote x sample": (lambda: mlp(nn.BatchNorm1d(8)), compose(vote.Wrapper(3), sample.Wrapper(4))),
+    "neo": (mlp, neo.Wrapper()),
+    "vote x sculpt x neo": (mlp, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1), neo.Wrapper())),
     "math": (ReadsMath, vote.Wrapper(3)),
     "columns": (_columns, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))),
     "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),

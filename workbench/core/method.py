@@ -112,7 +112,7 @@ class Method:
         return 0
 
     def repeats(self) -> bool:
-        """Whether each prediction does the same operations on tensors, and nothing else, so that a graph may stand for it.
+        """Whether each prediction and training step does the same operations on tensors, and nothing else: a graph may stand for it.
 
         It is asked of classes that say so themselves; a subclass of theirs says so again.
         """

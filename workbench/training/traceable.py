@@ -12,7 +12,6 @@ from workbench.core.outputs.options import form_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.values import Cauchy, Laplace, Normal
 from workbench.methods.sculpt import Sculpt
-from workbench.methods.vote import Vote
 from workbench.training.default_losses import LossByMeaning, cross_entropy_of_probs
 
 _FUNCTIONS: tuple[Any, ...] = (
@@ -50,7 +49,7 @@ class StepFacts(Facts):
         _check_criterion(criterion)
         _check_distributions(wrapped)
         auxiliary = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
-        super().__init__(wrapped, lambda method: type(method) in (Vote, Sculpt), auxiliary)
+        super().__init__(wrapped, auxiliary)
         self._torch = torch_now()
         if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")

@@ -213,8 +213,7 @@ class RecordedCalls:
             raise UntraceableError("boxes are matched by what Python reads of them")
         facts = self._facts
         if facts is None or not facts.hold():
-            auxiliary = {name for method in wrapped._workbench.methods for name in method.beside_layers}
-            facts = Facts(wrapped, _repeats, extras=("scaling", *auxiliary))
+            facts = Facts(wrapped)
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")
@@ -334,10 +333,6 @@ class _Comparison(Trial):
 
 def _is_faster(recorded: _Recorded) -> bool:
     return min(recorded.seconds) < min(recorded.eager_seconds)
-
-
-def _repeats(method: Any) -> bool:
-    return "repeats" in vars(type(method)) and method.repeats()
 
 
 def _same(result: Tensor, other: Tensor) -> bool:

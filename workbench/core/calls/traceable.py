@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,22 +56,14 @@ class Facts:
 
     Args:
         wrapped: the object.
-        repeats: whether a method does the same operations on tensors each time.
         auxiliary: other modules that take part, by name.
-        extras: names of what wrapping may hold beside the layers.
 
     Raises:
         UntraceableError: it may depend on anything else.
     """
 
-    def __init__(
-        self,
-        wrapped: Any,
-        repeats: Callable[[Any], bool],
-        auxiliary: Mapping[str, nn.Module] | None = None,
-        extras: Collection[str] = ("scaling",),
-    ) -> None:
-        _check_record(wrapped, repeats, extras)
+    def __init__(self, wrapped: Any, auxiliary: Mapping[str, nn.Module] | None = None) -> None:
+        _check_record(wrapped)
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
@@ -173,10 +165,10 @@ def is_plain(torch_now: tuple[Any, ...], gradients: bool) -> bool:
     return bool(with_gradients is gradients and not (autocast or anomaly or modes or hooks or compiling) and unpacked)
 
 
-def _check_record(wrapped: Any, repeats: Callable[[Any], bool], extras: Collection[str]) -> None:
+def _check_record(wrapped: Any) -> None:
     record = wrapped._workbench
     for method in record.methods:
-        if not repeats(method):
+        if "repeats" not in vars(type(method)) or not method.repeats():
             raise UntraceableError(f"the method {method.name}")
     if any(isinstance(rule, RankOne) for rule in record.rules.values()):
         raise UntraceableError("factored weights")
@@ -191,8 +183,9 @@ def _check_record(wrapped: Any, repeats: Callable[[Any], bool], extras: Collecti
     if alike(wrapped) is not None:
         raise UntraceableError("voters that weigh rows")
     extras_module: Any = wrapped._modules.get(EXTRAS)
+    known = {"scaling", *(name for method in record.methods for name in method.beside_layers)}
     if extras_module is not None and (
-        set(extras_module._modules) - {*extras} or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
+        set(extras_module._modules) - known or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
     ):
         raise UntraceableError("what wrapping holds beside the layers")
 
