@@ -16,11 +16,12 @@ from typing import Any
 from workbench.version import __version__
 
 
-def environment(folder: Path | str | None = None) -> dict[str, str]:
+def environment(folder: Path | str | None = None, ask_torch: bool = True) -> dict[str, str]:
     """What a result was computed with.
 
     Args:
         folder: a folder of the repository whose state is described; default: the current one.
+        ask_torch: False leaves out the device, which takes a second where torch is not imported yet.
 
     Returns:
         python, platform, device, git (``git describe`` of the folder's repository, "none" outside one) and the versions
@@ -33,7 +34,7 @@ def environment(folder: Path | str | None = None) -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        "device": device(),
+        **({"device": device()} if ask_torch else {}),
         "git": _git(folder),
         **versions(),
     }
@@ -90,19 +91,26 @@ def usage() -> dict[str, Any]:
 
     Returns:
         peak_memory (MiB that it held at most; None where the system does not tell), peak_device_memory (MiB of the GPU
-        that torch held at most; None without one) and data (name -> sha256 of the data sets that it has loaded).
+        that torch held at most; None without one), device (name of what computes) and data (name -> sha256 of the data sets that it has loaded).
 
     Example:
         >>> usage()["peak_memory"] > 1
         True
     """
-    torch, provenance = sys.modules.get("torch"), sys.modules.get("workbench.data.provenance")
+    torch, loading = sys.modules.get("torch"), sys.modules.get("workbench.data.loading")
     on_device = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "peak_memory": peak_memory(),
         "peak_device_memory": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch and on_device else None,
-        "data": provenance.used() if provenance else {},
+        "device": device() if torch else processor(),
+        "data": _used() if loading else {},
     }
+
+
+def _used() -> dict[str, str]:
+    from workbench.data.provenance import used
+
+    return used()
 
 
 def peak_memory() -> float | None:

@@ -35,6 +35,7 @@ class Watch:
         exits: exit codes of the kernel, if it has died.
         peak_memory: MiB that the kernel held at most.
         peak_device_memory: MiB of the GPU that torch held at most.
+        device: name of what the kernel computes with; "" if it could not be asked.
         data: name -> sha256 of the data sets that the notebook loaded.
     """
 
@@ -42,6 +43,7 @@ class Watch:
     exits: list[int] = field(default_factory=list)
     peak_memory: float | None = None
     peak_device_memory: float | None = None
+    device: str = ""
     data: dict[str, str] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -107,7 +109,10 @@ def _engine() -> Any:
                 reply = self.wait_for_reply(message)
                 usage_reply = ast.literal_eval(reply["content"]["user_expressions"]["usage"]["data"]["text/plain"])
                 self.watch.saw(usage_reply["peak_memory"])
-                self.watch.peak_device_memory = usage_reply["peak_device_memory"]
+                self.watch.peak_device_memory, self.watch.device = (
+                    usage_reply["peak_device_memory"],
+                    usage_reply["device"],
+                )
                 self.watch.data.update(usage_reply["data"])
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:

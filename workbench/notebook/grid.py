@@ -219,7 +219,7 @@ class _Grid:
         for name in self.runs:
             if name not in (*new, *again):
                 self._tell(name, self._published(name))
-        here = environment(self.notebook_folder) if new or again else {}
+        here = environment(self.notebook_folder, ask_torch=False) if new or again else {}
         source = nbformat.writes(self.nb)
         cells = [
             {

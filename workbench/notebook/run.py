@@ -142,7 +142,7 @@ def run_notebook(
     log = None if log_to is None else Delivery(tracker_of(log_to))
     if resume and (earlier := finished(run)) is not None:
         return earlier
-    run.environment = environment(notebook.parent)
+    run.environment = environment(notebook.parent, ask_torch=False)
     try:
         return perform(nb, run, values, timeout=timeout, progress=progress)
     finally:  # also on Ctrl-C
@@ -207,6 +207,7 @@ def perform(
     finally:  # also on Ctrl-C, which is then on its way to the caller
         run.seconds = round(time.perf_counter() - start, 3)
         run.peak_memory, run.peak_device_memory, run.data = watch.peak_memory, watch.peak_device_memory, watch.data
+        run.environment |= {"device": watch.device} if watch.device else {}
         write(read(output), run)
     return run
 
