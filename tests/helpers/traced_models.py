@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import augment, compose, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.models.embeddings import ColumnLinear, NumericColumns, Periodic, PiecewiseLinear, Standardization
 
 SCALE = 1.0
@@ -234,6 +234,13 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "columns": (_columns, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))),
     "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),
     "periodic": (_periodic, vote.Wrapper(3)),
+}
+# whose predictions look at numbers, or run functions of the user's
+TRACED_STEPS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "swag": (mlp, swag.Wrapper()),
+    "snapshot": (lambda: mlp(nn.BatchNorm1d(8)), snapshot.Wrapper(3)),
+    "laplace": (mlp, compose(vote.Wrapper(3), laplace.Wrapper())),
+    "augment": (mlp, augment.Wrapper([augment.Transform(lambda x: x, None), augment.Transform(lambda x: -x, None)])),
 }
 EAGER: dict[str, Callable[[], nn.Module]] = {
     "math of a value": MathOfValue,

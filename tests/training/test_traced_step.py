@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_models
-from helpers.traced_models import EAGER, TRACED, ListItem, ReadsGlobal, Residual, mlp
+from helpers.traced_models import EAGER, TRACED, TRACED_STEPS, ListItem, ReadsGlobal, Residual, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from workbench import compose, fit, sculpt, vote
 from workbench.errors import WorkbenchWarning
@@ -63,9 +64,9 @@ def _assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     assert torch.equal(one[2], other[2])
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", [*TRACED, *TRACED_STEPS])
 def test_traced_steps_are_the_same(name: str, made: list[TracedStep]) -> None:
-    build, wrapper = TRACED[name]
+    build, wrapper = {**TRACED, **TRACED_STEPS}[name]
     traced = _train(build, wrapper)
     assert made[0].off == ""
     assert made[0].replays > 20
@@ -106,8 +107,10 @@ def test_classes(output: str, made: list[TracedStep]) -> None:
         ends = {"logits": [nn.Linear(8, 3)], "binary": [nn.Linear(8, 1)], "probs": [nn.Linear(8, 3), nn.Softmax(-1)]}
         return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), *ends[output])
 
-    wrapper = vote.Wrapper(4, output=output)
+    evidence = "design" if output == "logits" else None
+    wrapper = vote.Wrapper(4, output=output, evidence=evidence)
     _assert_same(_train(build, wrapper, (x, y)), _train(build, wrapper, (x, y), strategy="eager"))
+    assert made[0].replays > 20
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -317,6 +320,18 @@ def test_loss_that_is_not_finite(made: list[TracedStep]) -> None:
         wrapped = vote.Wrapper(3)(mlp())
         with pytest.raises(FloatingPointError, match="the loss is"):
             fit(wrapped, (x, y * 1e25), epochs=8, batch_size=16, standardize=False, progress=False, strategy=strategy)
+
+
+def test_labels_that_are_none_in_a_later_batch(made: list[TracedStep]) -> None:
+    """A graph can't look at them: its loss is NaN, and the step as ever says why."""
+    x, y = _rows(400)
+    labels = (y > 0).float()
+    labels[170] = 7
+    wrapped = vote.Wrapper(3, output="binary")(mlp())
+    rows = DataLoader(list(zip(x, labels, strict=True)), batch_size=8)
+    with pytest.raises(ValueError, match="yes or no is 1 or 0, and there is 0 to 7"):
+        fit(wrapped, rows, epochs=3, progress=False, validation=0)
+    assert made[0].replays > 10
 
 
 def test_autoencoders_whose_targets_are_their_inputs(made: list[TracedStep]) -> None:

@@ -111,8 +111,8 @@ class Method:
         """
         return 0
 
-    def repeats(self) -> bool:
-        """Whether each prediction and training step does the same operations on tensors, and nothing else: a graph may stand for it.
+    def repeats(self, training: bool) -> bool:
+        """Whether each training step, or each prediction, does the same operations on tensors, and nothing else: a graph may stand for it.
 
         It is asked of classes that say so themselves; a subclass of theirs says so again.
         """

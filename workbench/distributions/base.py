@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.engine.tree import children, flatten
+from workbench.engine.tree import children, flatten, holds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,7 +178,7 @@ class Distribution(ABC):
             raise ValueError(
                 f"q has shape {tuple(q.shape)}, which does not broadcast against loc of shape {tuple(loc.shape)}"
             )
-        if not _holds((q >= 0) & (q <= 1)):
+        if not holds((q >= 0) & (q <= 1)):
             raise ValueError(f"q must lie in [0, 1], found values from {q.min().item()} to {q.max().item()}")
         return self._icdf(q, loc, risk)
 
@@ -238,7 +238,7 @@ class Distribution(ABC):
         dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
         loc, risk = loc.to(dtype), risk.to(dtype)
         same_shape(**{f"y_risk{where}": risk, f"y_pred{where}": loc})
-        if not _holds((risk >= 0 if zero_risk else risk > 0) | risk.isnan()):
+        if not holds((risk >= 0 if zero_risk else risk > 0) | risk.isnan()):
             bound = ">= 0" if zero_risk else "> 0"
             raise ValueError(f"y_risk{where} must be {bound}, found {risk.min().item()}; map raw outputs with to_risk")
         return [loc, risk, *(self._target(where, target, loc) for target in y)]
@@ -322,20 +322,6 @@ def _at_least_float32(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
-
-
-def _holds(condition: Tensor) -> bool:
-    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell.
-
-    And on other devices than the CPU, where every look would make the program wait for the device; there NaN comes out instead. And where a
-    dispatch mode sees all operations, such as what records a training step: it would take the look for a part of it.
-    """
-    if torch.compiler.is_compiling() or condition.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
-        return True
-    try:
-        return bool(condition.all())
-    except RuntimeError:
-        return True
 
 
 def _aleatoric(risk: Any) -> Any:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, _holds, on_class_or_instance
+from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, on_class_or_instance
 from workbench.distributions.values import StudentT
+from workbench.engine.tree import holds
 
 NU_FLOOR = 1e-6  # bounds epistemic risk to a thousand times the aleatoric one
 ALPHA_FLOOR = 1.005  # the variance is infinite at 1; this is Student's t with df = 2.01
@@ -71,7 +72,7 @@ class NormalInverseGamma(ManyHeads):
     def _checked(self, where: str, *values: Any, zero_risk: bool = False) -> list[Tensor]:
         loc, evidence, *y = super()._checked(where, *values)
         nu, alpha, beta = evidence
-        if not _holds(((nu > 0) & (alpha > 1) & (beta > 0)) | evidence.isnan().any(0)):
+        if not holds(((nu > 0) & (alpha > 1) & (beta > 0)) | evidence.isnan().any(0)):
             least = ", ".join(f"{part.min().item():g}" for part in (nu, alpha, beta))
             raise ValueError(
                 f"y_risk{where} must have nu > 0, alpha > 1 and beta > 0, found least values of {least}; map raw outputs with to_risk"

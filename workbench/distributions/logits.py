@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from workbench.distributions.base import Distribution, _aleatoric, _holds, on_class_or_instance
+from workbench.distributions.base import Distribution, _aleatoric, on_class_or_instance
+from workbench.engine.tree import holds
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class LogitNormal(Distribution):
 
     def _target(self, where: str, y: Tensor, loc: Tensor) -> Tensor:
         if y.is_floating_point() and y.shape == loc.shape:
-            if not _holds((y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < max(1e-3, 4 * torch.finfo(y.dtype).eps))):
+            if not holds((y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < max(1e-3, 4 * torch.finfo(y.dtype).eps))):
                 raise ValueError(f"y{where}: soft labels are probabilities that sum to one over the last dimension")
             return y.to(loc.dtype)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
@@ -89,7 +90,7 @@ class LogitNormal(Distribution):
                 f"y{where} has shape {tuple(y.shape)} but y_pred{where} has shape {tuple(loc.shape)}; labels must be "
                 "shaped like the logits without their last dimension, classes (move it there with movedim(1, -1))"
             )
-        if not _holds((y >= 0) & (y < loc.shape[-1])):
+        if not holds((y >= 0) & (y < loc.shape[-1])):
             raise ValueError(f"labels must lie in [0, {loc.shape[-1]}), found y{where} from {y.min()} to {y.max()}")
         return y.long()
 

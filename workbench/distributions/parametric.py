@@ -15,10 +15,10 @@ from workbench.distributions.base import (
     Distribution,
     ManyHeads,
     _at_least_float32,
-    _holds,
     on_class_or_instance,
     same_shape,
 )
+from workbench.engine.tree import holds
 
 LARGEST_RAW = 80.0  # what `transform_to` makes of it, e^80, has a square that float64 can hold, and so has its inverse
 
@@ -142,7 +142,7 @@ def with_generator(draw: Callable[[], Tensor], generator: torch.Generator | None
 
 def refuse_unless(condition: Tensor, y: Tensor, rule: str, remedy: str) -> None:
     """Raise ValueError with the first target that breaks a rule; NaN is let through, as elsewhere."""
-    if not _holds(condition | y.isnan()):
+    if not holds(condition | y.isnan()):
         wrong = y[~(condition | y.isnan())].flatten()[0].item()
         raise ValueError(f"{rule}, found a target of {wrong:g}; {remedy}")
 

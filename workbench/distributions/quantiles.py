@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, _holds, on_class_or_instance
+from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, on_class_or_instance
 from workbench.distributions.values import LOG_SQRT_2PI, _ndtr
+from workbench.engine.tree import holds
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Quantiles(ManyHeads):
     def _checked(self, where: str, *values: Any, zero_risk: bool = False) -> list[Tensor]:
         loc, offsets, *y = super()._checked(where, *values)
         gaps = offsets.diff(dim=0)
-        if not _holds((gaps >= 0) | gaps.isnan()):
+        if not holds((gaps >= 0) | gaps.isnan()):
             raise ValueError(
                 f"y_risk{where} must rise with the level, found a step of {gaps.min().item():g}; map raw outputs with to_risk"
             )

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from workbench.distributions.base import Distribution, _holds, same_shape
+from workbench.distributions.base import Distribution, same_shape
 from workbench.distributions.joint import JointNormal
+from workbench.engine.tree import holds
 from workbench.errors import require
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -181,7 +182,7 @@ class StudentT(_LocationScale):
     df: float | Tensor = field(default=5.0, metadata={"help": "degrees of freedom, above 2"})
 
     def __post_init__(self) -> None:
-        if not _holds((df := torch.as_tensor(self.df)) > 2):
+        if not holds((df := torch.as_tensor(self.df)) > 2):
             raise ValueError(
                 f"df must be above 2, where the standard deviation exists, found {df.min()}; use Cauchy for df = 1"
             )
@@ -310,7 +311,7 @@ class LogNormal(Distribution):
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         loc, risk, *target = super()._checked(where, loc, risk, *y, zero_risk=zero_risk)
-        if not _holds((loc > 0) | loc.isnan()):
+        if not holds((loc > 0) | loc.isnan()):
             raise ValueError(
                 f"LogNormal needs predictions > 0, found y_pred{where} = {loc.min().item()}; "
                 "end the model in softplus or exp, or choose Normal"
@@ -318,7 +319,7 @@ class LogNormal(Distribution):
         return [loc, risk, *target]
 
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        if not _holds((y > 0) | y.isnan()):
+        if not holds((y > 0) | y.isnan()):
             raise ValueError(
                 f"LogNormal needs targets > 0, found {y.min().item()}; choose Normal for values of any sign"
             )

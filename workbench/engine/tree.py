@@ -163,3 +163,17 @@ def versions(leaves: Sequence[Any]) -> list[int]:
 def is_float(leaf: Any) -> bool:
     """Whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def holds(condition: Tensor) -> bool:
+    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell.
+
+    And on other devices than the CPU, where every look would make the program wait for the device; there NaN comes out instead. And where a
+    dispatch mode sees all operations, such as what records a training step: it would take the look for a part of it.
+    """
+    if torch.compiler.is_compiling() or condition.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
+        return True
+    try:
+        return bool(condition.all())
+    except RuntimeError:
+        return True

@@ -146,6 +146,9 @@ class Augment(Method):
         transforms = self.wrapper.transforms
         return _NAMED[transforms] if isinstance(transforms, str) else transforms
 
+    def repeats(self, training: bool) -> bool:
+        return training  # predictions run transforms, which may be the user's
+
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
         return Axis(self.name, len(self.transforms), apart=True) if several else None

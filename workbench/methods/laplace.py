@@ -182,6 +182,9 @@ class Laplace(Method):
             table.register(name, value.to(layer.weight.device, dtype, copy=True), buffer=True)
         return name
 
+    def repeats(self, training: bool) -> bool:
+        return training  # predictions look at whether there is a posterior
+
     # ---- branches
     def axis(self, call: Call) -> Axis | None:
         if call.loss or call.dealt or not (call.return_risk or (self._draws and not call.training)):

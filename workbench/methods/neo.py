@@ -201,7 +201,7 @@ class Neo(Method):
         """Whether rows are in the first dimension of the input."""
         return self._rows_at[1] == 0
 
-    def repeats(self) -> bool:
+    def repeats(self, training: bool) -> bool:
         return self.wrapper.density in _PLAIN and self.layout is None
 
     def _by_position(self, output: Any) -> bool:

@@ -160,7 +160,7 @@ class Sample(Method):
             self._register_amount(table, name)
         self._amounts = stored
 
-    def repeats(self) -> bool:
+    def repeats(self, training: bool) -> bool:
         return type(self.noise).__module__.startswith("workbench.")
 
     def raw(self, table: Table, name: str) -> Tensor | None:

@@ -163,7 +163,7 @@ class Sculpt(Method):
         if noise is not None and any(noise[key] is not value for key, value in _learned(self.distribution).items()):
             self.distribution = replace(self.distribution, **noise)  # of a copy of the model
 
-    def repeats(self) -> bool:
+    def repeats(self, training: bool) -> bool:
         return type(self.distribution).__module__.startswith("workbench.") and not isinstance(
             self.distribution, FromTorch
         )

@@ -74,6 +74,9 @@ class Snapshot(Kept):
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper, wrapper.n_voters)
 
+    def repeats(self, training: bool) -> bool:
+        return training  # predictions look at whether weights were gathered
+
     @torch.no_grad()
     def gather(self, wrapped: Any) -> int:
         """See `snapshot.collect`."""

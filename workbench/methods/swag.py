@@ -103,6 +103,9 @@ class Swag(Kept):
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper, wrapper.n_samples)
 
+    def repeats(self, training: bool) -> bool:
+        return training  # predictions look at whether weights were gathered
+
     def beside(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         if not buffer:
             zeros = torch.zeros_like(_real(value))

@@ -115,8 +115,8 @@ class Vote(Method):
     def axis(self, call: Call) -> Axis | None:
         return Axis(self.name, self.wrapper.n_voters)
 
-    def repeats(self) -> bool:
-        return self.design is None
+    def repeats(self, training: bool) -> bool:
+        return training or self.design is None
 
     def deals(self, training: bool, asked: bool = False) -> int:
         return self.wrapper.n_voters if asked or (training and self.wrapper.independent) else 0

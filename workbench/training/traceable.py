@@ -49,7 +49,7 @@ class StepFacts(Facts):
         _check_criterion(criterion)
         _check_distributions(wrapped)
         auxiliary = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
-        super().__init__(wrapped, auxiliary)
+        super().__init__(wrapped, True, auxiliary)
         self._torch = torch_now()
         if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")

@@ -213,7 +213,7 @@ class RecordedCalls:
             raise UntraceableError("boxes are matched by what Python reads of them")
         facts = self._facts
         if facts is None or not facts.hold():
-            facts = Facts(wrapped)
+            facts = Facts(wrapped, training=False)
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")

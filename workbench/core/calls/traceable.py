@@ -56,14 +56,15 @@ class Facts:
 
     Args:
         wrapped: the object.
+        training: whether they are training steps, not predictions.
         auxiliary: other modules that take part, by name.
 
     Raises:
         UntraceableError: it may depend on anything else.
     """
 
-    def __init__(self, wrapped: Any, auxiliary: Mapping[str, nn.Module] | None = None) -> None:
-        _check_record(wrapped)
+    def __init__(self, wrapped: Any, training: bool, auxiliary: Mapping[str, nn.Module] | None = None) -> None:
+        _check_record(wrapped, training)
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
@@ -165,10 +166,10 @@ def is_plain(torch_now: tuple[Any, ...], gradients: bool) -> bool:
     return bool(with_gradients is gradients and not (autocast or anomaly or modes or hooks or compiling) and unpacked)
 
 
-def _check_record(wrapped: Any) -> None:
+def _check_record(wrapped: Any, training: bool) -> None:
     record = wrapped._workbench
     for method in record.methods:
-        if "repeats" not in vars(type(method)) or not method.repeats():
+        if "repeats" not in vars(type(method)) or not method.repeats(training):
             raise UntraceableError(f"the method {method.name}")
     if any(isinstance(rule, RankOne) for rule in record.rules.values()):
         raise UntraceableError("factored weights")

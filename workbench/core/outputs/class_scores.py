@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...engine.tree import holds
 from .meanings import IGNORED, Meaning
 
 
@@ -250,12 +251,12 @@ class Binary(Classes):
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
         if target.shape != scores.shape and target.squeeze(-1).shape != scores.squeeze(-1).shape:
             raise ValueError(f"yes or no of shape {list(target.shape)}, but the model gives {list(scores.shape)}")
-        outside = ~((target >= 0) & (target <= 1))
-        if bool(outside.any()):
+        inside = (target >= 0) & (target <= 1)
+        if not holds(inside):
             raise ValueError(
-                f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}{_advice_on_void(target[outside])}"
+                f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}{_advice_on_void(target[~inside])}"
             )
-        yes = target.reshape(scores.shape).to(at_least_float32(scores).dtype)
+        yes = target.to(at_least_float32(scores).dtype).where(inside, torch.nan).reshape(scores.shape)
         return torch.stack([1 - yes, yes], -1)
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
