@@ -256,9 +256,8 @@ class Loop:
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
         """What to say of a loss that is not finite."""
         if self.traced is not None and self.traced.replays:
-            self._loss(
-                batch
-            )  # a graph looks at no targets: where they are to blame, a step as ever raises its own error
+            # a graph looks at no targets: where they are to blame, a step as ever raises its own error
+            self._loss(batch)
         causes = []
         for name, values in (("x", batch.x), ("y", batch.y)):
             bad = sorted({int(row) for leaf in tensors(values) for row in bad_rows(leaf)})
