@@ -96,7 +96,8 @@ class InputEffects:
         self.changes_objects: bool | None = None
         self.fills_containers: bool | None = None
         self.written = WrittenTensors()
-        self._copies: dict[int, tuple[Any, Any, dict[Key, Any]]] = {}  # id -> (weak reference, mark, by branch)
+        # id -> (weak reference, mark, branches, what all but the first one have); the first one's must be free to die
+        self._copies: dict[int, tuple[Any, Any, tuple[Key, ...], Sequence[Any]]] = {}
 
     def objects_of_branches(
         self, leaves: Sequence[Any], keys: Sequence[Key], copy_first: bool
@@ -123,7 +124,8 @@ class InputEffects:
             if self.changes_objects is False or len(keys) == 1:
                 return dict.fromkeys(keys, leaf)
             return {key: duplicate(leaf) if k else leaf for k, key in enumerate(keys)}
-        _, earlier_mark, by_branch = known
+        _, earlier_mark, earlier_keys, others = known
+        by_branch = dict(zip(earlier_keys, (leaf, *others), strict=True))
         if list(by_branch) == list(keys) and len(keys) == 1:  # nobody else has one
             return {keys[0]: leaf}
         name = type(leaf).__name__
@@ -148,7 +150,7 @@ class InputEffects:
         with contextlib.suppress(TypeError):  # what has no weak reference is not remembered: a copy is made each time
             number = id(first)
             reference = weakref.ref(first, lambda _: self._copies.pop(number, None))
-            self._copies[number] = reference, object_mark(first), dict(zip(keys, objects, strict=True))
+            self._copies[number] = reference, object_mark(first), tuple(keys), objects[1:]
 
     def remember_outputs(self, keys: Sequence[Key], columns: Iterator[Sequence[Any]]) -> None:
         """Remember those among the outputs, a column of all branches each, that hold tensors and that each branch made for itself."""
