@@ -1,6 +1,7 @@
 """Caches of transformers: each voter keeps its own, through beam search and assisted generation as well."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -11,6 +12,11 @@ from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
 
+CACHE = next(
+    name
+    for name in ("cache", "past_key_values")  # as versions before 5.24 call it
+    if name in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+)
 SIZES = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 TOKENS = torch.randint(1, 20, (3, 4), generator=torch.Generator().manual_seed(0))
 
@@ -89,20 +95,20 @@ def test_a_changed_cache_is_that_of_each_voter(build, change, share):
         rows = {"batch_select_indices": [1, 2], "batch_repeat_interleave": [0, 0, 1, 1, 2, 2]}.get(change, [2, 0, 0])
         expected = []
         for voter in wrapped.voters():
-            cache = voter.eval()(TOKENS).past_key_values
+            cache = voter.eval()(TOKENS)[CACHE]
             cache = CHANGES[change](cache) or cache
-            expected.append(voter(TOKENS[rows, :1], past_key_values=cache).logits.softmax(-1))
+            expected.append(voter(TOKENS[rows, :1], **{CACHE: cache}).logits.softmax(-1))
         for way in (lambda state: CHANGES[change](state) or state, lambda state: state.map(CHANGES[change])):
-            cache = way(wrapped(TOKENS).past_key_values)
+            cache = way(wrapped(TOKENS)[CACHE])
             assert cache.get_seq_length() == 4
-            logits = wrapped(TOKENS[rows, :1], past_key_values=cache).logits
+            logits = wrapped(TOKENS[rows, :1], **{CACHE: cache}).logits
             assert close(logits.softmax(-1), torch.stack(expected).mean(0))
 
 
 def test_a_trunk_stays_shared_after_beams_were_reordered():
     wrapped = wrapped_as(gpt, state="past_key_values", share=1)
     with torch.no_grad():
-        state = wrapped(TOKENS).past_key_values
+        state = wrapped(TOKENS)[CACHE]
         n_tensors = len({id(tensor) for tensor in state.tensors()})
         state.reorder_cache(torch.tensor([2, 0, 0]))
         assert len({id(tensor) for tensor in state.tensors()}) == n_tensors == 4  # keys and values of two layers
@@ -111,7 +117,7 @@ def test_a_trunk_stays_shared_after_beams_were_reordered():
 def test_what_differs_between_the_caches_is_refused():
     wrapped = wrapped_as(gpt, state="past_key_values")
     with torch.no_grad():
-        state = wrapped(TOKENS).past_key_values
+        state = wrapped(TOKENS)[CACHE]
     with pytest.raises(TypeError, match=r"state\.map"):
         state.update(torch.zeros(3, 2, 1, 4), torch.zeros(3, 2, 1, 4), 0)
     with pytest.raises(AttributeError, match=r"state\.map"):
@@ -205,8 +211,8 @@ def test_a_cache_that_the_caller_made(state):
         expected = torch.stack([voter.eval()(TOKENS).logits[:, -1:].softmax(-1) for voter in wrapped.voters()]).mean(0)
         cache = transformers.DynamicCache()
         for i in range(4):
-            out = wrapped(TOKENS[:, i : i + 1], past_key_values=cache)
-            cache = out.past_key_values
+            out = wrapped(TOKENS[:, i : i + 1], **{CACHE: cache})
+            cache = out[CACHE]
     assert close(out.logits.softmax(-1), expected)
 
 

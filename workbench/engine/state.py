@@ -276,6 +276,9 @@ def _seal_at(node: Any, path: Path) -> Any:
     return like(node, values)
 
 
+_RENAMED = {"past_key_values": "cache", "cache": "past_key_values"}  # of outputs of transformers, by version 5.24
+
+
 def _find(node: Any, count: int, step: int | str) -> int | None:
     """The place of a step among the values of a container."""
     names: list[Any] = list(range(count))
@@ -285,9 +288,9 @@ def _find(node: Any, count: int, step: int | str) -> int | None:
         names = list(node._fields)
     elif hasattr(node, "__dataclass_fields__"):
         names = list(node.__dataclass_fields__)
-    for place, name in enumerate(names):
-        if str(name) == str(step):
-            return place
+    for known in (str(step), _RENAMED.get(str(step))):
+        if known in (called := [str(name) for name in names]):
+            return called.index(known)
     number = int(step) if str(step).lstrip("-").isdigit() else count
     return number % count if -count <= number < count else None
 

@@ -20,7 +20,7 @@ from .risks import reduced
 ENCODED = "encoder_last_hidden_state"
 _PREPARING = ("_prepare_text_encoder_decoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")
 _IMAGES = "_supports_mm_encoder_outputs"  # whether they are encoded beforehand; else forward does it, at the first step
-_OF_DECODER = ("decoder_", "cross_attn", "use_cache", "past_key_values", "cache_params", "encoder_outputs", "labels")
+_OF_DECODER = ("decoder_", "cross_attn", "use_cache", "cache", "past_key_values", "encoder_outputs", "labels")
 
 
 def encoders_of(cls: type) -> dict[str, Callable[..., Any]]:
