@@ -18,6 +18,7 @@ from .calls.frozen import Frozen
 from .calls.recorded_calls import RecordedCalls
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
+from .quantised import own_copy
 from .saving.state_dict import Loading
 
 HOOKS = (
@@ -147,8 +148,7 @@ def copy_rest(model: nn.Module, known: set[int]) -> None:
     """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
     rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
     for key, tensor in rest.items():
-        copied = tensor.detach().clone()
-        rest[key] = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+        rest[key] = own_copy(tensor) if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
     for container, key, name in places(model, {key: str(key) for key in rest}):
         container[key] = rest[int(name)]
 

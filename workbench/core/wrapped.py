@@ -29,6 +29,7 @@ from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, 
 from .parameters import WrappedParameters
 from .prior import NAME as PRIOR
 from .prior import install
+from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import extract
@@ -312,6 +313,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
 def copied(model: nn.Module) -> nn.Module:
     """A structural copy of a model that may be wrapped, or have wrapped parts."""
     new = structural_copy(model)
+    own_scales(new)
     for path, inner in model.named_modules():
         if is_wrapped(inner):
             table = table_of(inner)
