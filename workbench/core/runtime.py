@@ -16,6 +16,7 @@ from ..engine.run import Engine
 from .calls.feedback import Marks
 from .calls.frozen import Frozen
 from .calls.recorded_calls import RecordedCalls
+from .offloaded import refuse_offloaded
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
 from .quantised import own_copy
@@ -85,6 +86,7 @@ show = finish_load  # its name in objects that were pickled by the version befor
 def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
+    refuse_offloaded(root)
     table.verify()
     sharded = [path for path, module in root.named_modules() if path and type(module).__name__.startswith("FSDP")]
     if sharded:
