@@ -17,6 +17,7 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
 from .batches.call_arguments import opened, positional_names
+from .batches.own_loss import LABELS
 from .calls import labelled_calls
 from .calls import predict as calling
 from .calls.frozen import asked, refuse_change
@@ -289,6 +290,12 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         runtime.asked[current_thread()] = risk
     # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
     if compiling:
+        # a first call looks at the model, and the losses of transformers break the graph: else Dynamo goes on with our functions one by one
+        labelled = isinstance(kwargs.get(LABELS), torch.Tensor)
+        if torch.compiler.is_dynamo_compiling() and (labelled or not runtime.engine.traced.knows(wrapped.training)):
+            from ..engine.executors import graph_break
+
+            return graph_break.outside(_answer, wrapped, method, args, kwargs, risk, tile)
         if frozen is None:
             return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
         with torch.no_grad():
