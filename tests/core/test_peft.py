@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import workbench
-from workbench import sample, vote
+from workbench import neo, sample, sculpt, vote
 from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
@@ -96,6 +96,24 @@ def test_adapters_for_a_model_that_is_wrapped_are_refused_by_name(plain: Any) ->
     wrapped = vote.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain).unload())
     with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, is for the plain model"):
         peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+
+
+def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: Any) -> None:
+    adapters = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS", init_lora_weights=False)
+    for wrapper in (sample.Wrapper(2, output={"logits": Logits()}), neo.Wrapper(output={"logits": Logits()})):
+        wrapped = wrapper(copy.deepcopy(plain).unload())
+        model = peft.get_peft_model(wrapped, adapters).train()
+        model(**INPUTS, labels=torch.tensor([0, 1, 2, 0])).loss.backward()
+        learned = {name: p for name, p in model.named_parameters() if "lora" in name}
+        assert learned
+        assert all(bool(p.grad.any()) for p in learned.values())
+    with torch.no_grad():  # neo gives the model's own prediction
+        expected = model.get_base_model().unwrap().eval()(**INPUTS).logits
+        torch.testing.assert_close(model.eval()(**INPUTS).logits, expected)
+    headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
+    model = peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
+    with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
+        model(**INPUTS)
 
 
 def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:

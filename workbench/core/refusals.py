@@ -14,6 +14,7 @@ from ..introspect.objects import is_keras
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
 from .method import Method
+from .offloaded import refuse_offloaded
 from .ownership import MARK
 from .wrapped import Wrapped, is_wrapped
 
@@ -49,6 +50,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
             "first, then shard the wrapped one"
         )
+    refuse_offloaded(model)
     foreign = [name for name, module in model.named_modules() if is_keras(module)]
     if foreign:
         raise TypeError(

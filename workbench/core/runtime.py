@@ -16,8 +16,10 @@ from ..engine.run import Engine
 from .calls.feedback import Marks
 from .calls.frozen import Frozen
 from .calls.recorded_calls import RecordedCalls
+from .offloaded import refuse_offloaded
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
+from .quantised import own_copy
 from .saving.state_dict import Loading
 
 HOOKS = (
@@ -84,6 +86,7 @@ show = finish_load  # its name in objects that were pickled by the version befor
 def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
     """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
     record, table = root._workbench, table_of(root)
+    refuse_offloaded(root)
     table.verify()
     sharded = [path for path, module in root.named_modules() if path and type(module).__name__.startswith("FSDP")]
     if sharded:
@@ -147,8 +150,7 @@ def copy_rest(model: nn.Module, known: set[int]) -> None:
     """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
     rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
     for key, tensor in rest.items():
-        copied = tensor.detach().clone()
-        rest[key] = nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+        rest[key] = own_copy(tensor) if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
     for container, key, name in places(model, {key: str(key) for key in rest}):
         container[key] = rest[int(name)]
 

@@ -17,6 +17,7 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
 from .batches.call_arguments import opened, positional_names
+from .batches.own_loss import LABELS
 from .calls import labelled_calls
 from .calls import predict as calling
 from .calls.frozen import asked, refuse_change
@@ -29,6 +30,7 @@ from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, 
 from .parameters import WrappedParameters
 from .prior import NAME as PRIOR
 from .prior import install
+from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import extract
@@ -288,6 +290,12 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         runtime.asked[current_thread()] = risk
     # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
     if compiling:
+        # a first call looks at the model, and the losses of transformers break the graph: else Dynamo goes on with our functions one by one
+        labelled = isinstance(kwargs.get(LABELS), torch.Tensor)
+        if torch.compiler.is_dynamo_compiling() and (labelled or not runtime.engine.traced.knows(wrapped.training)):
+            from ..engine.executors import graph_break
+
+            return graph_break.outside(_answer, wrapped, method, args, kwargs, risk, tile)
         if frozen is None:
             return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
         with torch.no_grad():
@@ -312,6 +320,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
 def copied(model: nn.Module) -> nn.Module:
     """A structural copy of a model that may be wrapped, or have wrapped parts."""
     new = structural_copy(model)
+    own_scales(new)
     for path, inner in model.named_modules():
         if is_wrapped(inner):
             table = table_of(inner)

@@ -28,6 +28,7 @@ from .optimizer_guard import watch
 from .outputs.options import Output, has_detections, read, states_of
 from .outputs.state_paths import state_paths
 from .ownership import table_of
+from .quantised import own_scales
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
@@ -251,6 +252,7 @@ class Wrapper(Settings):
     def _wrap_in_place(self, whole: nn.Module, method: str, at: str | None) -> None:
         part = part_at(whole, at)
         check_model(part, method, self.make())
+        own_scales(whole)
         self._put(part, method, self._watched(whole, method, at))
 
     def _put(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:

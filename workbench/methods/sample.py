@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call, Method
+from ..core.quantised import refuse_quantised
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention, Shared
@@ -131,6 +132,8 @@ class Sample(Method):
             raise ValueError(
                 'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
             )
+        if self.wrapper.where == "weights":
+            refuse_quantised(table, self._weights, "noise is drawn on its numbers", "take where='activations'")
         self._only_layer = len(table.layers()) <= 1
         if self.wrapper.where == "weights":
             for name in self._weights:

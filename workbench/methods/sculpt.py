@@ -13,6 +13,7 @@ from ..core.method import Call, Method, split_heads
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import IGNORED, Meaning
 from ..core.ownership import add_extra, extra
+from ..core.quantised import is_quantised, refuse_quantised
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
@@ -136,6 +137,14 @@ class Sculpt(Method):
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("the last layers hold no floating-point parameters for a risk head")
         last = table.last_layers() or {""}
+        refuse_quantised(
+            table,
+            [name for name in slots if table.record.slots[name].owners[0][0] in last],
+            "each risk head has a last layer of its own, which is learned",
+            "leave the last layer out when you quantise, by filter_fn= of torchao, llm_int8_skip_modules= of BitsAndBytesConfig, exclude= of "
+            "quanto",
+        )
+        slots = [name for name in slots if not is_quantised(table.value(name))]  # the others are shared
         self.distribution = self.distribution.for_targets(_n_outputs(table, last))
         scaling = extra(table.root, "scaling")
         if scaling is not None and scaling.y_mean is not None and not self.distribution.standardizable:

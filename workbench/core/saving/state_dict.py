@@ -20,6 +20,7 @@ from ..crossfit import NAME as COMMITTEE
 from ..crossfit import Committee, members_axis, seat
 from ..outputs.options import from_json, to_json
 from ..ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, table_of
+from ..quantised import own_copy
 from ..standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
@@ -47,6 +48,9 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
         present = None if rule is None else rule.pick(bank, index)
         if not independent and shared and (present is None or present is table.get(slot.name)):
             continue  # the clone holds the shared tensor already
+        if not slot.buffer and shared and present is None:
+            new[slot.name] = own_copy(table.get(slot.name))
+            continue
         value = (table.get(slot.name) if present is None else present).detach().clone()
         if not slot.buffer:
             names = [slot.name] if rule is None or shared else rule.registered()

@@ -36,6 +36,12 @@ class ParameterWrites:
             for name, parameter in module._parameters.items()
             if isinstance(parameter, nn.Parameter)
         }
+        # of quantised ones and their like: what each keeps beside its numbers, and these
+        self._kept = {
+            key: (dict(parameter.__dict__), parameter.data)
+            for key, (_, parameter, _) in self._shared.items()
+            if nn.Parameter in type(parameter).__mro__[1:]
+        }
         self._norms: dict[str, Tensor] = {}
         self._before: _Before | None = None
 
@@ -58,6 +64,7 @@ class ParameterWrites:
         Raises:
             RuntimeError: if it wrote into a parameter that the branches share, or put another tensor behind one of its own.
         """
+        self._check_kept()
         present = {id(parameter) for module in tree.values() for parameter in module._parameters.values()}
         for key, (name, parameter, count) in self._shared.items():
             if key in present and version(parameter) != count:
@@ -81,6 +88,25 @@ class ParameterWrites:
         for name, norm in self._measured().items() if before else ():
             if name in before and not torch.equal(norm.nan_to_num(), before[name].nan_to_num()):
                 self._refuse(name)
+
+    def _check_kept(self) -> None:
+        changed = []
+        for key, (attributes, data) in self._kept.items():
+            name, parameter, _ = self._shared[key]
+            held = {k: v for k, v in attributes.items() if isinstance(v, Tensor)}
+            same = _memory(parameter) == _memory(data) or torch.equal(parameter.data, data)
+            if same and all(parameter.__dict__.get(k) is v for k, v in held.items()):
+                continue
+            changed.append((name, parameter))
+            parameter.data = data
+            parameter.__dict__.clear()
+            parameter.__dict__.update(attributes)
+        for name, parameter in changed[:1]:
+            raise RuntimeError(
+                f"forward of {self._root._get_name()} takes away or packs anew what its parameter {name!r}, a {type(parameter).__name__}, "
+                "holds. The branches and the given model share it, so that the next one would not find it as it was: call the model once with "
+                "real inputs before wrapping it, in the mode and with or without gradients as you will call the wrapped one"
+            )
 
     def _measured(self) -> dict[str, Tensor]:
         return {

@@ -51,6 +51,10 @@ class TracedExecutor:
         for intervention in request.plan.interventions:
             self.trails[request.training, type(intervention)] = intervention.trail
 
+    def knows(self, training: bool) -> bool:
+        """Whether a first call in this mode has shown what the model does."""
+        return training in self._draws
+
     def possible(self, request: Request) -> bool:
         """Whether `torch.compile` may see the branches."""
         mode, plan = request.training, request.plan

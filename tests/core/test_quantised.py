@@ -1,0 +1,232 @@
+"""Quantised layers as a trunk that all voters share: those of bitsandbytes and torchao, and layers that behave like them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import workbench
+from workbench import sample, sculpt, vote
+from workbench.outputs import Logits
+
+IDS = torch.randint(3, 60, (4, 8), generator=torch.Generator().manual_seed(0))
+OUTPUT = {"logits": Logits(dim=-1)}
+
+
+class _Scaled(nn.Parameter):
+    """Whole numbers, whose scale is an attribute."""
+
+    scale: Tensor | None
+
+    def __deepcopy__(self, memo: Any) -> _Scaled:
+        new = _Scaled(self.data.clone(), requires_grad=False)
+        new.scale = copy.deepcopy(self.scale, memo)
+        return new
+
+
+class _Product(torch.autograd.Function):
+    """A product with a quantised weight that torch's transforms do not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        ctx.weight = weight.to(x.dtype) * scale
+        return x @ ctx.weight.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient @ ctx.weight, None, None
+
+
+class _Quantised(nn.Module):
+    """A linear layer in eight bits: its first call moves the scale from the weight into the layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.weight = _Scaled((linear.weight.detach() / scale).round().to(torch.int8), requires_grad=False)
+        self.weight.scale, self.scale = scale, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.scale is not None:
+            self.scale, self.weight.scale = self.weight.scale, None
+        # without its scale a layer would go on with the whole numbers, as that of bitsandbytes does
+        return _Product.apply(x, self.weight, torch.ones(1) if self.scale is None else self.scale)
+
+
+def _net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        trunk = [_Quantised(nn.Linear(3, 6, bias=False)), nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
+        return nn.Sequential(*trunk, _Quantised(nn.Linear(6, 6, bias=False)), nn.Linear(6, 2))
+
+
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_scales_that_the_first_call_moves_are_refused_by_name_and_stay(training: bool) -> None:
+    model = _net().train(training)
+    wrapped = vote.Wrapper(2)(model)
+    with pytest.raises(RuntimeError, match=r"'0\.weight', a _Scaled.*call the model once"):
+        wrapped(X, return_risk=True)
+    assert model[0].weight.scale is not None
+    torch.testing.assert_close(model(X), _net()(X))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "loop"])
+@pytest.mark.parametrize("share", [None, 1])
+def test_voters_on_a_quantised_trunk_answer_and_learn_as_plain_copies(strategy: str, share: int | None) -> None:
+    model = _net()
+    model(X)
+    wrapped = vote.Wrapper(3, share=share, strategy=strategy)(model)
+    assert {name.partition("@")[0] for name, _ in wrapped.named_parameters() if "@" in name} == {
+        *(("2.weight", "2.bias") if share is None else ()),
+        *("5.weight", "5.bias"),
+    }
+    plain = wrapped.voters()
+    y, risk = wrapped(X, return_risk=True)
+    answers = torch.stack([voter(X) for voter in plain])
+    torch.testing.assert_close(y, answers.mean(0))
+    torch.testing.assert_close(risk, answers.std(0, correction=0), atol=1e-5, rtol=1e-3)
+    y.square().sum().backward()
+    answers.mean(0).square().sum().backward()
+    for name, parameter in wrapped.named_parameters():
+        if "@vote" in name:
+            expected = torch.stack([voter.get_parameter(name.partition("@")[0]).grad for voter in plain])
+            torch.testing.assert_close(parameter.grad, expected)
+
+
+class _Packed(_Quantised):
+    """Packs its weight where no gradient is wanted, as the layers of bitsandbytes in four bits do; then there is none any more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            self.weight.data = self.weight.data.flip(0)
+        return super().forward(x)
+
+
+def test_a_weight_that_is_packed_for_calls_without_gradients_is_refused() -> None:
+    model = nn.Sequential(_Packed(nn.Linear(3, 6, bias=False)), nn.Linear(6, 2))
+    model(X)
+    before = model[0].weight.data_ptr()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"packs anew what its parameter '0\.weight'"):
+        vote.Wrapper(2)(model).eval()(X)
+    assert model[0].weight.data_ptr() == before
+
+
+# ---- those of other packages
+def _decoder(bits: int, folder: Path) -> Any:
+    """A small decoder in four or eight bits, with trained adapters."""
+    pytest.importorskip("bitsandbytes")
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if not folder.exists():
+            transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        model = transformers.LlamaForCausalLM.from_pretrained(
+            folder,
+            quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8),
+            device_map={"": "cpu"},
+        )
+        adapters = peft.LoraConfig(
+            r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+        )
+        return peft.get_peft_model(model, adapters)
+
+
+def _voters_by_hand(wrapped: Any, bits: int, folder: Path) -> list[Any]:
+    """Models that are loaded anew, each with the adapters of a voter."""
+    each = []
+    for i in range(2):
+        voter = _decoder(bits, folder)
+        for layer in voter.modules():
+            layer.support_avx512bf16_for_cpu = False  # for kernels without gradients, and with other numbers
+        for name, parameter in voter.named_parameters():
+            if f"{name}@vote" in dict(wrapped.named_parameters()):
+                parameter.data.copy_(wrapped.get_parameter(f"{name}@vote")[i].detach())
+        each.append(voter)
+    return each
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_adapters_on_a_base_of_bitsandbytes_learn_as_those_of_plain_models(bits: int, tmp_path: Path) -> None:
+    base = _decoder(bits, tmp_path / "base")
+    wrapped = vote.Wrapper(2, output=OUTPUT)(base)
+    n_adapters = sum(p.numel() for p in base.parameters() if p.requires_grad)
+    assert sum(p.numel() for p in wrapped.parameters()) == sum(p.numel() for p in base.parameters()) + n_adapters
+    with torch.no_grad():  # between the epochs, and by the given model as well
+        wrapped.eval()(input_ids=IDS)
+        base.eval()(input_ids=IDS)
+    for voters in (_voters_by_hand(wrapped, bits, tmp_path / "base"), wrapped.voters()):
+        wrapped.zero_grad()
+        wrapped.eval()(input_ids=IDS).logits.softmax(-1).square().sum().backward()
+        probs = torch.stack([voter.eval()(input_ids=IDS).logits.softmax(-1) for voter in voters])
+        torch.testing.assert_close(wrapped(input_ids=IDS).logits.softmax(-1), probs.mean(0))
+        probs.mean(0).square().sum().backward()
+        named = [dict(voter.named_parameters()) for voter in voters]
+        learned = [(name, p) for name, p in wrapped.named_parameters() if p.requires_grad]
+        assert len(learned) == 8
+        for name, parameter in learned:
+            expected = torch.stack([own[name.partition("@")[0]].grad for own in named])
+            torch.testing.assert_close(parameter.grad, expected, atol=1e-6, rtol=1e-3)
+    wrapped.zero_grad()
+    with pytest.warns(workbench.errors.WorkbenchWarning, match="a number for all rows"):
+        wrapped.train()(input_ids=IDS, labels=IDS).loss.backward()
+    assert all(bool(parameter.grad.any()) for _, parameter in learned)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_base_of_bitsandbytes_is_saved_and_copied(bits: int, tmp_path: Path) -> None:
+    wrapped = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+    expected = wrapped(input_ids=IDS).logits
+    workbench.save(wrapped, tmp_path / "model")
+    if bits == 8:
+        again = workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base")).eval()
+    else:  # layers of bitsandbytes in four bits do not take the scales of their own state
+        with pytest.raises(ValueError, match=r"absmax"):
+            workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base"))
+        again = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+        again.load_state_dict(wrapped.state_dict(), strict=False)
+    for model in (again, copy.deepcopy(wrapped)):
+        torch.testing.assert_close(model(input_ids=IDS).logits, expected)
+
+
+def test_weights_of_torchao_are_a_trunk_and_get_no_heads_or_noise() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+
+    def quantised(names: tuple[str, ...]) -> nn.Sequential:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig(), filter_fn=lambda _, name: name in names)
+        return model
+
+    x = torch.randn(6, 32)
+    wrapped = vote.Wrapper(2, share=1)(quantised(("0", "2"))).eval()
+    y = wrapped(x)
+    torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+    y.sum().backward()
+    assert wrapped.get_parameter("4.weight@vote").grad is not None
+    assert sculpt.Wrapper(n_layers=1)(quantised(("0", "2")))(x, return_risk=True)[1].shape == (6, 2)
+    with pytest.raises(TypeError, match=r"'4\.weight' of Sequential is quantised \(Int8Tensor\).*filter_fn"):
+        sculpt.Wrapper(n_layers=1)(quantised(("0", "2", "4")))
+    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantised.*where='activations'"):
+        sample.Wrapper(where="weights")(quantised(("0",)))
+
+
+def test_risk_heads_share_the_quantised_layers_before_their_last() -> None:
+    model = _net()
+    model(X)
+    wrapped = sculpt.Wrapper(n_layers=2)(model)
+    assert wrapped(X, return_risk=True)[1].shape == (5, 2)
+    assert {name for name, _ in wrapped.named_parameters() if "@" in name} == {
+        f"{n}.{kind}@sculpt" for n in (2, 5) for kind in ("weight", "bias")
+    }

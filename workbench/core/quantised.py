@@ -1,0 +1,85 @@
+"""Quantised layers: weights that are frozen, and more than the numbers in their tensors.
+
+Those of bitsandbytes keep scales in attributes of the parameter, which the first call moves into the layer (8 bits) or packs anew for the
+processor (4 bits). The branches and the given model share parameters, so that it would happen once for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..engine.clone import places
+
+if TYPE_CHECKING:
+    from .ownership import Table
+
+
+def own_scales(model: nn.Module) -> None:
+    """Give the quantised layers of bitsandbytes in a new tree parameters of their own, over the same memory, made ready for calls."""
+    layers: list[Any] = [module for module in model.modules() if _is_of(module, "bitsandbytes")]
+    layers = [layer for layer in layers if nn.Parameter in type(layer._parameters.get("weight")).__mro__[1:]]
+    weights = {id(layer.weight): layer.weight for layer in layers}
+    owned = {key: _own_scales(weight) for key, weight in weights.items()}
+    for container, key, name in places(model, {key: str(key) for key in weights}) if weights else ():
+        container[key] = owned[int(name)]
+    for layer in layers:
+        if hasattr(layer, "quant_state"):
+            layer.quant_state = layer.weight.quant_state
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # a call without gradients would pack the weight for a kernel that has none, and training would go on without
+            layer.support_avx512bf16_for_cpu = False
+        if getattr(layer.weight, "CB", None) is not None and hasattr(layer, "init_8bit_state"):
+            # as `init_8bit_state` does, but that the scales stay where `load_state_dict` looks for them
+            layer.state.CB, layer.state.SCB, layer.weight.CB = layer.weight.CB, layer.weight.SCB, None
+
+
+def _own_scales(weight: Any) -> Any:
+    new = type(weight)._make_subclass(type(weight), weight.data, weight.requires_grad)
+    new.__dict__.update(weight.__dict__)
+    state = new.__dict__.get("quant_state")
+    if state is not None:
+        new.quant_state = copy.copy(state)
+        if getattr(state, "packing_format_for_cpu", False):
+            functional = importlib.import_module("bitsandbytes.functional")
+            new.data, new.quant_state = functional._convert_weight_packed_for_cpu_inverse(new.data, new.quant_state)
+    return new
+
+
+def _is_of(thing: object, package: str) -> bool:
+    return type(thing).__module__.partition(".")[0] == package
+
+
+def own_copy(parameter: Tensor) -> Tensor:
+    """A parameter of its own with the same numbers, of the same class and with the attributes that make a quantised one."""
+    if nn.Parameter in type(parameter).__mro__[1:]:
+        return copy.deepcopy(parameter)
+    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight is no plain tensor of floating-point numbers: one of several parts, as those of torchao, or with scales in attributes."""
+    scaled = nn.Parameter in type(weight).__mro__[1:] and not weight.is_floating_point() and not weight.is_complex()
+    return scaled or is_traceable_wrapper_subclass(weight)
+
+
+def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: str) -> None:
+    """Refuse to work on the numbers of quantised weights.
+
+    Raises:
+        TypeError: if one of the slots holds such a weight.
+    """
+    for slot in slots:
+        weight = table.value(slot)
+        if is_quantised(weight):
+            raise TypeError(
+                f"{slot!r} of {type(table.root).__name__} is quantised ({type(weight).__name__}), and {action}: {remedy}"
+            )
+
+
+__all__ = ["is_quantised", "own_copy", "own_scales", "refuse_quantised"]
