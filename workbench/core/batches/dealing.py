@@ -15,10 +15,11 @@ from ...engine.plan import Bank, Plan
 from ...engine.state import BranchedState
 from ...engine.tree import flatten, is_float, paths, tensors
 from ...errors import WorkbenchWarning
+from ...introspect.objects import is_graph
 from ...introspect.source_lines import user_stacklevel
 from ..method import evaluating
 from ..ownership import Table, engine_of
-from .graphs import DealtGraphs, is_graph
+from .dealt_graphs import DealtGraphs
 
 WHOLE = (
     "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row, and "

@@ -19,7 +19,7 @@ from ...engine.state import BranchedState, of_one_branch, states_in
 from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
 from ..batches.dealing import NO_ROWS, deal, rows_of, tell, tell_whole
-from ..batches.graphs import DealtGraphs
+from ..batches.dealt_graphs import DealtGraphs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
 from ..joint_loss import joined
