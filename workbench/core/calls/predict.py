@@ -18,7 +18,7 @@ from ...engine.run import Branched, NotDealableError
 from ...engine.state import BranchedState, of_one_branch, states_in
 from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
-from ..batches.dealing import NO_ROWS, deal, rows_of, tell, tell_whole
+from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
 from ..batches.dealt_graphs import DealtGraphs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
@@ -122,10 +122,14 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         plan.folding = folding_of(wrapped, plan.axes, committee_of(wrapped), return_risk)
     try:
         branched, _ = run(wrapped, plan, args, kwargs)
-    except NotDealableError as error:
-        record.dealable = False
-        tell_whole(wrapped, "mixed", str(error) or NO_ROWS)
+        record.dealt = record.dealt or call.dealt
+    except Exception as error:
+        # what goes wrong in the first dealt call may lie in the rows that are missing: if not, it goes wrong without dealing as well
+        if not call.dealt or (record.dealt and not isinstance(error, NotDealableError)):
+            raise
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
+        record.dealable = False
+        tell_whole(wrapped, "mixed", _why_not_dealt(error, branched))
     if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
         # as in calls that keep no branch, to the last bit
         branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
@@ -142,6 +146,14 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
         return y, risks[measured[0]]
     return y, Risk(**risks)
+
+
+def _why_not_dealt(error: Exception, branched: Branched) -> str:
+    if isinstance(error, NotDealableError):
+        return str(error) or NO_ROWS
+    if all(leaf.dim() == len(branched.axes) for leaf in branched.leaves if is_float(leaf)):
+        return NUMBER
+    return f"the model does not take some rows of a batch by themselves ({type(error).__name__}: {error})"
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
