@@ -340,3 +340,40 @@ def test_a_pickled_state_holds_tensors_only() -> None:
         file.seek(0)
         state = torch.load(file, weights_only=True)
         assert all(type(value) is Tensor for value in state.values())
+
+
+# ---- layers that write their state themselves ------------------------------------------------------------------------
+
+
+class WritesItself(nn.Module):
+    """As the linear layers of torch_geometric do, which know no voters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_the_state_of_a_layer_that_writes_it_itself_has_the_voters(outer: bool) -> None:
+    def made() -> Any:
+        model = vote.Wrapper(3)(nn.Sequential(nn.Linear(3, 3), WritesItself()))
+        return nn.Sequential(model, nn.Linear(1, 1)) if outer else model
+
+    one, other, x = made(), made(), torch.randn(4, 3)
+    state = one.state_dict()
+    stem = "0.1.weight" if outer else "1.weight"
+    assert stem not in state
+    assert not state[f"{stem}@vote"].requires_grad
+    assert one.state_dict(keep_vars=True)[f"{stem}@vote"] is one.get_parameter(f"{stem}@vote")
+    other.load_state_dict(state)
+    assert torch.equal(one.eval()(x), other.eval()(x))
+    plain = nn.Sequential(nn.Linear(3, 3), WritesItself())
+    if not outer:
+        other.load_state_dict(plain.state_dict())
+        assert torch.equal(other(x), plain(x))

@@ -99,6 +99,7 @@ class Record:
     verbose: int = 0
     rows: int | None = None  # number of training rows, which the regularising terms need
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
+    dealt: bool = False  # whether a call with dealt rows has gone well
     told: set[str] = field(default_factory=set)  # warnings that were given
     alone: Alone = field(default_factory=Alone)
     execution: Execution | None = None  # what an example has shown

@@ -33,7 +33,7 @@ from .prior import install
 from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.savepoint import Savepoint
-from .saving.state_dict import extract
+from .saving.state_dict import add_registered, extract, saves_itself
 from .standardize import Scaling
 from .subclasses import subclass
 
@@ -347,6 +347,8 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
             module.__dict__[key] = OrderedDict()
     # fires last, also when the module is part of a larger one that loads
     module.register_load_state_dict_post_hook(finish_load)
+    if any(map(saves_itself, module.modules())):
+        module.register_state_dict_post_hook(add_registered)
     module.__dict__["_workbench"] = record
     module.__dict__["_engine"] = runtime = Runtime(module, {}, {})
     runtime.table.given.update({name: weakref.ref(runtime.table.get(name)) for name in record.slots})

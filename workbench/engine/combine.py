@@ -72,10 +72,9 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
         raise NonTensorOutputError(
             f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
         )
-    order = None
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-        order = torch.argsort(concatenate(plan.rows))
+    orders: dict[int, Tensor] = {}  # of the places of dealt rows, by kind
     sizes = [axis.size for axis in axes]
     own_first = [axis.name for axis in plan.axes if axis.own_first]
     models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
@@ -88,9 +87,11 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
             columns.append(_agree([items[k] for k in models], results[0].output, i))
         elif i in ragged and items[0].dim():
             columns.append(Ragged(items, sizes))
-        elif order is None:
+        elif not plan.dealt:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
+            rows = _answered(items, plan)
+            order = orders.setdefault(id(rows), torch.argsort(concatenate(rows)))
             columns.append(_gather(items, plan, sizes, order))
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
 
@@ -143,13 +144,26 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
     return stacked if len(sizes) == 1 else stacked.reshape((*sizes, *items[0].shape))
 
 
+def _answered(items: tuple[Tensor, ...], plan: Plan) -> Sequence[Tensor] | Tensor:
+    """The dealt rows, or parts of other kinds, that the branches answer one by one."""
+    fitting = [
+        rows
+        for rows in (plan.rows, *plan.parts)
+        if all(
+            item.dim() and len(item) == len(rows[index[plan.dealt]])
+            for index, item in zip(plan.indices, items, strict=True)
+        )
+    ]
+    if not fitting or any(not torch.equal(concatenate(rows), concatenate(fitting[0])) for rows in fitting[1:]):
+        raise NotDealableError  # none, or nobody can tell which
+    return fitting[0]
+
+
 def _gather(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
     """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
     position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
     grouped: dict[tuple, list[Tensor]] = {}
     for index, item in zip(plan.indices, items, strict=True):
-        if not item.dim() or item.shape[0] != len(plan.rows[index[plan.dealt]]):
-            raise NotDealableError
         key = tuple(index[axis.name] for i, axis in enumerate(plan.axes) if i != position)
         grouped.setdefault(key, []).append(item)
     if any(item.shape[1:] != items[0].shape[1:] for item in items):

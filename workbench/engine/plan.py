@@ -263,6 +263,9 @@ class Plan:
     dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
     # for each branch along it the rows that it answers; [branches, n] if all have as many
     rows: Sequence[Tensor] | Tensor = ()
+    # leaves of the inputs, rows -> the leaves of a branch that answers these, where rows are not those of every tensor
+    cut: Callable[[Sequence[Any], Tensor], list[Any]] | None = None
+    parts: Sequence[Sequence[Tensor]] = ()  # `rows` of other kinds of parts of the inputs, which an output may answer
     keep_state: bool = True  # whether buffers and attributes keep what the run did to them
     fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
     chunk: int | None = None  # how many branches of the outermost axis run at once under vmap

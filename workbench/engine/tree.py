@@ -65,11 +65,20 @@ def like(node: Any, values: list[Any]) -> Any:
     if isinstance(node, list | tuple):
         return type(node)(values)
     if isinstance(node, Distribution):
-        return type(node)(**dict(zip(_parameters(node), values, strict=True)), validate_args=False)
+        return type(node)(*values) if _is_lazy(node) else _remade(node, values)
     new = copy.copy(node)
     for field, value in zip(dataclasses.fields(node), values, strict=True):
         object.__setattr__(new, field.name, value)
     return new
+
+
+def _is_lazy(node: Distribution) -> bool:
+    """Whether a distribution is the normal one of gpytorch, of a mean and a covariance."""
+    return type(node).__name__ == "MultivariateNormal" and hasattr(node, "lazy_covariance_matrix")
+
+
+def _remade(node: Distribution, values: list[Any]) -> Distribution:
+    return type(node)(**dict(zip(_parameters(node), values, strict=True)), validate_args=False)
 
 
 def _parameters(node: Distribution) -> dict[str, Any]:
@@ -82,6 +91,8 @@ def _parameters(node: Distribution) -> dict[str, Any]:
             "mixture_distribution": node.mixture_distribution.expand(parts.batch_shape[:-1]),
             "component_distribution": parts,
         }
+    if _is_lazy(node):
+        return {"mean": node.mean, "covariance_matrix": node.covariance_matrix}  # type: ignore[attr-defined]
     if not type(node).__module__.startswith("torch.distributions."):
         return {}
     names = list(node.arg_constraints)

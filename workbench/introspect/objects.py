@@ -44,6 +44,15 @@ def is_generator(value: Any) -> bool:
     return issubclass(cls, (torch.Generator, random.Random)) or cls.__module__.startswith("numpy.random")
 
 
+def is_graph(value: Any) -> bool:
+    """Whether a value is a graph of torch_geometric, or a batch of them, by its structure: stores of nodes and edges that `apply` goes through.
+
+    It can be called, and yet is data.
+    """
+    kind = type(value)
+    return hasattr(kind, "node_stores") and all(hasattr(kind, name) for name in ("edge_stores", "to_dict", "apply"))
+
+
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module holds beside its tensors and sub-modules, slots included."""
     for name, value in module.__dict__.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.graphs import is_graph, mapped
 from workbench.core.batches.rows import (
     TWO_OF_MORE,
     Batch,
@@ -81,7 +82,7 @@ class Batches:
             if isinstance(leaf, np.ndarray):  # of a collate_fn
                 leaf = torch.tensor(numbers_of(leaf))
             if not isinstance(leaf, Tensor):
-                return leaf
+                return mapped(leaf, placed) if is_graph(leaf) else leaf
             dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
             pinned = self.device.type == "cuda" and leaf.device.type == "cpu"  # copies of other memory are waited for
             leaf = leaf.to(dtype).pin_memory() if pinned else leaf

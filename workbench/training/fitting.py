@@ -192,7 +192,8 @@ def fit(
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
-    rows, validation_rows = paired(wrapped, data), 0.1 if validation is None else paired(wrapped, validation)
+    rows = paired(wrapped, data, mask="train_mask")
+    validation_rows = 0.1 if validation is None else paired(wrapped, validation, mask="val_mask")
     train, valid = read_and_hold_out(rows, validation_rows, batch_size, seed)
     cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:

@@ -15,9 +15,11 @@ from ...engine.plan import Bank, Plan
 from ...engine.state import BranchedState
 from ...engine.tree import flatten, is_float, paths, tensors
 from ...errors import WorkbenchWarning
+from ...introspect.objects import is_graph
 from ...introspect.source_lines import user_stacklevel
 from ..method import evaluating
 from ..ownership import Table, engine_of
+from .dealt_graphs import DealtGraphs
 
 WHOLE = (
     "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row, and "
@@ -47,11 +49,13 @@ def tell_whole(wrapped: Any, key: str, why: str) -> None:
     tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}")
 
 
-def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]) -> list[Tensor] | None:
-    """The rows for each of n voters, evenly and at random; None, with one warning, where rows can't be dealt out.
+def deal(
+    wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any], graphs: DealtGraphs | None = None
+) -> list[Tensor] | None:
+    """The rows (or graphs) for each of n voters, evenly and at random; None, with one warning, where they can't be dealt out.
 
     They can't where inputs have no common number of rows, where there are fewer than a voter needs (batch norm: two), and where rows depend
-    on each other (graphs, sequences along the first axis), which one comparison at the first call finds out.
+    on each other (sequences along the first axis), which one comparison at the first call finds out.
     """
     leaves = tensors((args, kwargs))
     if any(leaf.is_cuda for leaf in leaves) and torch.cuda.is_current_stream_capturing():
@@ -65,11 +69,15 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
             "vote: in training mode rows are dealt out to the voters, which cannot be done inside torch.func.vmap; call with "
             "tile_and_reduce=True, which asks all voters, or after wrapped.eval()"
         )
-    lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()}
+    lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()} if graphs is None else {graphs.count}
     if len(lengths) != 1:
-        tell_whole(wrapped, "deal", "the inputs have no common number of rows")
+        one = any(is_graph(leaf) for leaf in flatten((args, kwargs))[0])
+        why = (
+            "the input is one graph, whose nodes answer together" if one else "the inputs have no common number of rows"
+        )
+        tell_whole(wrapped, "deal", why)
         return None
-    count = lengths.pop()
+    count, kind = lengths.pop(), "row" if graphs is None else "graph"
     norms = any(
         (isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "normalizes_batch", False))
         and module.training
@@ -77,16 +85,18 @@ def deal(wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any]
     )
     least = 2 if norms else 1
     if count < n * least:
-        few = f"{count} {'row' if count == 1 else 'rows'}"
+        few = f"{count} {kind if count == 1 else f'{kind}s'}"
         tell_whole(wrapped, "small", f"a batch of {few} is too small to deal {least} to each of {n} voters")
         return None
     parts = torch.randperm(count).tensor_split(n)
     rows = list(parts)
     if count % n:  # or the rest would always fall to the first
         rows = [parts[i] for i in torch.randperm(n).tolist()]
+    if graphs is not None:
+        rows = [numbers.sort().values for numbers in rows]
     record = wrapped._workbench
     if record.dealable is None and n > 1:
-        why = _dependence(wrapped, table, rows[0], count, args, kwargs)
+        why = _dependence(wrapped, table, rows[0], count, args, kwargs, graphs)
         record.dealable = not why
         if why:
             tell_whole(wrapped, "mixed", why)
@@ -114,7 +124,15 @@ def rows_of(
     return rows
 
 
-def _dependence(wrapped: Any, table: Table, rows: Tensor, count: int, args: tuple, kwargs: dict[str, Any]) -> str:
+def _dependence(
+    wrapped: Any,
+    table: Table,
+    rows: Tensor,
+    count: int,
+    args: tuple,
+    kwargs: dict[str, Any],
+    graphs: DealtGraphs | None,
+) -> str:
     """Why one voter, in evaluation mode, may answer some rows otherwise alone than among all; "" if it does not."""
     leaves, rebuild = flatten((args, kwargs))
     sources = engine_of(wrapped).clones.sources(leaves)
@@ -128,10 +146,15 @@ def _dependence(wrapped: Any, table: Table, rows: Tensor, count: int, args: tupl
         return {place: leaf for place, leaf in zip(places, branched.leaves, strict=True) if is_float(leaf)}
 
     copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
-    some = [
-        leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-        for leaf in copies
-    ]
+    parts = [(count, rows)]  # how many of a kind there are, and which of them
+    if graphs is None:
+        some = [
+            leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+            for leaf in copies
+        ]
+    else:
+        some = graphs.cut(copies, rows)
+        parts += [(len(owner), one) for owner, (one,) in zip(graphs.owners, graphs.parts([rows]), strict=True)]
     with torch.no_grad(), evaluating(wrapped):
         try:
             among = answers(copies)  # what is wrong with the inputs is the model's to say
@@ -143,10 +166,17 @@ def _dependence(wrapped: Any, table: Table, rows: Tensor, count: int, args: tupl
                 return MIXED
             if numbers := [place for place, whole in among.items() if not whole.dim()]:
                 return f"{NUMBER} ({', '.join(numbers)})"
+            answered = {
+                place: [one for n, one in parts if (len(whole), len(alone[place])) == (n, len(one))]
+                for place, whole in among.items()
+            }
             for place, whole in among.items():
-                if not whole.dim() or len(whole) != count or len(alone[place]) != len(rows):
-                    return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} rows)"
-            if all(_alike(whole[rows.to(whole.device)], alone[place]) for place, whole in among.items()):
+                if not answered[place]:
+                    return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} {'rows' if graphs is None else 'graphs'})"
+            if all(
+                any(_alike(whole[one.to(whole.device)], alone[place]) for one in answered[place])
+                for place, whole in among.items()
+            ):
                 return ""
             # a model that draws random numbers in evaluation mode answers otherwise each time, whatever the rows
             again = answers(copies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ...engine.effects.private_random import own_random
+from .graph_rows import graphs_paired, pair_of
+from .graphs import is_graph
 from .own_loss import LABELS, ROWS, Pairing, decoder_of, pairing_of, refuse_others, without_labels
 from .rows import describe
 
@@ -22,8 +24,10 @@ _PADDING = (
 )
 
 
-def paired(wrapped: nn.Module, data: Any, *, targets: bool = True) -> Any:
-    """Rows in dicts with `labels` as pairs (x, y), x being the dict of the other entries; data in any other form as they are.
+def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | None = None) -> Any:
+    """Rows in dicts with `labels`, and graphs with `y`, as pairs (x, y); data in any other form as they are.
+
+    Of a dict x is the dict of the other entries.
 
     How labels become targets is what the model's own loss says, see `own_loss.pairing_of`.
 
@@ -32,12 +36,14 @@ def paired(wrapped: nn.Module, data: Any, *, targets: bool = True) -> Any:
         data: a dict of columns, a list of dicts that are rows or batches, a Dataset whose rows are dicts (also one of the package datasets), or
             a DataLoader of such batches.
         targets: whether they are needed; if not, they are only taken away.
+        mask: the name of the mask of the nodes of graphs that count; see `graph_rows.graphs_paired`.
 
     Raises:
         ValueError: it cannot be told how the labels belong to the scores of the model; the message says what was compared.
         TypeError: an entry is nothing that a tensor can be made of.
     """
-    convert = _Converter(wrapped, targets)
+    data = graphs_paired(data, mask, targets)
+    convert = _Converter(wrapped, targets, mask)
     if _is_labelled(data):
         return convert(_columns(data))
     if isinstance(data, list) and data and all(_is_labelled(row) for row in data):
@@ -61,12 +67,18 @@ class _Converter:
     """Makes pairs of batches; how is found out at the first one.
 
     Args:
-        wrapped, targets: as of `paired`.
+        wrapped, targets, mask: as of `paired`.
     """
 
-    def __init__(self, wrapped: nn.Module, targets: bool) -> None:
-        self.wrapped, self.targets = wrapped, targets
+    def __init__(self, wrapped: nn.Module, targets: bool, mask: str | None = None) -> None:
+        self.wrapped, self.targets, self.mask = wrapped, targets, mask
         self._pairing: Pairing | None = None
+
+    def batch(self, batch: Any) -> Any:
+        """Inputs and targets of a batch of a loader, or the batch as it is."""
+        if is_graph(batch):
+            return pair_of(batch, self.mask) if self.targets else batch
+        return self(_columns(batch)) if _is_labelled(batch) else batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         refuse_others(batch)
@@ -82,9 +94,9 @@ class _Converter:
 
 
 class LabelledLoader(DataLoader):
-    """A DataLoader whose batches with labels come as pairs; all others as they are, and all else as it has it."""
+    """A DataLoader whose batches with labels, or of graphs, come as pairs; all others as they are, and all else as it has it."""
 
-    def __init__(self, loader: DataLoader, convert: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(self, loader: DataLoader, convert: _Converter) -> None:
         self.given, self._convert = loader, convert
 
     def __getattr__(self, name: str) -> Any:
@@ -94,7 +106,7 @@ class LabelledLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in self.given:
-            yield self._convert(_columns(batch)) if _is_labelled(batch) else batch
+            yield self._convert.batch(batch)
 
     def __len__(self) -> int:
         return len(self.given)

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from ...engine.tree import tensors, tree_map
 from .arrays import check_index, is_frame, numbers_of
+from .graphs import batched, is_graph, mapped
 
 FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
 TWO_OF_MORE = (
@@ -199,6 +200,10 @@ def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
 
 
 def _collated(rows: list[Any]) -> Any:
+    if is_graph(rows[0]):
+        return batched(rows)
+    if isinstance(rows[0], tuple) and is_graph(rows[0][0]):
+        return batched([graph for graph, _ in rows]), torch.cat([y for _, y in rows])
     try:
         return default_collate(rows)
     except RuntimeError as error:
@@ -227,7 +232,7 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
     def moved(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
-            return leaf
+            return mapped(leaf, moved) if is_graph(leaf) else leaf
         return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
 
     return tree_map(moved, tree)

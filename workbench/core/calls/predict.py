@@ -18,7 +18,8 @@ from ...engine.run import Branched, NotDealableError
 from ...engine.state import BranchedState, of_one_branch, states_in
 from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
-from ..batches.dealing import NO_ROWS, deal, rows_of, tell, tell_whole
+from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
+from ..batches.dealt_graphs import DealtGraphs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
 from ..joint_loss import joined
@@ -37,13 +38,16 @@ from .running_moments import folding_of
 
 
 # ---- the plan of a call
-def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None) -> Plan:
-    """What the branches of a call are."""
+def plan_of(
+    wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None, graphs: DealtGraphs | None = None
+) -> Plan:
+    """What the branches of a call are; where rows are dealt, those are of graphs if there are any."""
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for axis in [method.axis(call) for method in record.methods] if axis is not None)
     interventions = tuple(i for i in [method.intervention(table, call) for method in record.methods] if i is not None)
     separate = any(axis.apart for axis in axes)
     looped = 'purity="allow" lets each pass see what the one before it changed' if record.purity == "allow" else ""
+    looped = looped or ("each voter is given graphs of its own" if graphs is not None else "")
     return Plan(
         axes,
         record.rules,
@@ -53,6 +57,8 @@ def plan_of(wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = N
         loop_only=next((i.loop_only for i in interventions if i.loop_only), looped),
         dealt=next(method.name for method in record.methods if method.deals(True, True)) if call.dealt else "",
         rows=() if rows is None else rows,
+        cut=None if graphs is None else graphs.cut,
+        parts=() if graphs is None or rows is None else graphs.parts(rows),
         chunk=record.chunk,
         purity=record.purity,
         state=record.state or (),
@@ -95,13 +101,15 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         y = of_one_branch(y, record.state or ())
         _warn_nan(wrapped, raw_args, risk)
         return (scaling.prediction(y) if scaling is not None else y), risk
-    rows = None
+    rows = graphs = None
     n = max([method.deals(wrapped.training, tile_and_reduce is False) for method in record.methods], default=0)
     if has_detections(record.output):
         n = 0  # no row of the output answers a row of the input
     if n and not tile_and_reduce and (tile_and_reduce is False or not return_risk):
         states = states_in((args, kwargs))
-        rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table_of(wrapped), n, args, kwargs)
+        graphs = None if states else DealtGraphs.of(wrapped, args, kwargs)
+        table = table_of(wrapped)
+        rows = rows_of(wrapped, states, args, kwargs) if states else deal(wrapped, table, n, args, kwargs, graphs)
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
     asks = return_risk and not wrapped.training and not call.dealt
@@ -109,15 +117,19 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     refining = [method for method in record.methods if asks and method.refines]
     if measuring or refining:  # as they are now: a model may write into them also where it has not done so before
         probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
-    plan = plan_of(wrapped, call, rows)
+    plan = plan_of(wrapped, call, rows, graphs if call.dealt else None)
     if not call.dealt:
         plan.folding = folding_of(wrapped, plan.axes, committee_of(wrapped), return_risk)
     try:
         branched, _ = run(wrapped, plan, args, kwargs)
-    except NotDealableError:
-        record.dealable = False
-        tell_whole(wrapped, "mixed", NO_ROWS)
+        record.dealt = record.dealt or call.dealt
+    except Exception as error:
+        # what goes wrong in the first dealt call may lie in the rows that are missing: if not, it goes wrong without dealing as well
+        if not call.dealt or (record.dealt and not isinstance(error, NotDealableError)):
+            raise
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
+        record.dealable = False
+        tell_whole(wrapped, "mixed", _why_not_dealt(error, branched))
     if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
         # as in calls that keep no branch, to the last bit
         branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
@@ -134,6 +146,14 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
         return y, risks[measured[0]]
     return y, Risk(**risks)
+
+
+def _why_not_dealt(error: Exception, branched: Branched) -> str:
+    if isinstance(error, NotDealableError):
+        return str(error) or NO_ROWS
+    if all(leaf.dim() == len(branched.axes) for leaf in branched.leaves if is_float(leaf)):
+        return NUMBER
+    return f"the model does not take some rows of a batch by themselves ({type(error).__name__}: {error})"
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:

@@ -84,6 +84,26 @@ def described(wrapped: Any) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
+def saves_itself(module: nn.Module) -> bool:
+    """Whether a layer writes its state by code of its own, as those of torch_geometric do, which knows no voters."""
+    return type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
+
+
+def add_registered(wrapped: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """A hook: the state of layers that write it themselves has the tensors that the methods have registered, not those they replace."""
+    as_they_are = any(isinstance(value, nn.Parameter) for value in state.values())
+    for path, module in wrapped.named_modules():
+        if not saves_itself(module):
+            continue
+        stem = f"{prefix}{path}." if path else prefix
+        registered = {**module._parameters, **module._buffers}
+        for name, tensor in registered.items():
+            if tensor is not None and MARK in name:
+                state.setdefault(stem + name, tensor if as_they_are else tensor.detach())
+                if (single := name.partition(MARK)[0]) not in registered:
+                    state.pop(stem + single, None)
+
+
 # ---- into it
 def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a state by method, empty if it has none; and what methods have noted, by "name@method"."""

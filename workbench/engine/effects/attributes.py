@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...introspect.objects import is_graph
 from ..clone import is_scripted, left_out
 from ..tree import version
 
@@ -52,7 +53,8 @@ def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     seen = set() if seen is None else seen
-    if not depth or isinstance(value, nn.Module | type) or callable(value) or id(value) in seen:
+    opaque = isinstance(value, nn.Module | type) or (callable(value) and not is_graph(value))
+    if not depth or opaque or id(value) in seen:
         return id(value)
     seen.add(id(value))
     if isinstance(value, list | tuple | set | frozenset | deque):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...introspect.objects import ATOMS, is_generator
+from ...introspect.objects import ATOMS, is_generator, is_graph
 from ..state import BranchedState
 from ..tree import flatten, tree_map
 from .attributes import DEEP, mark
@@ -44,7 +44,7 @@ def is_object(leaf: Any) -> bool:
     """Whether a leaf is something that forward may change, and that is neither a tensor nor a container of the trees."""
     return not (
         isinstance(leaf, (Tensor, BranchedState, nn.Module, enum.Enum, slice, range, *ATOMS))
-        or callable(leaf)
+        or (callable(leaf) and not is_graph(leaf))
         or is_generator(leaf)
     )
 

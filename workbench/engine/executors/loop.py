@@ -53,7 +53,8 @@ def run(request: Request) -> list[Result]:
         if last and effects.writes_tensors is not False and plan.size > 1 and not plan.dealt:
             saved = _leaves_of_branch(leaves, plan, index, copy=True)
         for i in places:
-            branch_leaves[i] = objects[i][keys[k]]  # type: ignore[index]
+            if branch_leaves[i] is leaves[i]:
+                branch_leaves[i] = objects[i][keys[k]]  # type: ignore[index]
         for i, parts in states.items():
             branch_leaves[i] = Sealed(parts[k])
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
@@ -83,7 +84,7 @@ def _leaves_of_branch(leaves: list[Any], plan: Plan, index: Index, copy: bool) -
     """The inputs of a branch: its rows if they are dealt, else copies if they are asked for."""
     if plan.dealt:
         rows = plan.rows[index[plan.dealt]]
-        return [select_rows(leaf, rows) for leaf in leaves]
+        return [select_rows(leaf, rows) for leaf in leaves] if plan.cut is None else plan.cut(leaves, rows)
     return [leaf.clone() if copy and isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 

@@ -58,7 +58,13 @@ class TracedExecutor:
     def possible(self, request: Request) -> bool:
         """Whether `torch.compile` may see the branches."""
         mode, plan = request.training, request.plan
-        if mode not in self._draws or request.impure or plan.state or states_in((request.args, request.kwargs)):
+        if (
+            mode not in self._draws
+            or request.impure
+            or plan.state
+            or plan.cut
+            or states_in((request.args, request.kwargs))
+        ):
             return False
         effects = request.effects
         if effects.writes_tensors or effects.changes_objects:

@@ -1,0 +1,59 @@
+"""What the benchmark `drift` compares with: the conformal model of darts, on forecasts that are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.errors import require
+
+
+def intervals(prediction: Tensor, target: Tensor, every: int, coverage: float, scores: int) -> tuple[Tensor, Tensor]:
+    """Intervals by `ConformalNaiveModel`, symmetric, for each step of the horizon.
+
+    Args:
+        prediction, target: [times, steps], forecasts that were made `every` steps apart.
+        every: at most `steps`.
+        coverage: of the intervals.
+        scores: how many of the latest forecasts' errors count.
+
+    Returns:
+        (lower, upper) [times, steps]; infinite where too few scores had come.
+    """
+    darts, models = require("darts"), require("darts.models")
+    steps = prediction.shape[1]
+    values = torch.cat([target[:-1, :every].flatten(), target[-1]]).double().numpy()
+    whole = darts.TimeSeries.from_values(values)
+    times = whole.time_index
+    forecasts = [
+        darts.TimeSeries.from_times_and_values(times[i * every : i * every + steps], row)
+        for i, row in enumerate(prediction.double().numpy())
+    ]
+
+    class Given(models.GlobalNaiveSeasonal):  # type: ignore[misc, name-defined]
+        """Forecasts that are known already."""
+
+        def historical_forecasts(self, *args: Any, **kwargs: Any) -> Any:
+            return [forecasts]
+
+    given = Given(input_chunk_length=steps, output_chunk_length=steps)
+    given.fit(whole)
+    quantiles = [(1 - coverage) / 2, 0.5, (1 + coverage) / 2]
+    model = models.ConformalNaiveModel(given, quantiles, cal_length=scores, cal_stride=every)
+    said = model.historical_forecasts(
+        whole,
+        forecast_horizon=steps,
+        stride=every,
+        last_points_only=False,
+        predict_likelihood_parameters=True,
+        verbose=False,
+    )
+    ends = np.full((len(prediction), steps, 2), np.inf)
+    ends[..., 0] = -np.inf
+    for one in said:
+        ends[int(one.start_time()) // every] = one.values()[:, [0, -1]]
+    lower, upper = torch.tensor(ends).to(prediction).unbind(-1)
+    return lower, upper

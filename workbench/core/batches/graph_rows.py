@@ -1,0 +1,99 @@
+"""Graphs of torch_geometric as rows: what `y` and the masks in them say is to be learned."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..outputs.meanings import IGNORED
+from .graphs import is_graph, is_graph_batch
+
+MASKS = ("train_mask", "val_mask", "test_mask")
+_PAIRS = "give pairs (graphs, y), such as a list of them in DataLoader(pairs, batch_size=None)"
+
+
+def graphs_paired(data: Any, mask: str | None = None, targets: bool = True) -> Any:
+    """Graphs as rows (graph, y), and batches of them as pairs; data in any other form as they are.
+
+    Args:
+        data: a batch of graphs, a list or a Dataset of them, one graph, or a pair of graphs and targets.
+        mask: the name of the mask of the nodes that count; None: a graph with a mask is refused.
+        targets: whether they are needed; if not, graphs come alone.
+    """
+    if is_graph_batch(data):
+        return GraphRows(data.to_data_list(), mask, targets)
+    if isinstance(data, list) and data and all(map(is_graph, data)):
+        return GraphRows(data, mask, targets)
+    if is_graph(data):
+        return _one_batch(pair_of(data, mask) if targets else data)
+    if isinstance(data, tuple | list) and len(data) == 2 and is_graph(data[0]) and isinstance(data[1], Tensor):
+        return _one_batch(tuple(data))
+    numbered = isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__")
+    if numbered and len(data) and is_graph(data[0]):
+        return GraphRows(data, mask, targets)
+    return data
+
+
+def pair_of(graph: Any, mask: str | None = None) -> tuple[Any, Tensor]:
+    """A graph, or a batch of them, and its targets `y`; class numbers of nodes that do not count are -100.
+
+    Raises:
+        ValueError: it has no targets, or it cannot be told which of them count.
+    """
+    if "y" not in graph or (y := graph["y"]) is None:
+        raise ValueError(f"data: the graphs have no y; {_PAIRS}")
+    y = torch.as_tensor(y)
+    y = y if y.dim() else y[None]
+    counted, why = _counted(graph, y, mask)
+    if counted is None:
+        return graph, y
+    if counted.shape != y.shape[:1] or y.is_floating_point():
+        raise ValueError(
+            f"data: y is {y.dtype} {list(y.shape)}, and {why} {list(counted.shape)} says which nodes count, which is known for class numbers "
+            "[nodes] alone: train with wrapped.loss(criterion, ...), whose criterion takes the nodes that count"
+        )
+    return graph, y.masked_fill(~counted, IGNORED)
+
+
+def _counted(graph: Any, y: Tensor, mask: str | None) -> tuple[Tensor | None, str]:
+    """Which nodes count, and what says so; None where all targets do."""
+    if "input_id" in graph and "batch_size" in graph:  # the nodes around these were drawn by a loader of neighbours
+        return torch.arange(len(y), device=y.device) < int(graph["batch_size"]), "batch_size"
+    found = [name for name in MASKS if name in graph]
+    if mask in found:
+        return graph[mask], str(mask)
+    if found:
+        raise ValueError(
+            f"data: the graphs have {', '.join(found)}, and it cannot be told which nodes are meant here: {_PAIRS}, where y is {IGNORED} "
+            "for all nodes that do not count"
+        )
+    return None, ""
+
+
+def _one_batch(pair: Any) -> DataLoader:
+    return DataLoader(cast(Any, [pair]), batch_size=None, generator=torch.Generator())
+
+
+class GraphRows(Dataset):
+    """Graphs as rows, with targets as pairs.
+
+    Args:
+        graphs: numbered.
+        mask, targets: as of `graphs_paired`.
+    """
+
+    def __init__(self, graphs: Any, mask: str | None, targets: bool) -> None:
+        self.given, self.mask, self.targets = graphs, mask, targets
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, i: int) -> Any:
+        graph = self.given[int(i)]
+        return pair_of(graph, self.mask) if self.targets else graph
+
+
+__all__ = ["GraphRows", "graphs_paired", "pair_of"]
