@@ -83,6 +83,9 @@ def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: Any) -> No
         }
         for name, values in expected.items():
             torch.testing.assert_close(measured[name][row, :n], values, rtol=1e-5, atol=1e-6, msg=name)
+        assert written.member_alternative_probs is not None
+        of_members = each.gather(-1, written.alternatives[row, :n].expand(3, -1, -1))
+        torch.testing.assert_close(written.member_alternative_probs[:, row, :n], of_members, rtol=1e-5, atol=1e-6)
         members = each.gather(-1, at.expand(3, -1, -1))[..., 0].log()
         torch.testing.assert_close(written.member_log_probs[:, row, :n], members, rtol=1e-5, atol=1e-6)
         assert written.log_probs[row, n:].isnan().all()

@@ -237,9 +237,10 @@ def _measured(steps: list[Tensor], rows: Tensor, tokens: Tensor, there: Tensor, 
             "epistemic": (total - aleatoric).clamp_min(0),
             "alternatives": best.indices,
             "alternative_probs": best.values,
+            "member_alternative_probs": probs.gather(-1, best.indices.expand(len(logs), -1, -1)),
         }.items():
             columns.setdefault(name, []).append(value)
-    table = {name: torch.stack(values, 2 if name == "member_log_probs" else 1) for name, values in columns.items()}
+    table = {name: torch.stack(values, 2 if name.startswith("member_") else 1) for name, values in columns.items()}
     for name in ("log_probs", "member_log_probs", "total", "aleatoric", "epistemic"):
         table[name] = table[name].masked_fill(~there, torch.nan)
     risk = Risk(**{name: table.pop(name) for name in ("total", "aleatoric", "epistemic")})
