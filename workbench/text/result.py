@@ -60,7 +60,10 @@ class Generation:
 
     @property
     def log_prob(self) -> Tensor:
-        """Logarithm of the probability of each sequence [n], by the mean at each step (Malinin & Gales 2021, product of expectations)."""
+        """Logarithm of the probability of each sequence [n], by the mean at each step (Malinin & Gales 2021, product of expectations).
+
+        The sum over the tokens, not normalised; its negative is `MaximumSequenceProbability` of lm-polygraph.
+        """
         return self._sum(self.log_probs)
 
     @property
@@ -70,7 +73,10 @@ class Generation:
 
     @property
     def perplexity(self) -> Tensor:
-        """exp(-mean_log_prob) [n], at least 1 (Jelinek et al. 1977); lower is to be trusted more."""
+        """exp(-mean_log_prob) [n], at least 1 (Jelinek et al. 1977); lower is to be trusted more.
+
+        `Perplexity` of lm-polygraph is its logarithm; the sequence probability of uqlm is 1 / perplexity.
+        """
         return (-self.mean_log_prob).exp()
 
     @property
