@@ -119,7 +119,7 @@ def test_greedy_search_of_unequal_prompts(build: Any, settings: dict[str, Any]) 
 )
 @pytest.mark.parametrize("build", [gpt, llama])
 def test_samples_and_beams_with_an_end(build: Any, options: dict[str, Any]) -> None:
-    torch.manual_seed(6)  # with which texts end after different numbers of tokens
+    torch.manual_seed(3)  # with which texts end after different numbers of tokens
     wrapped = wrapped_as(build, eos=ENDS)
     written = generate(wrapped, PROMPTS, max_new_tokens=6, num_return_sequences=2, seed=1, **options)
     assert len(written.tokens) == 4
