@@ -83,6 +83,9 @@ def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: Any) -> No
         }
         for name, values in expected.items():
             torch.testing.assert_close(measured[name][row, :n], values, rtol=1e-5, atol=1e-6, msg=name)
+        assert written.member_alternative_probs is not None
+        of_members = each.gather(-1, written.alternatives[row, :n].expand(3, -1, -1))
+        torch.testing.assert_close(written.member_alternative_probs[:, row, :n], of_members, rtol=1e-5, atol=1e-6)
         members = each.gather(-1, at.expand(3, -1, -1))[..., 0].log()
         torch.testing.assert_close(written.member_log_probs[:, row, :n], members, rtol=1e-5, atol=1e-6)
         assert written.log_probs[row, n:].isnan().all()
@@ -116,7 +119,7 @@ def test_greedy_search_of_unequal_prompts(build: Any, settings: dict[str, Any]) 
 )
 @pytest.mark.parametrize("build", [gpt, llama])
 def test_samples_and_beams_with_an_end(build: Any, options: dict[str, Any]) -> None:
-    torch.manual_seed(6)  # with which texts end after different numbers of tokens
+    torch.manual_seed(3)  # with which texts end after different numbers of tokens
     wrapped = wrapped_as(build, eos=ENDS)
     written = generate(wrapped, PROMPTS, max_new_tokens=6, num_return_sequences=2, seed=1, **options)
     assert len(written.tokens) == 4

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_LINKED = Path(__file__).parents[1] / "widgets" / "static" / "linked.js"  # the one script that a page may have
+_STATIC = Path(__file__).parents[1] / "widgets" / "static"
+# all scripts that a page may have, by what they make something of
+_SCRIPTS = {"data-wb-linked": "linked.js", "data-wb-tokens": "tokens.js"}
 
 
 def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
@@ -29,7 +31,8 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     is there, behind a switch. A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are
     dropped, and the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
     need a kernel and are left out; cells tagged ``no-report`` as well. The cases that an `Explorer` left, by `snapshot()` or as it was
-    displayed, become a plot that answers to pointer and keys, drawn by a script of this package, the only one that the policy lets run.
+    displayed, become a plot that answers to pointer and keys, and generated texts tell the alternatives of each token: by scripts of this
+    package, the only ones that the policy lets run.
 
     Args:
         executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
@@ -106,19 +109,24 @@ def _finished(page: str, title: str) -> str:
             link.string = section.get_text(" ", strip=True)
             contents.append(link)
         soup.select_one("header.first").append(contents)
-    return _with_plots(soup)
+    return _with_scripts(soup)
 
 
-def _with_plots(soup: Any) -> str:
-    """The page; with our own script, and a policy that allows it alone, where `Explorer` left the rows of a plot."""
-    if not soup.select_one("main [data-wb-linked]"):
+def _with_scripts(soup: Any) -> str:
+    """The page; with those of our own scripts, and a policy that allows them alone, for which outputs hold something."""
+    scripts = [
+        (_STATIC / name).read_text(encoding="utf-8") + "\nupgrade();\n"
+        for held, name in _SCRIPTS.items()
+        if soup.select_one(f"main [{held}]")
+    ]
+    if not scripts:
         return str(soup)
-    script = _LINKED.read_text(encoding="utf-8") + "\nupgrade();\n"
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digests = [f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts]
     policy = soup.select_one('meta[http-equiv="Content-Security-Policy"]')
-    policy["content"] = f"{policy['content']}; script-src 'sha256-{digest}'"
+    policy["content"] = f"{policy['content']}; script-src {' '.join(digests)}"
     before, body, after = str(soup).rpartition("</body>")
-    return f'{before}<script type="module">{script}</script>\n{body}{after}'
+    elements = "".join(f'<script type="module">{script}</script>\n' for script in scripts)
+    return f"{before}{elements}{body}{after}"
 
 
 def _cut_where_it_stopped(nb: NotebookNode) -> int:

@@ -22,7 +22,7 @@ from workbench.text.result import Generation
 
 MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
 # what transformers' models hand on from step to step, where nobody named it
-CACHES = (("past_key_values",), ("cache_params",), ("state",), ("mems",))
+CACHES = (("cache",), ("past_key_values",), ("cache_params",), ("state",), ("mems",))
 OPTIONS = {
     *("min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping"),
@@ -199,7 +199,7 @@ def _setting(model: Any, options: dict[str, Any], name: str) -> Any:
 # ---- passes
 def _recording(model: Any, steps: list[Tensor]) -> Callable[..., Any]:
     """A forward for `generate` that keeps what all members say about the next token."""
-    state = model._workbench.state or CACHES
+    state = tuple(dict.fromkeys((*(model._workbench.state or ()), *CACHES)))
 
     @functools.wraps(model.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -237,9 +237,10 @@ def _measured(steps: list[Tensor], rows: Tensor, tokens: Tensor, there: Tensor, 
             "epistemic": (total - aleatoric).clamp_min(0),
             "alternatives": best.indices,
             "alternative_probs": best.values,
+            "member_alternative_probs": probs.gather(-1, best.indices.expand(len(logs), -1, -1)),
         }.items():
             columns.setdefault(name, []).append(value)
-    table = {name: torch.stack(values, 2 if name == "member_log_probs" else 1) for name, values in columns.items()}
+    table = {name: torch.stack(values, 2 if name.startswith("member_") else 1) for name, values in columns.items()}
     for name in ("log_probs", "member_log_probs", "total", "aleatoric", "epistemic"):
         table[name] = table[name].masked_fill(~there, torch.nan)
     risk = Risk(**{name: table.pop(name) for name in ("total", "aleatoric", "epistemic")})

@@ -2,40 +2,110 @@
 
 from __future__ import annotations
 
+import json
 import math
 from html import escape
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from workbench.plots._common import COLOURS, MODELS, TOTAL_ON_DARK
 from workbench.text.pieces import visible
 
-# as in the figures of workbench.plots
-COLOURS = {"total": "68, 68, 68", "aleatoric": "0, 114, 178", "epistemic": "213, 94, 0"}
+MOST_HELD = 5000  # tokens whose alternatives a page holds; of more it shows the text alone
 
 
 def page(generation: Any, kind: str) -> str:
-    """One paragraph for each sequence; nothing in it runs, and everything that a model wrote is escaped."""
-    values = generation.risk[kind]
+    """One paragraph for each sequence; nothing in it runs, and everything that a model wrote is escaped.
+
+    It holds what `widgets.TokenRisks` shows, which reports make of it.
+    """
+    label, colour, values = kinds(generation)[kind]
     highest = float(values.nan_to_num(0.0).max()) if values.numel() else 0.0
+    style = "white-space: pre-wrap; line-height: 1.7; font-family: monospace"
     paragraphs = [
-        f'<p style="white-space: pre-wrap; line-height: 1.7; font-family: monospace">{"".join(_tokens(generation, kind, row, highest))}</p>'
+        f'<p style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
         for row in range(len(generation.tokens))
     ]
-    legend = (
-        f"<small>{kind} risk of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
-    )
-    return f'<div class="workbench-text tex2jax_ignore mathjax_ignore">{"".join(paragraphs)}{legend}</div>'
+    legend = f"<small>{label} of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
+    held = ""
+    if int(generation.lengths.sum()) <= MOST_HELD:
+        state = json.dumps({"content": content(generation), "kind": kind}, separators=(",", ":"), allow_nan=False)
+        # in single quotes, since JSON is full of double ones
+        held = f" data-wb-tokens='{escape(state, quote=False).replace(chr(39), '&#x27;')}'"
+    return f'<div class="workbench-text tex2jax_ignore mathjax_ignore"{held}>{"".join(paragraphs)}{legend}</div>'
 
 
-def _tokens(generation: Any, kind: str, row: int, highest: float) -> list[str]:
+def kinds(generation: Any) -> dict[str, tuple[str, str, Tensor]]:
+    """What tokens can be coloured by: its label, its colour and its values [n, t], by name."""
+    known = {name: (f"{name} risk", COLOURS[name], generation.risk[name]) for name in generation.risk.names()}
+    return {**known, "-log probability": ("−log probability", MODELS[3][0], -generation.log_probs)}
+
+
+def content(generation: Any) -> dict[str, Any]:
+    """Texts, risks, alternatives and what each member says of them, for JSON; a number that is not finite is None."""
+    known = kinds(generation)
+    risks = torch.stack([values for _, _, values in known.values()], -1).tolist()
+    return {
+        "members": len(generation.member_log_probs),
+        "kinds": [{"name": name, "label": label, "colour": colour} for name, (label, colour, _) in known.items()],
+        "totalOnDark": TOTAL_ON_DARK,
+        "sequences": [
+            {
+                "name": _name(generation, row),
+                "tokens": [
+                    {"risks": [*map(_short, risks[row][i])], **_choices(generation, row, i)} for i in range(int(n))
+                ],
+            }
+            for row, n in enumerate(generation.lengths)
+        ],
+    }
+
+
+def _name(generation: Any, row: int) -> str:
+    prompt, number = divmod(row, generation.n_return)
+    return f"prompt {prompt + 1}" + (f", text {number + 1}" if generation.n_return > 1 else "")
+
+
+def _choices(generation: Any, row: int, i: int) -> dict[str, Any]:
+    """The token, and the alternatives that it is one of; it is the first where it was not among them."""
+    token, others = int(generation.tokens[row, i]), generation.alternatives[row, i].tolist()
+    members = generation.member_alternative_probs
+    shares = generation.alternative_probs[row, i].tolist()
+    each: list[list[float]] = [[] for _ in others] if members is None else members[:, row, i].T.tolist()
+    if token not in others:
+        others = [token, *others]
+        shares = [math.exp(float(generation.log_probs[row, i])), *shares]
+        each = [generation.member_log_probs[:, row, i].exp().tolist(), *each]
+    words = _words(generation, generation.tokens.new_tensor(others))
+    written = others.index(token)
+    return {
+        "word": _readable(words[written]),
+        "choices": [
+            [_readable(word), _short(share), [*map(_short, parts)]]
+            for word, share, parts in zip(words, shares, each, strict=True)
+        ],
+        "written": written,
+    }
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _tokens(generation: Any, row: int, colour: str, values: Tensor, highest: float) -> list[str]:
     n = int(generation.lengths[row])
     words = _words(generation, generation.tokens[row, :n])
     spans = []
     for i, word in enumerate(words):
-        risk = float(generation.risk[kind][row, i])
+        risk = float(values[row, i])
         opacity = 0.75 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
         title = escape(_title(generation, row, i), quote=True).replace("\n", "&#10;")
-        ground = f"background: rgba({COLOURS[kind]}, {opacity:.3f})"
-        spans.append(f'<span style="{ground}" title="{title}">{_shown(word)}</span>')
+        ground = f"background: {colour}{round(255 * opacity):02x}"
+        # so that the ground of a line break can be seen
+        shown = escape(_readable(word)).replace("\n", "↵\n")
+        spans.append(f'<span style="{ground}" title="{title}">{shown}</span>')
     return spans
 
 
@@ -47,9 +117,8 @@ def _title(generation: Any, row: int, i: int) -> str:
     return "\n".join([f"probability {math.exp(float(generation.log_probs[row, i])):.3f}", risks, *lines])
 
 
-def _shown(word: str) -> str:
-    # so that the ground of a line break can be seen
-    return escape(visible(word.replace("\r\n", "\n"))).replace("\n", "↵\n")
+def _readable(word: str) -> str:
+    return visible(word.replace("\r\n", "\n"))
 
 
 def _words(generation: Any, tokens: Any) -> list[str]:

@@ -35,6 +35,7 @@ class Generation:
         words: each new token as text, if there is a tokenizer.
         n_return: sequences of one prompt; rows i * n_return to (i + 1) * n_return are those of prompt i.
         sampled: whether sequences of one prompt are independent samples.
+        member_alternative_probs: the alternatives' probabilities by each member [m, n, t, k], if they were kept.
     """
 
     sequences: Tensor
@@ -49,6 +50,7 @@ class Generation:
     words: Callable[[Any], list[str]] | None = None
     n_return: int = 1
     sampled: bool = False
+    member_alternative_probs: Tensor | None = None
 
     # ---- of each sequence
     @property
@@ -58,7 +60,10 @@ class Generation:
 
     @property
     def log_prob(self) -> Tensor:
-        """Logarithm of the probability of each sequence [n], by the mean at each step (Malinin & Gales 2021, product of expectations)."""
+        """Logarithm of the probability of each sequence [n], by the mean at each step (Malinin & Gales 2021, product of expectations).
+
+        The sum over the tokens, not normalised; its negative is `MaximumSequenceProbability` of lm-polygraph.
+        """
         return self._sum(self.log_probs)
 
     @property
@@ -68,7 +73,10 @@ class Generation:
 
     @property
     def perplexity(self) -> Tensor:
-        """exp(-mean_log_prob) [n], at least 1 (Jelinek et al. 1977); lower is to be trusted more."""
+        """exp(-mean_log_prob) [n], at least 1 (Jelinek et al. 1977); lower is to be trusted more.
+
+        `Perplexity` of lm-polygraph is its logarithm; the sequence probability of uqlm is 1 / perplexity.
+        """
         return (-self.mean_log_prob).exp()
 
     @property
@@ -132,14 +140,16 @@ class Generation:
         return [(self.texts[i : i + self.n_return], slice(i, i + self.n_return)) for i in starts]
 
     # ---- to look at
-    def html(self, kind: Literal["total", "aleatoric", "epistemic"] = "total") -> str:
+    def html(self, kind: Literal["total", "aleatoric", "epistemic", "-log probability"] = "total") -> str:
         """The texts as HTML, the ground of each token by its risk; its probability, risks and alternatives show on hover.
 
+        A report makes of it what `workbench.widgets.TokenRisks` shows in a notebook: other risks, touch, keys, and what each voter says.
+
         Args:
-            kind: the risk of the ground; the darkest one is that of the highest risk in all sequences.
+            kind: the risk of the ground, or "-log probability" of the token; the darkest one is the highest in all sequences.
         """
-        if kind not in self.risk.names():
-            raise ValueError(f"kind: expected one of {', '.join(self.risk.names())}, found {kind!r}")
+        if kind not in (known := markup.kinds(self)):
+            raise ValueError(f"kind: expected one of {', '.join(known)}, found {kind!r}")
         return markup.page(self, kind)
 
     def _repr_html_(self) -> str:

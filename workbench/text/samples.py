@@ -19,7 +19,8 @@ def self_consistency(answers: Sequence[Hashable]) -> float:
         answers: final answers of one prompt, such as the number at the end of a chain of thought; equal ones are the same answer.
 
     Returns:
-        Between 1 / n and 1; higher is to be trusted more.
+        Between 1 / n and 1; higher is to be trusted more. It is the exact match of uqlm between the most frequent answer and all of them; that
+        package takes a given answer, such as the greedy one, in its place.
 
     Raises:
         ValueError: if there are no answers.
@@ -62,6 +63,8 @@ def rouge_l(candidate: Sequence[Hashable] | str, reference: Sequence[Hashable] |
 
 def lexical_similarity(answers: Sequence[str] | Sequence[Sequence[Hashable]]) -> float:
     """The mean ROUGE-L over all pairs of answers (Fomicheva et al. 2020; with ROUGE-L as in Kuhn et al. 2023, "Semantic uncertainty").
+
+    lm-polygraph's `LexicalSimilarity` is its negative, over stemmed words in lower case without punctuation; give such words for the same.
 
     Args:
         answers: two or more answers to one prompt, texts or sequences of tokens.
@@ -114,6 +117,10 @@ def semantic_entropy(
 
     P(c) is the sum of exp(log p) over the answers of a cluster, normalised over the clusters; the entropy is -sum P(c) log P(c). Without
     log-probabilities P(c) is the share of the answers, their discrete semantic entropy.
+
+    These are the entropies of uqlm, and the discrete one is `SemanticEntropyEmpirical` of lm-polygraph. Its `SemanticEntropy` is another score
+    (Kuhn et al. 2023): minus the mean over the answers of the logarithm of their cluster's sum of likelihoods, which are those of whole answers,
+    not normalised by length, and the sums not over the clusters, so that it is not 0 where all answers mean the same.
 
     Args:
         answers: sampled for one prompt.

@@ -1,4 +1,4 @@
-"""Compare wrappers and look into a wrapped model, with widgets in a notebook or without."""
+"""Compare wrappers, look into a wrapped model and at what it wrote, with widgets in a notebook or without."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from .common.jobs import Job, Jobs
     from .comparison.comparison import Comparison
     from .explorer.explorer import Explorer
+    from .tokens import TokenRisks
 
 _HOMES = {
     "Comparison": "comparison.comparison",
     "Explorer": "explorer.explorer",
     "Job": "common.jobs",
     "Jobs": "common.jobs",
+    "TokenRisks": "tokens",
 }
-__all__ = ["Comparison", "Explorer", "Job", "Jobs"]
+__all__ = ["Comparison", "Explorer", "Job", "Jobs", "TokenRisks"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,107 @@
+"""The texts of the `language` benchmark, which every machine has, and the small decoders that learn to go on with them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import string
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from answers_tasks import WRAPPERS
+from torch import Tensor
+
+from workbench import fit
+from workbench.errors import require
+
+LENGTH = 64  # characters that a network reads
+WIDTH, LAYERS, BATCH, LR = 64, 2, 32, 0.003
+HELD_OUT = 5  # every fifth module is for asking
+CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
+KINDS = ("docstrings", "code", "pages")  # networks learn the first two
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def texts(kind: str) -> tuple[str, str]:
+    """What there is to learn from, and what is held out; of characters that are no ASCII nothing is left.
+
+    Args:
+        kind: "docstrings" or "code" of the modules of Python's standard library that are one file, or "pages" of this package's documentation,
+            which nothing learns from, without the page of benchmarks, which holds the results.
+    """
+    if kind == "pages":
+        pages = sorted(path for path in DOCS.rglob("*.md") if path.name != "benchmarks.md")
+        return "", _known("\n\n".join(path.read_text(encoding="utf-8") for path in pages))
+    folder = Path(sysconfig.get_path("stdlib"))
+    modules = [path for name in sorted(sys.stdlib_module_names) if (path := folder / f"{name}.py").is_file()]
+    parts = [_parts(path)[kind == "code"] for path in modules]
+    learned = "\n\n".join(part for i, part in enumerate(parts) if i % HELD_OUT)
+    return _known(learned), _known("\n\n".join(parts[::HELD_OUT]))
+
+
+@functools.cache
+def _parts(path: Path) -> tuple[str, str]:
+    """The docstrings of a module, and its code without docstrings and comments."""
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), []
+    for node in _documented(tree):
+        found.append(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
+        node.body = node.body[1:] or [ast.Pass()]
+    return "\n\n".join(found), ast.unparse(tree)
+
+
+def _documented(tree: ast.Module) -> Iterator[Any]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node))
+
+
+def _known(text: str) -> str:
+    return "".join(character for character in text if character in CHARACTERS)
+
+
+def windows(text: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Pieces of a text that do not overlap, some of them drawn: characters [n, LENGTH] and of each the next one.
+
+    Args:
+        text: of known characters.
+        count: how many, at most.
+        seed: of the draw.
+    """
+    numbers = {character: number for number, character in enumerate(CHARACTERS)}
+    n = (len(text) - 1) // LENGTH
+    every = torch.tensor([numbers[character] for character in text[: n * LENGTH + 1]])
+    some = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count]
+    return every[:-1].view(n, LENGTH)[some], every[1:].view(n, LENGTH)[some]
+
+
+def trained(method: str, kind: str, seed: int, epochs: int, count: int) -> Any:
+    """A wrapped decoder in evaluation mode.
+
+    Args:
+        method: one of the wrappers of `answers`.
+        kind: what it learns from.
+        seed: of weights, order and noise; the pieces are the same for all.
+        epochs: passes over the pieces.
+        count: of pieces.
+    """
+    transformers = require("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=len(CHARACTERS),
+        n_layer=LAYERS,
+        n_head=4,
+        n_embd=WIDTH,
+        n_positions=LENGTH,
+        bos_token_id=None,
+        eos_token_id=None,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        wrapped = WRAPPERS[method]()(transformers.GPT2LMHeadModel(config))
+        pieces = windows(texts(kind)[0], count, 0)
+        fit(wrapped, pieces, epochs=epochs, batch_size=BATCH, lr=LR, standardize=False, seed=seed, progress=False)
+    return wrapped.eval()
