@@ -250,6 +250,17 @@ def test_the_floor_of_bytes(cases: ModuleType, models: ModuleType, monkeypatch: 
         assert cases.floor(plain, wrapper, 5, x, phase, "cpu", "float32") == (moved / 2, "bytes")
 
 
+def test_the_guard_that_is_timed_is_the_one_of_calls(cases: ModuleType) -> None:
+    case = cases.case_of("tiny", "neo", 1, 1, "forward", "cpu", "float32", "frozen", False)
+    assert case.guard() is None
+    for _ in range(20):
+        case.passes["wrapped"]()
+    guard = case.guard()
+    assert guard() is True
+    case.engine.entry.extra = 1  # which the block finds out at its end
+    assert guard() is False
+
+
 # ---- cells that run, and their page
 @pytest.fixture(scope="module")
 def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import operator
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -81,7 +81,11 @@ class Facts:
         modules |= auxiliary or {}
         self._modules = list(modules.values())
         self._classes = list(map(type, self._modules))
-        self._holders = [*_holders(self._modules), *_settings_of(record)]
+        # those that only hold others, beside the layers, are asked for no more than what they hold
+        aside = [
+            m for path, m in modules.items() if path.split(".")[0] == EXTRAS and type(m) in (nn.Module, nn.ModuleList)
+        ]
+        self._holders = [*_holders(self._modules, aside), *_settings_of(record)]
         self._sizes = list(map(len, self._holders))
         entries = [(holder, key) for holder in self._holders for key in holder if key not in _ASIDE]
         # in columns, so that one `map` asks for all of them; the values are held here, so that no other object gets the place in memory of one
@@ -92,27 +96,62 @@ class Facts:
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
-        self._tensors = [*self.parameters, *self.frozen, *self.buffers]
-        self._dtypes, self._shapes = list(map(_DTYPE, self._tensors)), list(map(_SHAPE, self._tensors))
+        tensors = [*self.parameters, *self.frozen, *self.buffers]
         if any(
             type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
-            for t in self._tensors
+            for t in tensors
         ):
             raise UntraceableError("a tensor is not on the CPU, or has another layout")
+        self._forms = _Forms(tensors)
 
     def hold(self) -> bool:
         """Whether nothing has changed."""
+        try:
+            same = all(map(operator.is_, map(dict.__getitem__, self._dicts, self._keys), self._items))
+        except KeyError:
+            return False
         return (
-            all(map(operator.is_, map(dict.get, self._dicts, self._keys, _NOTHING), self._items))
+            same
             and list(map(len, self._holders)) == self._sizes
             and all(map(operator.is_, map(type, self._modules), self._classes))
             and all(map(operator.is_, _SAID(self._record), self._said))
-            and all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
-            and list(map(_SHAPE, self._tensors)) == self._shapes
-            and all(map(Tensor.is_contiguous, self._tensors))
+            and self._forms.hold()
             and all(map(operator.is_, map(types.MappingProxyType.get, self._spaces, self._names), self._functions))
             and all(map(operator.is_, map(_CODE, self._written), self._codes))
         )
+
+
+class _Forms:
+    """Dtypes and shapes of contiguous tensors: what they were, and whether they are so still."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
+        self._quick: dict[
+            bool, Any
+        ] = {}  # in inference mode or not: what says so in a fourth of the time, where torch has it
+
+    def hold(self) -> bool:
+        """Whether nothing has changed."""
+        inference = torch.is_inference_mode_enabled()
+        quick = self._quick.get(inference)
+        if quick is not None and quick.check(*self._tensors):
+            return True
+        if not (
+            all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
+            and list(map(_SHAPE, self._tensors)) == self._shapes
+            and all(map(Tensor.is_contiguous, self._tensors))
+        ):
+            return False
+        if quick is None:
+            # a private class, which compares more than that, such as the modes of torch in which it is made
+            with contextlib.suppress(AttributeError, TypeError):
+                sizes: list[Any] = [list(t.shape) for t in self._tensors]
+                strides: list[Any] = [list(t.stride()) for t in self._tensors]
+                self._quick[inference] = torch._C._dynamo.guards.TensorGuards(
+                    *self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+                )
+        return True
 
 
 _CONTENTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -121,13 +160,15 @@ _NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_hooks _is_
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 _ASIDE = frozenset(_NAMES.split())
-_NOTHING = itertools.repeat(object())  # in the place of what is gone
 _DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
 _SAID = operator.attrgetter("output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods")
 
 
-def _holders(modules: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
+def _holders(modules: Sequence[nn.Module], aside: Collection[nn.Module]) -> Iterator[dict[str, Any]]:
     for module in modules:
+        if any(module is each for each in aside):
+            yield module._modules
+            continue
         yield module.__dict__
         yield from (module.__dict__[kind] for kind in _CONTENTS)
 
