@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -124,3 +125,20 @@ def _filled(x: Tensor) -> list[Tensor]:
 def test_numbers_that_differ_from_run_to_run_may_not(function: Callable[[Tensor], list[Tensor]]) -> None:
     with pytest.raises(RefusedError, match="gives numbers to Python"):
         Graph(function, [], [], (X,))
+
+
+@torch.no_grad()
+def test_what_is_set_free_while_a_graph_is_made_is_not_kept() -> None:
+    """Recording takes no more memory than the function, and what comes to lie in the same place is something else."""
+    freed = []
+
+    def function(x: Tensor) -> list[Tensor]:
+        for i in range(50):
+            last = x * i
+            freed.append(weakref.ref(last))
+            x = last + 1
+        return [x]
+
+    graph = Graph(function, [], [], (X,))
+    assert all(ref() is None for ref in freed)
+    assert torch.equal(graph.run(2 * X)[0], function(2 * X)[0])

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from workbench import compose, fit, laplace, neo, sample, sculpt, vote
+from workbench.core.batches.rows import Batch
 from workbench.errors import WorkbenchWarning
 from workbench.training import traced_step
 from workbench.training.traced_step import TracedStep
@@ -34,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
     monkeypatch.setattr(TracedStep, "__init__", noted)
     monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    monkeypatch.setattr(traced_step, "LONGEST", 1e9)
+    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
     return steps
 
 
@@ -384,13 +385,23 @@ def test_autoencoders_whose_targets_are_their_inputs(made: list[TracedStep]) -> 
     _assert_same(_train(build, vote.Wrapper(3), (x, x)), _train(build, vote.Wrapper(3), (x, x), strategy="eager"))
 
 
-def test_short_trainings_make_no_graph() -> None:
-    steps = TracedStep(vote.Wrapper(3)(mlp()), F.mse_loss, lambda batch: torch.zeros(()))
-    from workbench.core.batches.rows import Batch
+def test_short_trainings_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped, (x, y) = vote.Wrapper(3)(mlp()), _rows(16)
 
-    x, y = _rows(16)
-    assert all(steps.take(Batch(None, x, y), 50) is None for _ in range(5))
-    assert not steps.off
+    def is_taken(remaining: int) -> bool:
+        steps = TracedStep(wrapped, F.mse_loss, lambda batch: wrapped.loss(F.mse_loss, batch.x, batch.y))
+        for _ in range(5):
+            taken = steps.take(Batch(None, x, y), remaining)
+            if taken is None:
+                wrapped.loss(F.mse_loss, x, y)
+        assert not steps.off
+        return taken is not None
+
+    assert not is_taken(50)
+    assert is_taken(traced_step.LEAST_STEPS)
+    monkeypatch.setattr(traced_step, "LONGEST", 0.0)  # now all steps are long
+    assert not is_taken(traced_step.LEAST_STEPS)
+    assert is_taken(traced_step.LEAST_LONG)
 
 
 def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:

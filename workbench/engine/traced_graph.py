@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class _Recorder(TorchDispatchMode):
         self._known = {id(tensor): tensor for tensor in known}
         self._held: list[Tensor] = []  # the known ones that are used
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Any] = []  # so that no other object gets the id of one
+        self._alive: dict[int, Any] = {}  # weak references, so that an object that gets the id of one is told from it
         self._values: dict[fx.Node, Any] = {}
         self._constants: dict[
             fx.Node, int
@@ -150,8 +151,10 @@ class _Recorder(TorchDispatchMode):
         return False  # a wish of torch's to import its compiler, for two seconds
 
     def _note(self, node: fx.Node, tensor: Tensor) -> None:
-        self._nodes.setdefault(id(tensor), node)  # what was written into stays the node that it was
-        self._alive.append(tensor)
+        place = id(tensor)
+        if place not in self._nodes:  # what was written into stays the node that it was
+            self._nodes[place] = node
+            self._alive[place] = weakref.ref(tensor, lambda _: self._nodes.pop(place, None))
         self._values[node] = tensor.shape, tensor.stride(), tensor.dtype
 
     def _node(self, tensor: Tensor) -> Any:

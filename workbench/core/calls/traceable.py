@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
@@ -31,6 +33,14 @@ _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear 
     ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softmin Softmax Softmax2d LogSoftmax LogSigmoid
     Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU"""
 LAYERS = frozenset(getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name))
+# those that in training do, while their predictions depend on what state their tensors are in, such as whether they need gradients
+_TRAINED = frozenset(
+    (
+        *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
+        *(nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
+    )
+)
+_ACTIVATIONS = (F.relu, F.gelu)  # which these hold as functions
 _MODULE = frozenset(nn.Module().__dict__) | {"_workbench", "_engine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DUNDERS = frozenset(
@@ -68,7 +78,7 @@ class Facts:
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
-        functions, read = _check_code(modules)
+        functions, read = _check_code(modules, LAYERS | _TRAINED if training else LAYERS)
         self._spaces, self._names, self._functions = zip(
             *((vars(cls), name, f) for cls, name, f, _ in functions), strict=True
         )
@@ -244,6 +254,8 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
             continue
         if (path, name) in taken_over:
             continue
+        if name == "activation" and type(module) in _TRAINED and any(value is function for function in _ACTIVATIONS):
+            continue
         values = value if type(value) in (tuple, torch.Size) else (value,)
         if not all(map(is_atom, values)) or any(isinstance(each, type | types.ModuleType) for each in values):
             raise UntraceableError(f"{path}.{name} is a {type(value).__name__}")
@@ -252,10 +264,18 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
 Function = tuple[type, str, Any, types.CodeType | None]  # class, name, function, its code
 
 
-def _check_code(modules: dict[str, nn.Module]) -> tuple[list[Function], list[Global]]:
-    """The functions of the user's own classes that a call reaches, and the globals that they read."""
+def _check_code(modules: dict[str, nn.Module], known: Collection[type]) -> tuple[list[Function], list[Global]]:
+    """The functions of the user's own classes that a call reaches, and the globals that they read.
+
+    Args:
+        modules: by path.
+        known: classes of torch that compute from what is looked at.
+    """
     users = {
-        cls: None for path, module in modules.items() if path.split(".")[0] != EXTRAS for cls in _users_classes(module)
+        cls: None
+        for path, module in modules.items()
+        if path.split(".")[0] != EXTRAS
+        for cls in _users_classes(module, known)
     }
     attributes = {
         name
@@ -297,15 +317,11 @@ def _defined(cls: Any, name: str) -> Function:
     return home, name, function, getattr(function, "__code__", None)
 
 
-def _users_classes(module: nn.Module) -> Iterator[type]:
+def _users_classes(module: nn.Module, known: Collection[type]) -> Iterator[type]:
     """The classes of a module that are not torch's own."""
     cls: Any = getattr(type(module), "_plain_class", type(module))
-    if cls in LAYERS:
-        return
     for base in cls.__mro__:
-        if base is nn.Module or base is object:
-            return
-        if base in LAYERS:
+        if base is nn.Module or base is object or base in known:
             return
         if base.__module__.startswith(("torch.", "workbench.")) and not base.__module__.startswith("workbench.models."):
             raise UntraceableError(f"the layer {base.__name__}")
