@@ -66,7 +66,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for task in tasks
     ]
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
-    races = [{"race": name, "on": "cpu"} for name, (*_, heads) in TRAININGS.items() if heads is not None]
+    races = [{"race": name, "on": "cpu"} for name, training in TRAININGS.items() if training.heads is not None]
     return aimed + others + peers + trainings + races
 
 
