@@ -98,7 +98,8 @@ class TracedStep:
             self._recorded.clear()
             self._seen.clear()
         form = _form(batch)
-        if form is None or (self._facts is not None and any(p.grad is not None for p in self._facts.parameters)):
+        parameters = self.wrapped.parameters() if self._facts is None else self._facts.parameters
+        if form is None or any(p.grad is not None for p in parameters):
             return None
         seen = self._seen[form] = self._seen.get(form, 0) + 1
         if form in self._recorded:
