@@ -66,7 +66,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for task in tasks
     ]
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
-    races = [{"race": name, "on": "cpu"} for name, (*_, heads) in TRAININGS.items() if heads is not None]
+    races = [{"race": name, "on": "cpu"} for name, training in TRAININGS.items() if training.heads is not None]
     return aimed + others + peers + trainings + races
 
 
@@ -211,6 +211,8 @@ def _row(**cell: Any) -> dict[str, Any]:
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), middle(ratios), strict=True))
     over = [wrapped - other for wrapped, other in zip(times["wrapped"], times["plain"], strict=True)]
     row |= dict(zip(("over_us", "over_us_low", "over_us_high"), (1e6 * value for value in middle(over)), strict=True))
+    if device == "cpu" and (guard := case.guard()) is not None:
+        row["guard_us"] = 1e6 * middle(timed({"guard": guard}, device)["guard"])[0]
     row |= {"floor_ms": 1e3 * case.floor, "floor": row["wrapped_ms"] / 1e3 / case.floor, "bound": case.bound}
     # what a CUDA graph needs was taken when it was recorded
     counted = () if cell["how"] == "compiled" and device == "cuda" else ("wrapped", "plain", "loop")

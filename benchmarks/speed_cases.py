@@ -58,6 +58,11 @@ class CellPasses:
         """What the last kind of call ran on."""
         return str(self.engine.explain().rows[-1][2])
 
+    def guard(self) -> Pass | None:
+        """What finds out in each call whether a graph may answer it; None where none did."""
+        runtime = self.engine.__dict__["_engine"]
+        return (lambda: runtime.recorded.hold(runtime.frozen)) if runtime.recorded.replays else None
+
 
 def case_of(
     model: str, wrapper: str, n: int, batch: int, phase: str, on: str, dtype: str, how: str, loop: bool

@@ -71,7 +71,7 @@ class Target:
     Args:
         case: what is measured, in words.
         column: of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
-            "over_us" is the time over a plain pass in microseconds.
+            "over_us" is the time over a plain pass in microseconds, "guard_us" that of finding out whether a graph may answer a call.
         limit: the most that it may be.
         holds: whether a cell belongs to it.
         faster: whether the limit is told as "so many times faster".
@@ -89,6 +89,8 @@ class Target:
             return f"{1 / value:.3g} times faster"
         if self.column == "over_us":
             return f"{value:.0f} µs over a plain pass"
+        if self.column == "guard_us":
+            return f"{value:.1f} µs"
         what = {"plain": "a plain pass", "loop": "the loop", "best": "the best rung"}[self.column]
         return f"{value:.3g} x {what}"
 
@@ -207,6 +209,15 @@ def _targets() -> list[Target]:
             _is(model="tiny", batch=1, n=1, wrapper=wrapper, phase="forward", on="cpu", how="frozen"),
         )
         for wrapper in ("sculpt", "sample", "neo")
+    ]
+    targets += [
+        Target(
+            f"guard of recorded calls, {wrapper}",
+            "guard_us",
+            10,
+            _is(model="tiny", batch=1, n=(1, 5), wrapper=wrapper, phase="forward", on="cpu", how=("auto", "frozen")),
+        )
+        for wrapper in ("vote", "sculpt", "sample", "neo")
     ]
     return targets
 

@@ -258,8 +258,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_count_at_the_next_call(name: str) -> None:
+def test_changes_count_at_the_next_call(name: str, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not quick:  # torch's own guard of tensors is gone
+        monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     wrapped = _wrapped(Residual)
     x = _batches()[0]
     with torch.no_grad():
@@ -315,6 +318,9 @@ def test_what_torch_keeps_for_a_thread_counts() -> None:
         with torch.inference_mode():
             for _ in range(CALLS):
                 assert wrapped(x).is_inference()
+            before = _calls_of(wrapped).replays
+            wrapped(x)
+            assert _calls_of(wrapped).replays == before + 1
         assert not wrapped(x).is_inference()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.engine.traced_graph import Graph, share_memory
+from workbench.engine.traced_graph import Graph, RefusedError, share_memory
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 
@@ -97,3 +98,47 @@ def test_gradients_stay_out_of_it() -> None:
     with torch.no_grad():
         weight.sub_(weight.grad)
         assert all(map(torch.equal, graph.run(X), _function(weight, bias)(X)))
+
+
+@torch.no_grad()
+def test_numbers_that_no_input_decides_may_be_read() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        rows = torch.arange(5).reshape(5, 1)
+        return [x + float(rows[1:].sum()), x.index_select(0, rows.flatten())]
+
+    graph = Graph(function, [], [], (X,))
+    assert all(map(torch.equal, graph.run(2 * X), function(2 * X)))
+
+
+def _filled(x: Tensor) -> list[Tensor]:
+    rows = torch.zeros(5)
+    rows[1:].copy_(x[1:, 0])
+    return [x + float(rows.sum())]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: [x + float(x.sum())], _filled, lambda x: [x + float(torch.rand(2).sum())]],
+    ids=["batch", "written into", "drawn"],
+)
+def test_numbers_that_differ_from_run_to_run_may_not(function: Callable[[Tensor], list[Tensor]]) -> None:
+    with pytest.raises(RefusedError, match="gives numbers to Python"):
+        Graph(function, [], [], (X,))
+
+
+@torch.no_grad()
+def test_what_is_set_free_while_a_graph_is_made_is_not_kept() -> None:
+    """Recording takes no more memory than the function, and what comes to lie in the same place is something else."""
+    freed = []
+
+    def function(x: Tensor) -> list[Tensor]:
+        for i in range(50):
+            last = x * i
+            freed.append(weakref.ref(last))
+            x = last + 1
+        return [x]
+
+    graph = Graph(function, [], [], (X,))
+    assert all(ref() is None for ref in freed)
+    assert torch.equal(graph.run(2 * X)[0], function(2 * X)[0])

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench.experiments.worker import load_file
+from workbench.training import traced_step
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -250,6 +252,17 @@ def test_the_floor_of_bytes(cases: ModuleType, models: ModuleType, monkeypatch: 
         assert cases.floor(plain, wrapper, 5, x, phase, "cpu", "float32") == (moved / 2, "bytes")
 
 
+def test_the_guard_that_is_timed_is_the_one_of_calls(cases: ModuleType) -> None:
+    case = cases.case_of("tiny", "neo", 1, 1, "forward", "cpu", "float32", "frozen", False)
+    assert case.guard() is None
+    for _ in range(20):
+        case.passes["wrapped"]()
+    guard = case.guard()
+    assert guard() is True
+    case.engine.entry.extra = 1  # which the block finds out at its end
+    assert guard() is False
+
+
 # ---- cells that run, and their page
 @pytest.fixture(scope="module")
 def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:
@@ -318,6 +331,32 @@ def test_the_page_of_some_cells(
     for name in ("cpu-ratios", "cpu-loops", "cuda-ratios", "cuda-loops"):
         assert f"(images/speed-{name}.png)" in text
         assert 5_000 < (tmp_path / f"speed-{name}.png").stat().st_size < 200_000
+
+
+# ---- trainings
+def test_trainings_are_of_all_wrappers_and_larger_models(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way is run, and the page tells of those that there are."""
+    pandas = pytest.importorskip("pandas")
+    trainings = sys.modules["speed_fit"]
+    names = ["vote of sculpt, last layer, 5 x 8-50-50-1", "sample, 8-50-50-1", "transformer, vote 5"]
+    short = {name: replace(speed.TRAININGS[name], epochs=1, rows=32, batch=16, rounds=2) for name in names}
+    monkeypatch.setattr(trainings, "TRAININGS", short)
+    rows = [{"training": name, "on": "cpu", **speed.run(training=name, on="cpu")} for name in names]
+    heads, noise, large = rows
+    assert heads.keys() >= {"fit_vote", "fit_func", "fit_stacked", "fit_loop", "fit_eager", "making_s", "fit_rmse"}
+    assert "fit_func" not in noise
+    assert "fit_rmse" not in large
+    assert large["steps"] == 2
+    page = sys.modules["speed_page"]._trainings(pandas.DataFrame(rows))
+    assert "nan" not in page
+    assert page.count("\n|") == 2 + len(names)
+
+
+def test_how_long_graphs_are_made_is_told(speed: ModuleType) -> None:
+    making = sys.modules["speed_fit"].Making()
+    with making.watching:
+        traced_step.Graph(lambda x: [x + 1], [], [], (torch.zeros(2),))
+    assert making.seconds > 0
 
 
 # ---- peers

@@ -207,6 +207,33 @@ def _periodic() -> nn.Module:
     return nn.Sequential(embedded, nn.Linear(11, 8), nn.SiLU(), nn.Linear(8, 1))
 
 
+class _Attends(nn.Module):
+    """torch's own layers of attention on rows of three places."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.entry, self.layers, self.out = nn.Linear(1, 4), nn.ModuleList(layers), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.entry(x[:, :, None])
+        for layer in self.layers:
+            h = layer(h)
+        return self.out(h.mean(1))
+
+
+class _AttendsItself(_Attends):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.entry(x[:, :, None])
+        for layer in self.layers:
+            h = h + layer(h, h, h, need_weights=False)[0]
+        return self.out(h.mean(1))
+
+
+def _encoder(**options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options)
+    return _Attends(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+
+
 TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "mlp, one": (mlp, compose()),
     "mlp": (mlp, vote.Wrapper(3)),
@@ -240,6 +267,11 @@ TRACED_STEPS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "swag": (mlp, swag.Wrapper()),
     "snapshot": (lambda: mlp(nn.BatchNorm1d(8)), snapshot.Wrapper(3)),
     "laplace": (mlp, compose(vote.Wrapper(3), laplace.Wrapper())),
+    "attention": (lambda: _AttendsItself(nn.MultiheadAttention(4, 2, batch_first=True)), vote.Wrapper(3)),
+    "encoder": (_encoder, vote.Wrapper(3)),
+    "encoder, loop": (lambda: _encoder(activation="gelu"), vote.Wrapper(3, strategy="loop")),
+    "encoder, norms first": (lambda: _encoder(norm_first=True, dropout=0.0), vote.Wrapper(4)),
+    "encoder, sculpt": (lambda: _encoder(dropout=0.0), compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))),
     "augment": (mlp, augment.Wrapper([augment.Transform(lambda x: x, None), augment.Transform(lambda x: -x, None)])),
 }
 EAGER: dict[str, Callable[[], nn.Module]] = {

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from workbench import compose, fit, sculpt, vote
+from workbench import compose, fit, laplace, neo, sample, sculpt, vote
+from workbench.core.batches.rows import Batch
 from workbench.errors import WorkbenchWarning
 from workbench.training import traced_step
 from workbench.training.traced_step import TracedStep
@@ -34,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
     monkeypatch.setattr(TracedStep, "__init__", noted)
     monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    monkeypatch.setattr(traced_step, "LONGEST", 1e9)
+    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
     return steps
 
 
@@ -74,6 +75,40 @@ def test_traced_steps_are_the_same(name: str, made: list[TracedStep]) -> None:
     assert len(made) == 1
 
 
+FOLDED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    **{name: (build, vote.Wrapper(6)) for name, (build, _) in TRACED.items() if "loop" not in name},
+    "loop": (lambda: mlp(nn.BatchNorm1d(8), nn.Dropout(0.1)), vote.Wrapper(6, strategy="loop")),
+    "vote x sculpt": (mlp, compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))),
+    "vote x sample": (mlp, compose(vote.Wrapper(6), sample.Wrapper(4))),
+    "vote x sculpt x neo": (mlp, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1), neo.Wrapper())),
+    "vote x laplace": (mlp, compose(vote.Wrapper(3), laplace.Wrapper())),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_traced_steps_of_folds_are_the_same(name: str, made: list[TracedStep]) -> None:
+    build, wrapper = FOLDED[name]
+    traced = _train(build, wrapper, folds=3)
+    assert made[0].off == ""
+    assert made[0].replays > 15
+    _assert_same(traced, _train(build, wrapper, folds=3, strategy="eager"))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_what_is_not_sure_to_repeat_is_left_alone_with_folds(name: str, made: list[TracedStep]) -> None:
+    build, wrapper = EAGER[name], vote.Wrapper(3, strategy="loop")
+    try:
+        expected = _train(build, wrapper, folds=3, strategy="eager")
+    except Exception as error:
+        with pytest.raises(type(error)):
+            _train(build, wrapper, folds=3)
+    else:
+        _assert_same(_train(build, wrapper, folds=3), expected)
+    # which writes into copies of its rows here, each time anew
+    assert name == "writing" or not any(steps.replays for steps in made)
+
+
 @pytest.mark.parametrize("name", EAGER)
 def test_what_is_not_sure_to_repeat_is_left_alone(name: str, made: list[TracedStep]) -> None:
     build, wrapper = EAGER[name], vote.Wrapper(3, strategy="loop")
@@ -93,8 +128,10 @@ def test_what_is_not_sure_to_repeat_is_left_alone(name: str, made: list[TracedSt
 )
 def test_criteria(criterion: Any, made: list[TracedStep]) -> None:
     wrapper = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))
-    _assert_same(_train(mlp, wrapper, criterion=criterion), _train(mlp, wrapper, criterion=criterion, strategy="eager"))
-    assert (made[0].replays > 20) is (getattr(criterion, "__name__", "") != "<lambda>")
+    for folds in (None, 3):
+        options = {"criterion": criterion, "folds": folds}
+        _assert_same(_train(mlp, wrapper, **options), _train(mlp, wrapper, strategy="eager", **options))
+        assert (made.pop().replays > 15) is (getattr(criterion, "__name__", "") != "<lambda>")
 
 
 @pytest.mark.parametrize("output", ["logits", "binary", "probs"])
@@ -232,10 +269,14 @@ CHANGES = (
 )
 
 
+@pytest.mark.parametrize("folds", [None, 3])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_changes_from_outside_are_noticed(change: Callable[[Any, int], None], made: list[TracedStep]) -> None:
+def test_changes_from_outside_are_noticed(
+    change: Callable[[Any, int], None], folds: int | None, made: list[TracedStep]
+) -> None:
+    options = {} if folds is None else {"folds": folds, "epochs": 9}
     try:
-        _assert_same(*_by_callback(change, lambda: mlp(nn.Dropout(0.1))))
+        _assert_same(*_by_callback(change, lambda: mlp(nn.Dropout(0.1)), **options))
     finally:
         nn.Tanh.forward = _TANH  # type: ignore[method-assign]
         for handle in _HANDLES:
@@ -284,7 +325,8 @@ def test_a_difference_ends_tracing_and_is_told(made: list[TracedStep], monkeypat
     assert "other numbers" in made[0].off
 
 
-def test_interrupted_and_resumed(made: list[TracedStep], tmp_path: Any) -> None:
+@pytest.mark.parametrize("folds", [None, 3])
+def test_interrupted_and_resumed(folds: int | None, made: list[TracedStep], tmp_path: Any) -> None:
     def build() -> nn.Module:
         return mlp(nn.BatchNorm1d(8), nn.Dropout(0.2))
 
@@ -293,12 +335,12 @@ def test_interrupted_and_resumed(made: list[TracedStep], tmp_path: Any) -> None:
             raise KeyboardInterrupt
 
     path = tmp_path / "training.pt"
-    options: dict[str, Any] = {"checkpoint": path, "epochs": 10}
+    options: dict[str, Any] = {"checkpoint": path, "epochs": 10, "folds": folds}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _train(build, vote.Wrapper(3), callback=interrupt, **options)
     resumed = _train(build, vote.Wrapper(3), **options)
-    _assert_same(resumed, _train(build, vote.Wrapper(3), epochs=10, strategy="eager"))
+    _assert_same(resumed, _train(build, vote.Wrapper(3), epochs=10, folds=folds, strategy="eager"))
     assert made[-1].replays > 5
 
 
@@ -343,13 +385,23 @@ def test_autoencoders_whose_targets_are_their_inputs(made: list[TracedStep]) -> 
     _assert_same(_train(build, vote.Wrapper(3), (x, x)), _train(build, vote.Wrapper(3), (x, x), strategy="eager"))
 
 
-def test_short_trainings_make_no_graph() -> None:
-    steps = TracedStep(vote.Wrapper(3)(mlp()), F.mse_loss, lambda batch: torch.zeros(()))
-    from workbench.core.batches.rows import Batch
+def test_short_trainings_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped, (x, y) = vote.Wrapper(3)(mlp()), _rows(16)
 
-    x, y = _rows(16)
-    assert all(steps.take(Batch(None, x, y), 50) is None for _ in range(5))
-    assert not steps.off
+    def is_taken(remaining: int) -> bool:
+        steps = TracedStep(wrapped, F.mse_loss, lambda batch: wrapped.loss(F.mse_loss, batch.x, batch.y))
+        for _ in range(5):
+            taken = steps.take(Batch(None, x, y), remaining)
+            if taken is None:
+                wrapped.loss(F.mse_loss, x, y)
+        assert not steps.off
+        return taken is not None
+
+    assert not is_taken(50)
+    assert is_taken(traced_step.LEAST_STEPS)
+    monkeypatch.setattr(traced_step, "LONGEST", 0.0)  # now all steps are long
+    assert not is_taken(traced_step.LEAST_STEPS)
+    assert is_taken(traced_step.LEAST_LONG)
 
 
 def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .torchscript import RefusedError, script
 
@@ -133,8 +135,11 @@ class _Recorder(TorchDispatchMode):
         self._known = {id(tensor): tensor for tensor in known}
         self._held: list[Tensor] = []  # the known ones that are used
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Any] = []  # so that no other object gets the id of one
+        self._alive: dict[int, Any] = {}  # weak references, so that an object that gets the id of one is told from it
         self._values: dict[fx.Node, Any] = {}
+        self._constants: dict[
+            fx.Node, int
+        ] = {}  # what is made of no input, so that its numbers are the same each time: its memory
         self._refusal = ""
         for i, tensor in enumerate(batch):
             self._note(self._graph.placeholder(f"batch_{i}"), tensor)
@@ -146,8 +151,10 @@ class _Recorder(TorchDispatchMode):
         return False  # a wish of torch's to import its compiler, for two seconds
 
     def _note(self, node: fx.Node, tensor: Tensor) -> None:
-        self._nodes.setdefault(id(tensor), node)  # what was written into stays the node that it was
-        self._alive.append(tensor)
+        place = id(tensor)
+        if place not in self._nodes:  # what was written into stays the node that it was
+            self._nodes[place] = node
+            self._alive[place] = weakref.ref(tensor, lambda _: self._nodes.pop(place, None))
         self._values[node] = tensor.shape, tensor.stride(), tensor.dtype
 
     def _node(self, tensor: Tensor) -> Any:
@@ -188,6 +195,12 @@ class _Recorder(TorchDispatchMode):
             return result
         named = {name: self._with_nodes(value) for name, value in kwargs.items()}
         node = self._graph.call_function(function, self._with_nodes(args), named)
+        constant = not draws and "empty" not in function.name() and self._constants.keys() >= {*node.all_input_nodes}
+        if _written(node):
+            written = {_memory(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+            self._constants = {node: memory for node, memory in self._constants.items() if memory not in written}
+        elif constant and isinstance(result, Tensor):
+            self._constants[node] = _memory(result)
         if isinstance(result, Tensor):
             self._note(node, result)
         elif isinstance(result, list | tuple):
@@ -195,6 +208,8 @@ class _Recorder(TorchDispatchMode):
             for i, item in enumerate(result):
                 if isinstance(item, Tensor):
                     self._note(self._graph.call_function(operator.getitem, (node, i)), item)
+        elif result is not None and constant:
+            self._graph.erase_node(node)
         elif result is not None:
             self._refusal = f"{function} gives numbers to Python"
         return result
@@ -208,6 +223,10 @@ class _Recorder(TorchDispatchMode):
         if self._refusal:
             raise RefusedError(self._refusal)
         return self._graph, self._held, self._values
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _refuse(nodes: Sequence[fx.Node], buffers: set[int], tensors: Sequence[Tensor]) -> None:

@@ -13,8 +13,9 @@ Example:
 from __future__ import annotations
 
 from workbench.training.augmentation import RandomCrop, RandomFlip
+from workbench.training.backward import Backward
 from workbench.training.fitting import fit
 from workbench.training.history import History
 from workbench.training.progress import Progress
 
-__all__ = ["History", "Progress", "RandomCrop", "RandomFlip", "fit"]
+__all__ = ["Backward", "History", "Progress", "RandomCrop", "RandomFlip", "fit"]

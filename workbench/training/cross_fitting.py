@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import members
-from workbench.core.batches.rows import TensorRows
+from workbench.core.batches.rows import Batch, TensorRows
 from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import Committee, seat
 from workbench.core.outputs.class_scores import Binary, Probs
@@ -35,6 +35,7 @@ from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
 from workbench.training.progress import Callback, Progress, Stopped, call_back
 from workbench.training.stacked_adam import StackedAdam
+from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
 WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
@@ -59,6 +60,7 @@ class CrossFit:
         progress: whether to show a bar.
         checkpoint: where to keep the state; None keeps none.
         callback: called after each step and each epoch, see `fit`.
+        traced: takes the steps that it can; None takes all as torch runs them.
     """
 
     wrapped: Any
@@ -76,6 +78,7 @@ class CrossFit:
     progress: bool
     checkpoint: Checkpoint | None = None
     callback: Callback | None = None
+    traced: TracedStep | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     snapshots: list[dict[str, Tensor]] = field(default_factory=list)
     answers: list[tuple[list[Tensor], list[Tensor] | None]] = field(default_factory=list)
@@ -179,15 +182,25 @@ class CrossFit:
 
     def _step(self, numbers: Tensor) -> Tensor:
         """One step of all voters on rows [voters, size] of their own; the sum of their losses."""
-        batch = self.rows.take(numbers.flatten())
-        args, y = batch.args, batch.y
-        if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
-            args, y = scaling.inputs(args, {})[0], scaling.targets(y)
-        rows_of_voters = torch.arange(numbers.numel()).reshape(numbers.shape)
-        loss = members.loss(self.wrapped, self.criterion, args, y, rows_of_voters, self.whole)
-        loss.backward()
+        rows = self.rows.take(numbers.flatten())
+        batch = Batch(None, rows.x, rows.y)
+        taken = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
+        if taken is None:
+            loss = self.loss(batch)
+            loss.backward()
+        else:
+            loss = taken.loss
+            taken.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
         return loss.detach()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The sum of the voters' losses; the rows of each are as many, one voter's after another's."""
+        args, y = TensorRows(batch.x, batch.y).args, batch.y
+        if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
+            args, y = scaling.inputs(args, {})[0], scaling.targets(y)
+        rows_of_voters = torch.arange(len(self.train) * self.size).reshape(-1, self.size)
+        return members.loss(self.wrapped, self.criterion, args, y, rows_of_voters, self.whole)
 
     def _keep_snapshot(self) -> None:
         """Keep the averaged weights, and what they predict for the rows that the voters have not seen."""

@@ -278,6 +278,8 @@ def fit(
             checkpoint=keeper,
             callback=callback,
         )
+        if strategy is None:
+            cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
         with logged(log) as ended:
             cross_fit.run()
             return ended(cross_fit.finish())

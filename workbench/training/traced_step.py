@@ -26,7 +26,8 @@ log = logging.getLogger("workbench")
 LEAST_STEPS = 200  # that are to come, for making a graph takes as long as some hundred of them
 EAGER_STEPS = 2  # before, in which the engine looks at the model
 TRIALS = 4  # steps that are taken both ways, for numbers and times
-LONGEST = 0.05  # seconds of a step beyond which what Python takes does not count, and recording would hold much memory
+LONGEST = 0.05  # seconds of a step beyond which Python is little of it, so that more steps must be to come:
+LEAST_LONG = 800  # of which making a graph and trying it take about eight
 GRAPHS = 3  # made at most, where the model is changed meanwhile
 
 
@@ -97,17 +98,16 @@ class TracedStep:
             self._recorded.clear()
             self._seen.clear()
         form = _form(batch)
-        if form is None or (self._facts is not None and any(p.grad is not None for p in self._facts.parameters)):
+        parameters = self.wrapped.parameters() if self._facts is None else self._facts.parameters
+        if form is None or any(p.grad is not None for p in parameters):
             return None
         seen = self._seen[form] = self._seen.get(form, 0) + 1
         if form in self._recorded:
             recorded = self._recorded[form]
             return None if recorded is None else self._replayed(recorded, form, batch)
         share = seen / sum(self._seen.values())
-        if seen <= EAGER_STEPS or remaining * share < LEAST_STEPS:
-            return None
-        if seen == EAGER_STEPS + 1 and before and now - before > LONGEST:
-            self._stop("a step takes so long that Python does not count")
+        long = before and now - before > LONGEST
+        if seen <= EAGER_STEPS or remaining * share < (LEAST_LONG if long else LEAST_STEPS):
             return None
         try:
             self._record(form, batch)

@@ -127,20 +127,27 @@ class RecordedCalls:
             kind = self._kinds[key] = _Kind()
         if kind.off:
             return None
-        recorded, facts = kind.recorded, self._facts
+        recorded = kind.recorded
         if recorded is None:
             kind.calls += 1
             least = LEAST_CALLS if frozen is None else LEAST_FROZEN
             return _First(self, kind, args, risk, tile) if kind.calls > least and self._made < GRAPHS else None
-        if facts is None or not facts.hold() or self._around != around():
+        if not self.hold(frozen):
             self._misses += 1
             if self._misses >= MISSES:
                 self.forget()
             return None
         self._misses = 0
-        if frozen is not None and not frozen.same_numbers():
-            return None
         return self._replayed(kind, recorded, args, risk, tile)
+
+    def hold(self, frozen: Frozen | None) -> bool:
+        """Whether the object, and a block that it is frozen in, are as they were when graphs were made."""
+        return (
+            self._facts is not None
+            and self._facts.hold()
+            and self._around == around()
+            and (frozen is None or frozen.same_numbers())
+        )
 
     def forget(self) -> None:
         """Make graphs anew, if at all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import operator
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
@@ -31,6 +33,14 @@ _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear 
     ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softmin Softmax Softmax2d LogSoftmax LogSigmoid
     Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU"""
 LAYERS = frozenset(getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name))
+# those that in training do, while their predictions depend on what state their tensors are in, such as whether they need gradients
+_TRAINED = frozenset(
+    (
+        *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
+        *(nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
+    )
+)
+_ACTIVATIONS = (F.relu, F.gelu)  # which these hold as functions
 _MODULE = frozenset(nn.Module().__dict__) | {"_workbench", "_engine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DUNDERS = frozenset(
@@ -68,7 +78,7 @@ class Facts:
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
-        functions, read = _check_code(modules)
+        functions, read = _check_code(modules, LAYERS | _TRAINED if training else LAYERS)
         self._spaces, self._names, self._functions = zip(
             *((vars(cls), name, f) for cls, name, f, _ in functions), strict=True
         )
@@ -81,7 +91,11 @@ class Facts:
         modules |= auxiliary or {}
         self._modules = list(modules.values())
         self._classes = list(map(type, self._modules))
-        self._holders = [*_holders(self._modules), *_settings_of(record)]
+        # those that only hold others, beside the layers, are asked for no more than what they hold
+        aside = [
+            m for path, m in modules.items() if path.split(".")[0] == EXTRAS and type(m) in (nn.Module, nn.ModuleList)
+        ]
+        self._holders = [*_holders(self._modules, aside), *_settings_of(record)]
         self._sizes = list(map(len, self._holders))
         entries = [(holder, key) for holder in self._holders for key in holder if key not in _ASIDE]
         # in columns, so that one `map` asks for all of them; the values are held here, so that no other object gets the place in memory of one
@@ -92,27 +106,62 @@ class Facts:
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
-        self._tensors = [*self.parameters, *self.frozen, *self.buffers]
-        self._dtypes, self._shapes = list(map(_DTYPE, self._tensors)), list(map(_SHAPE, self._tensors))
+        tensors = [*self.parameters, *self.frozen, *self.buffers]
         if any(
             type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
-            for t in self._tensors
+            for t in tensors
         ):
             raise UntraceableError("a tensor is not on the CPU, or has another layout")
+        self._forms = _Forms(tensors)
 
     def hold(self) -> bool:
         """Whether nothing has changed."""
+        try:
+            same = all(map(operator.is_, map(dict.__getitem__, self._dicts, self._keys), self._items))
+        except KeyError:
+            return False
         return (
-            all(map(operator.is_, map(dict.get, self._dicts, self._keys, _NOTHING), self._items))
+            same
             and list(map(len, self._holders)) == self._sizes
             and all(map(operator.is_, map(type, self._modules), self._classes))
             and all(map(operator.is_, _SAID(self._record), self._said))
-            and all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
-            and list(map(_SHAPE, self._tensors)) == self._shapes
-            and all(map(Tensor.is_contiguous, self._tensors))
+            and self._forms.hold()
             and all(map(operator.is_, map(types.MappingProxyType.get, self._spaces, self._names), self._functions))
             and all(map(operator.is_, map(_CODE, self._written), self._codes))
         )
+
+
+class _Forms:
+    """Dtypes and shapes of contiguous tensors: what they were, and whether they are so still."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
+        self._quick: dict[
+            bool, Any
+        ] = {}  # in inference mode or not: what says so in a fourth of the time, where torch has it
+
+    def hold(self) -> bool:
+        """Whether nothing has changed."""
+        inference = torch.is_inference_mode_enabled()
+        quick = self._quick.get(inference)
+        if quick is not None and quick.check(*self._tensors):
+            return True
+        if not (
+            all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
+            and list(map(_SHAPE, self._tensors)) == self._shapes
+            and all(map(Tensor.is_contiguous, self._tensors))
+        ):
+            return False
+        if quick is None:
+            # a private class, which compares more than that, such as the modes of torch in which it is made
+            with contextlib.suppress(AttributeError, TypeError):
+                sizes: list[Any] = [list(t.shape) for t in self._tensors]
+                strides: list[Any] = [list(t.stride()) for t in self._tensors]
+                self._quick[inference] = torch._C._dynamo.guards.TensorGuards(
+                    *self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+                )
+        return True
 
 
 _CONTENTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -121,13 +170,15 @@ _NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_hooks _is_
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 _ASIDE = frozenset(_NAMES.split())
-_NOTHING = itertools.repeat(object())  # in the place of what is gone
 _DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
 _SAID = operator.attrgetter("output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods")
 
 
-def _holders(modules: Sequence[nn.Module]) -> Iterator[dict[str, Any]]:
+def _holders(modules: Sequence[nn.Module], aside: Collection[nn.Module]) -> Iterator[dict[str, Any]]:
     for module in modules:
+        if any(module is each for each in aside):
+            yield module._modules
+            continue
         yield module.__dict__
         yield from (module.__dict__[kind] for kind in _CONTENTS)
 
@@ -203,6 +254,8 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
             continue
         if (path, name) in taken_over:
             continue
+        if name == "activation" and type(module) in _TRAINED and any(value is function for function in _ACTIVATIONS):
+            continue
         values = value if type(value) in (tuple, torch.Size) else (value,)
         if not all(map(is_atom, values)) or any(isinstance(each, type | types.ModuleType) for each in values):
             raise UntraceableError(f"{path}.{name} is a {type(value).__name__}")
@@ -211,10 +264,18 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
 Function = tuple[type, str, Any, types.CodeType | None]  # class, name, function, its code
 
 
-def _check_code(modules: dict[str, nn.Module]) -> tuple[list[Function], list[Global]]:
-    """The functions of the user's own classes that a call reaches, and the globals that they read."""
+def _check_code(modules: dict[str, nn.Module], known: Collection[type]) -> tuple[list[Function], list[Global]]:
+    """The functions of the user's own classes that a call reaches, and the globals that they read.
+
+    Args:
+        modules: by path.
+        known: classes of torch that compute from what is looked at.
+    """
     users = {
-        cls: None for path, module in modules.items() if path.split(".")[0] != EXTRAS for cls in _users_classes(module)
+        cls: None
+        for path, module in modules.items()
+        if path.split(".")[0] != EXTRAS
+        for cls in _users_classes(module, known)
     }
     attributes = {
         name
@@ -256,15 +317,11 @@ def _defined(cls: Any, name: str) -> Function:
     return home, name, function, getattr(function, "__code__", None)
 
 
-def _users_classes(module: nn.Module) -> Iterator[type]:
+def _users_classes(module: nn.Module, known: Collection[type]) -> Iterator[type]:
     """The classes of a module that are not torch's own."""
     cls: Any = getattr(type(module), "_plain_class", type(module))
-    if cls in LAYERS:
-        return
     for base in cls.__mro__:
-        if base is nn.Module or base is object:
-            return
-        if base in LAYERS:
+        if base is nn.Module or base is object or base in known:
             return
         if base.__module__.startswith(("torch.", "workbench.")) and not base.__module__.startswith("workbench.models."):
             raise UntraceableError(f"the layer {base.__name__}")
