@@ -15,6 +15,7 @@ from __future__ import annotations
 from workbench.training.augmentation import RandomCrop, RandomFlip
 from workbench.training.fitting import fit
 from workbench.training.history import History
+from workbench.training.prior_scale import prior_scale
 from workbench.training.progress import Progress
 
-__all__ = ["History", "Progress", "RandomCrop", "RandomFlip", "fit"]
+__all__ = ["History", "Progress", "RandomCrop", "RandomFlip", "fit", "prior_scale"]
