@@ -256,8 +256,8 @@ def _of_bands(frame: pd.DataFrame) -> str:
 then trained on as well), and of a Gaussian process (RBF kernel, fitted by likelihood on at most {MOST_ROWS} rows). *Held*: places where the band
 holds the true curve; the aim is 80 % or more where nothing was seen. *Width / needed*: how many times narrower all bands of a seed could be
 and hold 90 % of the places there; the aim is at most 2, and below 1 they are too narrow. `ends`: 4 < |x| < 6, beyond data on [-4, 4]; `gap`:
-|x| < pi, between data on both sides. That priors are near zero at the training rows, and {PRIOR:g}, were chosen on 200 rows of the curves with seeds 0 and
-1; these are seeds 5 to 9.
+|x| < pi, between data on both sides. That priors are near zero at the training rows, and {PRIOR:g}, were chosen on 200 rows of the curves
+with seeds 0 and 1; these are seeds 5 to 9.
 
 {table(pd.DataFrame(rows))}"""
 
