@@ -86,8 +86,8 @@ class Wrapper(_Wrapper):
         least=0,
         help="add to each voter so many times the output of an untrained model of its own, a randomised prior function (Osband et al. 2018): "
         "voters agree where training rows tell them to, and elsewhere differ as their priors do. In the units that the model is trained in, "
-        "standardised ones under `workbench.fit`, and large where layers start small: 150 for three linear layers on a curve. See "
-        "docs/how_to/epistemic.md.",
+        "standardised ones under `workbench.fit`, and large where layers start small: 300 for three linear layers, or what "
+        "`training.prior_scale` finds. `workbench.fit` lets priors be near zero at the training rows. See docs/how_to/epistemic.md.",
     )
 
     def make(self) -> list[Method]:
