@@ -1,7 +1,8 @@
-"""Regression on tables beside a Gaussian process, NGBoost, boosted quantiles and a deep ensemble by hand, in the same run.
+"""Tables beside a Gaussian process, NGBoost, boosted trees and a deep ensemble by hand, in the same run: values and classes.
 
-Nine tables of UCI and seven others. Every method gets the same rows, 2,000 at most, and is as it comes: nothing is tuned on a table, and what
-stops a training or widens a scale is held out of the training rows. NLL and RMSE are of test rows, in the units of the table.
+Nine tables of UCI and seven others with values, of 2,000 rows at most; one of these with 30,000; one with classes, with all its rows. Every
+method gets the same rows and is as it comes: nothing is tuned on a table, and what stops a training or widens a scale is held out of the
+training rows. NLL and RMSE are of test rows, in the units of the table.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tables_classes
 import torch
+from tables_classes import CLASSES, run_classes
 from tables_data import MOST_ROWS, OTHERS, UCI, rows_of
-from tables_rivals import RIVALS
+from tables_rivals import MOST_LENGTHS, RIVALS
 
 from workbench import compose, fit, models, sculpt, vote
 from workbench.distributions import Normal
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes", "friedman1", "friedman2", "friedman3")
 SPLITS = {name: 3 if name in SMALL else 2 for name in (*UCI, *OTHERS)}
+LARGE, MANY_ROWS = "protein", 30_000
+MANY_EPOCHS = 20  # of our trainings on so many, instead of the 100 of `fit`
 COVERAGE = 0.9
 FOLDS = 5
 DECAYS = (0.02, 0.5)  # a weak and a strong one, which rows out of fold weigh
@@ -37,13 +42,14 @@ LONGER_ON = ("naval", "power", "wine-red")  # rows of their first splits that no
 CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # rows of their first splits, out of fold
 
 INTRODUCTION = f"""Means and standard errors over the splits that all methods here were run on. *Tabular* is `models.tabular(data)` as it
-comes, ten voters with a noise of their own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. Activation, weight decays and the rule by which
-`tabular` chooses its embedding were looked at on training rows of {", ".join(CHOSEN_ON)} that voters had not seen, the rule on training
-rows of other tables as well; test rows chose nothing. The Gaussian process has a length for each column, RBF or Matern 5/2, whichever is
-likelier; NGBoost is stopped by held-out rows; *boosted quantiles* are the mean and the quantiles of 5 and 95 % of scikit-learn's histogram
-boosting, as a normal distribution whose width held-out rows correct, with the quantiles themselves as interval; *deep ensemble* is five
-networks of two layers of 100 units with a variance, written out in plain torch, each stopped by held-out rows
-(`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a Gaussian process can do in seconds."""
+comes, ten voters with a noise of their own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. Activation, weight decays and the rule by
+which `tabular` chooses its embedding were looked at on training rows of {", ".join(CHOSEN_ON)} that voters had not seen, the rule on
+training rows of other tables as well; test rows chose nothing. The Gaussian process has a length for each column (one for all where there
+are more than {MOST_LENGTHS}), RBF or Matern 5/2, whichever is likelier; NGBoost is stopped by held-out rows; *boosted quantiles* are the
+mean and the quantiles of 5 and 95 % of scikit-learn's histogram boosting, as a normal distribution whose width held-out rows correct, with
+the quantiles themselves as interval; *deep ensemble* is five networks of two layers of 100 units with a variance, written out in plain
+torch, each stopped by held-out rows (`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a
+Gaussian process can do in seconds."""
 OTHERS_OF_OURS = {
     "tabular, rank-one": "*Tabular, rank-one*: 16 voters of TabM's kind on the same network, `fit` as it comes.",
     "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` as it comes.",
@@ -87,6 +93,9 @@ def trained_longer(data: Data, seed: int, epochs: int) -> Any:
 LONG = f"tabular for {LONGER} epochs"
 OURS = {"tabular": cross_fitted, "tabular, rank-one": rank_one, "vote + sculpt": voters_and_noise, LONG: trained_longer}
 METHODS = (*OURS, *RIVALS)
+ON_MANY = ("tabular", "NGBoost", "boosted quantiles", "deep ensemble")
+ON_MANY_TEXT = f"""As above, with as many as {MANY_ROWS:,} training rows, which a Gaussian process cannot take in, and {MANY_EPOCHS} epochs
+of *tabular* instead of the 100 of `fit`, for time."""
 PACKAGES = {"Gaussian process": "scikit-learn", "NGBoost": "ngboost", "boosted quantiles": "scikit-learn"}
 
 
@@ -104,12 +113,19 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
             for method in METHODS
             if method != "NGBoost"
         ]
-    return [
+    few = [
         {"data": data, "split": split, "method": method, "epochs": 0, "rows": MOST_ROWS}
         for split in range(max(SPLITS.values()))
         for data in SPLITS
         for method in METHODS
         if split < SPLITS[data]
+    ]
+    large = [(LARGE, method, MANY_EPOCHS, MANY_ROWS) for method in ON_MANY]
+    large += [(CLASSES, method, tables_classes.EPOCHS, tables_classes.MOST_ROWS) for method in tables_classes.METHODS]
+    return few + [
+        {"data": data, "split": split, "method": method, "epochs": epochs, "rows": rows}
+        for split in range(2)
+        for data, method, epochs, rows in large
     ]
 
 
@@ -123,6 +139,8 @@ def run(data: str, split: int, method: str, epochs: int, rows: int) -> dict[str,
         epochs: of our trainings; 0 leaves it to `fit`.
         rows: training rows at most.
     """
+    if data == CLASSES:
+        return run_classes(method, split, epochs, rows)
     start, given = time.process_time(), rows_of(data, split, rows)
     ends = None
     with torch.random.fork_rng(devices=[]):
@@ -171,21 +189,46 @@ def scores(mixture: Mixture, y: Tensor, ends: tuple[Tensor, Tensor] | None = Non
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table for each score, and on how many tables each method is first."""
+    """A table for each score, on how many tables each method is first, and what was run on more rows."""
     import pandas as pd
 
+    many = frame["train"] > MOST_ROWS
+    classes, large = frame[frame["data"] == CLASSES], frame[many & (frame["data"] != CLASSES)]
+    frame = frame[~many & (frame["data"] != CLASSES)]
     longer, frame = frame[frame["method"] == LONG], frame[frame["method"] != LONG]
     both = frame[frame["method"] == "tabular"].merge(longer, on=["data", "split"], suffixes=("", " longer"))
     methods = [method for method in METHODS if method in set(frame["method"])]
+    packages = ", ".join(sorted(set(frame["package"].dropna()))) if "package" in frame else ""
+    told = [INTRODUCTION, *(words for method, words in OTHERS_OF_OURS.items() if method in methods)]
+    told += [f"Packages: {packages}."] if packages else []
     # or a method would be compared on other splits than the next
-    frame = frame[frame.groupby(["data", "split"])["method"].transform("nunique") == len(methods)]
+    complete = frame.groupby(["data", "split"])["method"].transform("nunique") == len(methods)
+    partly = frame[~complete & ~frame["data"].isin(frame[complete]["data"])]
+    if len(partly):
+        told.append(
+            f"A method is missing on {', '.join(dict.fromkeys(partly['data']))}, of which first and rank leave out."
+        )
+    frame = frame[complete]
+    parts = [" ".join(told), table(pd.DataFrame(_counts(frame, methods)))]
+    for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
+        parts += [f"### {name}", table(pd.DataFrame(_lines(pd.concat([frame, partly]), methods, score)))]
+    if len(both):
+        parts += ["### Trained longer", *_longer(both)]
+    if len(large):
+        parts += [f"### {MANY_ROWS:,} rows", ON_MANY_TEXT, *_large(large)]
+    if len(classes):
+        parts += ["### Classes", tables_classes.INTRODUCTION, table(pd.DataFrame(tables_classes.lines(classes)))]
+    return "\n\n".join(parts)
+
+
+def _counts(frame: pd.DataFrame, methods: list[str]) -> list[dict[str, Any]]:
+    """For each method on how many tables it is first, and its mean rank."""
     means = {score: frame.groupby(["data", "method"])[score].mean().unstack()[methods] for score in ("nll", "rmse")}
-    whole = {score: values.dropna() for score, values in means.items()}
     counts = []
     for method in methods:
         row: dict[str, Any] = {"method": method}
         for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
-            values = whole[score]
+            values = means[score]
             for label, part in (
                 ("UCI", [n for n in UCI if n in values.index]),
                 ("others", [n for n in OTHERS if n in values.index]),
@@ -197,20 +240,36 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         row["coverage off by"] = f"{off.mean():.1%}"
         row["seconds of the processor"] = f"{frame[frame['method'] == method]['cost'].median():.0f}"
         counts.append(row)
-    packages = ", ".join(sorted(set(frame["package"].dropna()))) if "package" in frame else ""
-    told = [INTRODUCTION, *(words for method, words in OTHERS_OF_OURS.items() if method in methods)]
-    parts = [" ".join([*told, *([f"Packages: {packages}."] if packages else [])]), table(pd.DataFrame(counts))]
-    for score, name in (("nll", "NLL"), ("rmse", "RMSE")):
-        rows = []
-        for data in (*UCI, *OTHERS):
-            here = frame[frame["data"] == data]
-            if len(here):
-                row = {"table": data, "rows": f"{int(here['train'].max()):,}", "splits": str(here["split"].nunique())}
-                rows.append(row | {method: _cell(here[here["method"] == method][score]) for method in methods})
-        parts += [f"### {name}", table(pd.DataFrame(rows))]
-    if len(both):
-        parts += ["### Trained longer", *_longer(both)]
-    return "\n\n".join(parts)
+    return counts
+
+
+def _lines(frame: pd.DataFrame, methods: list[str], score: str) -> list[dict[str, str]]:
+    """A line for each table, with a score of each method."""
+    rows = []
+    for data in (*UCI, *OTHERS):
+        here = frame[frame["data"] == data]
+        if len(here):
+            row = {"table": data, "rows": f"{int(here['train'].max()):,}", "splits": str(here["split"].nunique())}
+            rows.append(row | {method: _cell(here[here["method"] == method][score]) for method in methods})
+    return rows
+
+
+def _large(frame: pd.DataFrame) -> list[str]:
+    """Scores of each method on many rows."""
+    import pandas as pd
+
+    names = {
+        "nll": "NLL",
+        "rmse": "RMSE",
+        "coverage": "coverage of 90 %",
+        "width": "width",
+        "cost": "seconds of the processor",
+    }
+    rows = []
+    for (data, method), here in frame.groupby(["data", "method"], sort=False):
+        row = {"table": data, "method": method, "rows": f"{int(here['train'].max()):,}", "splits": str(len(here))}
+        rows.append(row | {name: _cell(here[score]) for score, name in names.items()})
+    return [table(pd.DataFrame(rows))]
 
 
 def _longer(both: pd.DataFrame) -> list[str]:

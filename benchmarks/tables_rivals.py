@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from workbench.errors import require
 
 GP_ROWS = 800  # that hyperparameters of the Gaussian process are chosen on; all rows are conditioned on
+MOST_LENGTHS = 40  # of its kernel; with more columns one length is that of all
 HELD_OUT = 0.1  # share of the rows that stops a training or widens a scale
 
 
@@ -41,12 +42,13 @@ Rival = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Said]
 
 
 def gaussian_process(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """Of scikit-learn, RBF or Matern 5/2, with a length for each column; by marginal likelihood on some rows, whichever is greater."""
+    """Of scikit-learn, RBF or Matern 5/2, by marginal likelihood on some rows, whichever is greater; with a length for each column, or
+    one for all where they are many."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
     some = np.random.default_rng(seed).permutation(len(x))[:GP_ROWS]
-    lengths = np.full(x.shape[1], float(x.shape[1]) ** 0.5)
+    lengths = np.full(x.shape[1] if x.shape[1] <= MOST_LENGTHS else 1, float(x.shape[1]) ** 0.5)
     fitted = []
     for smooth in (RBF(lengths, (1e-2, 1e4)), Matern(lengths, (1e-2, 1e4), nu=2.5)):
         kernel = ConstantKernel(1.0, (1e-3, 1e4)) * smooth + WhiteKernel(0.1, (1e-7, 1e1))

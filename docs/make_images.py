@@ -30,7 +30,7 @@ def draw_risks() -> None:
     torch.manual_seed(0)
     curve = data.toy.cubic()
     model = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
-    wrapped = compose(vote.Wrapper(5), sculpt.Wrapper(), neo.Wrapper())(model)
+    wrapped = compose(vote.Wrapper(5, prior=300), sculpt.Wrapper(), neo.Wrapper())(model)
     fit(wrapped, curve, progress=False)
 
     moons = data.toy.moons(n_train=3000)

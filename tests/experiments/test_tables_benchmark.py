@@ -106,6 +106,49 @@ def test_the_page_counts_who_is_first(tables: ModuleType) -> None:
     assert "1.500 ± 0.500" in page
 
 
+def test_a_table_that_a_method_is_missing_on_is_shown_and_counted_nowhere(tables: ModuleType) -> None:
+    costs = {"split": 0, "rmse": 3.0, "coverage": 0.9, "train": 50, "cost": 1.0}
+    rows = [
+        {"data": data, "method": method, "nll": 1.25, **costs}
+        for data, method in (("yacht", "tabular"), ("yacht", "Gaussian process"), ("adult age", "tabular"))
+    ]
+    page = tables.summary(pd.DataFrame(rows), ROOT)
+    assert "missing on adult age" in page
+    assert "| adult age | 50 | 1 | 1.250 |  |" in page
+    assert next(line for line in page.splitlines() if line.startswith("| tabular")).count("0 of 0") == 2
+
+
+def test_many_rows_and_classes_have_tables_of_their_own(tables: ModuleType) -> None:
+    scores = {"split": 0, "nll": 1.5, "rmse": 3.0, "coverage": 0.9, "width": 2.0, "cost": 1.0}
+    rows = [
+        {"data": "yacht", "method": "tabular", "train": 50, **scores},
+        {"data": "protein", "method": "tabular", "train": tables.MANY_ROWS, **scores},
+        {"data": tables.CLASSES, "method": "tabular", "train": 30_000, "accuracy": 0.875, "ece": 0.01, **scores},
+    ]
+    page = tables.summary(pd.DataFrame(rows), ROOT)
+    few, many = page.split(f"### {tables.MANY_ROWS:,} rows")
+    many, classes = many.split("### Classes")
+    assert "protein" not in few.split("### NLL")[1]
+    assert "| protein | tabular | 30,000 |" in many
+    assert "| tabular | 30,000 | 1 | 1.5000 | 0.8750 | 0.0100 |" in classes
+
+
+def test_classes_are_scored_as_scikit_learn_does_it(tables: ModuleType) -> None:
+    from sklearn import metrics
+
+    classes = load_file(ROOT / "benchmarks" / "tables_classes.py")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(700, 3))
+    data = Data.from_arrays(x, (x[:, 0] + draw.normal(size=700) > 0).astype(int), test=300 / 700)
+    said = classes.boosted_trees(data, 0)
+    found = classes.scores(said, data.test.y)
+    assert found["nll"] == pytest.approx(metrics.log_loss(data.test.y, said))
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(data.test.y, said.argmax(1)))
+    for said in (classes.ours(data, "tabular", 1, 0), classes.by_hand(data, 0, 2)):
+        torch.testing.assert_close(said.sum(1), torch.ones(300))
+        assert classes.scores(said, data.test.y)["accuracy"] > 0.6
+
+
 def test_longer_trainings_of_some_splits_stand_apart(tables: ModuleType) -> None:
     costs = {"coverage": 0.9, "train": 50, "cost": 1.0}
     rows = [

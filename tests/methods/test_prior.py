@@ -151,15 +151,15 @@ def test_gradients_of_inputs_pass_through_priors() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-def test_fit_never_moves_a_prior_and_adds_it_in_the_units_of_training(tmp_path: Path) -> None:
+def test_fit_never_trains_a_prior_and_adds_it_in_the_units_of_training(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     x = torch.linspace(-30, 50, 40)[:, None]
     wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net)
     before = {key: value.clone() for key, value in wrapped.state_dict().items() if key.startswith(PLACE)}
     fit(wrapped, (x, 100 + x), epochs=2, progress=False)
     wrapped.eval()
-    assert before
-    assert all(torch.equal(wrapped.state_dict()[key], value) for key, value in before.items())
+    moved = {key for key, value in before.items() if not torch.equal(wrapped.state_dict()[key], value)}
+    assert moved == {f"{PLACE}2/weight", f"{PLACE}2/bias"}  # by `fit`, before it trains
     scaling = wrapped.scaling
     inside = _answers(wrapped, net, (x - scaling.x_mean) / scaling.x_scale)
     expected = inside * scaling.y_scale + scaling.y_mean
@@ -176,6 +176,46 @@ def test_fit_never_moves_a_prior_and_adds_it_in_the_units_of_training(tmp_path: 
     voter = wrapped.voters()[1]
     for twin in (copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):
         torch.testing.assert_close(twin(x), expected[1])
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_fit_takes_from_a_prior_what_ridge_regression_finds_of_it_at_the_rows(heads: bool) -> None:
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
+    x = 10 + 3 * torch.randn(50, 2, generator=torch.Generator().manual_seed(2))
+    wrapped = compose(vote.Wrapper(VOTERS, prior=SCALE), *([sculpt.Wrapper()] if heads else []))(net)
+    before = [{key: v[i] for key, v in wrapped.state_dict().items() if key.startswith(PLACE)} for i in range(VOTERS)]
+    before = copy.deepcopy(before)
+    fit(wrapped, (x, x), epochs=1, validation=0, progress=False)
+    standard = ((x - x.mean(0)) / x.std(0, correction=0)).double()
+    for i, prior in enumerate(before):
+        weight, bias, last, end = (
+            prior[f"{PLACE}{layer}/{part}"].double() for layer in (0, 2) for part in ("weight", "bias")
+        )
+        phi = torch.cat([(standard @ weight.mT + bias).tanh(), torch.ones(50, 1).double()], 1)
+        both = torch.cat([last, end[:, None]], 1).mT
+        ridge = 0.01 * phi.square().mean() * 50
+        found = torch.linalg.lstsq(
+            torch.cat([phi, ridge.sqrt() * torch.eye(6).double()]), torch.cat([phi @ both, torch.zeros(6, 2).double()])
+        ).solution
+        state = wrapped.state_dict()
+        left = torch.cat([state[f"{PLACE}2/weight"][i], state[f"{PLACE}2/bias"][i][:, None]], 1)
+        torch.testing.assert_close(left.double(), (both - found).mT, rtol=1e-4, atol=1e-6)
+        assert (phi @ left.double().mT).std() < 0.3 * (phi @ both).std()
+    twin = compose(vote.Wrapper(VOTERS, prior=SCALE), *([sculpt.Wrapper()] if heads else []))(net)
+    twin.load_state_dict(wrapped.state_dict())
+    for one in (wrapped, twin):  # once: voters have learned beside it
+        fit(one, (x + 1, x), epochs=1, progress=False)
+        assert all(torch.equal(one.state_dict()[key], state[key]) for key in state if key.startswith(PLACE))
+
+
+def test_priors_without_one_linear_layer_at_their_end_stay_as_they_are() -> None:
+    net = nn.Sequential(
+        nn.Conv1d(1, 4, 2), nn.Tanh(), nn.Flatten(), nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 4), nn.Flatten()
+    )
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net)
+    before = {key: value.clone() for key, value in wrapped.state_dict().items() if key.startswith(PLACE)}
+    fit(wrapped, (torch.randn(20, 1, 2), torch.randn(20, 1)), epochs=1, progress=False)
+    assert all(torch.equal(wrapped.state_dict()[key], value) for key, value in before.items())
 
 
 def test_a_state_of_another_prior_is_refused() -> None:

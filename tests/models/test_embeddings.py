@@ -79,6 +79,14 @@ def test_ties_make_fewer_bins_and_few_numbers_are_the_edges_themselves() -> None
     assert quantile_edges(torch.full((5,), 2.0), 20).tolist() == [2.0]
 
 
+@pytest.mark.parametrize("place", [0.0, 50.5, 200.0])
+def test_a_number_that_most_rows_share_leaves_bins_to_the_others(place: float) -> None:
+    others = torch.arange(1.0, 102.0)
+    edges = quantile_edges(torch.cat([torch.full((900,), place), others]), 8)
+    expected = sorted([place, *np.quantile(others.numpy(), np.linspace(0, 1, 8))])
+    np.testing.assert_allclose(edges, expected)
+
+
 def test_periodic_is_sine_and_cosine_of_learned_frequencies() -> None:
     layer = Periodic(columns=2, frequencies=3, spread=0.7).double()
     x = torch.randn(5, 2).double()

@@ -50,20 +50,22 @@ class Prior(nn.Module):
             **{slot: Shared(name + _key(slot)) for slot in self.shared},
         }
 
+    def value(self, slot: str) -> Tensor:
+        """The tensors of a slot, [branches, ...] or those of all."""
+        return self.get_buffer(_key(slot))
+
     def of_branch(self, index: Index) -> Prior:
         """That of one branch alone, with tensors of its own."""
         i = index.get(self.axis, 0)
-        values = {slot: self.get_buffer(_key(slot))[i].clone() for slot in self.drawn}
-        return Prior(
-            self.scale, self.axis, {}, {**values, **{slot: self.get_buffer(_key(slot)).clone() for slot in self.shared}}
-        )
+        values = {slot: self.value(slot)[i].clone() for slot in self.drawn}
+        return Prior(self.scale, self.axis, {}, {**values, **{slot: self.value(slot).clone() for slot in self.shared}})
 
 
 def _key(slot: str) -> str:
     return slot.replace(".", "/")  # names of buffers hold no dots
 
 
-class _Whole(Intervention):
+class Whole(Intervention):
     """Says that the tensors of a branch are exchanged, so that no layer of it expects factors in the place of a weight."""
 
     def __init__(self) -> None:
@@ -138,7 +140,7 @@ def run_with_prior(
         axes,
         prior.rules(),
         Bank(table_of(wrapped).get),
-        (_Whole(),),
+        (Whole(),),
         dealt=plan.dealt,
         rows=plan.rows,
         loop_only=plan.loop_only,
@@ -233,4 +235,4 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: 
         branched.leaves[i] = torch.cat([(primary + scale * other).to(leaf.dtype), auxiliary], heads)
 
 
-__all__ = ["NAME", "Prior", "check_prior", "install", "run_with_prior"]
+__all__ = ["NAME", "Prior", "Whole", "check_prior", "install", "run_with_prior"]

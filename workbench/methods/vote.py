@@ -19,6 +19,7 @@ from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
 from .design import NAMES, Design
 from .initialization import Draws, is_bias, untrained
+from .settled_prior import settle
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -85,8 +86,8 @@ class Wrapper(_Wrapper):
         least=0,
         help="add to each voter so many times the output of an untrained model of its own, a randomised prior function (Osband et al. 2018): "
         "voters agree where training rows tell them to, and elsewhere differ as their priors do. In the units that the model is trained in, "
-        "standardised ones under `workbench.fit`, and large where layers start small: 150 for three linear layers on a curve. See "
-        "docs/how_to/epistemic.md.",
+        "standardised ones under `workbench.fit`, and large where layers start small: 300 for three linear layers, or what "
+        "`training.prior_scale` finds. `workbench.fit` lets priors be near zero at the training rows. See docs/how_to/epistemic.md.",
     )
 
     def make(self) -> list[Method]:
@@ -99,6 +100,7 @@ class Vote(Method):
     name, kind, order, members = NAME, "epistemic", 10, True
     statistics = tuple(f"design_{part}" for part in NAMES)
     member_marks = (NAME, f"{NAME}_out")
+    settled = False  # whether the priors are near zero at training rows, see `settle_prior`
     _zeros: frozenset[str] = frozenset()  # weights that start at zero in every voter
 
     def __init__(self, wrapper: Wrapper) -> None:
@@ -190,10 +192,12 @@ class Vote(Method):
         return Draws(table, self.wrapper.n_voters, fresh=not self.wrapper.finetune, zeros=self._zeros)
 
     def notes(self) -> dict[str, Any]:
-        return {"alike": True} if self.alike else {}
+        return {name: True for name, value in (("alike", self.alike), ("settled", self.settled)) if value}
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         self.alike = notes.get("alike")
+        if any(key.startswith(f"{PRIOR}.") for key in stored):
+            self.settled = notes.get("settled", False)
 
     # ---- with prior=
     def _check_prior(self, table: Table) -> None:
@@ -219,6 +223,16 @@ class Vote(Method):
             )
         assert self.wrapper.prior is not None  # who asks has looked
         return Prior(self.wrapper.prior, self.name, drawn, shared)
+
+    def settle_prior(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Let priors be near zero at these training rows, once: what voters have learned is learned beside them.
+
+        Args:
+            wrapped: the object.
+            args, kwargs: rows as the model takes them, in the units that it is trained in.
+        """
+        if self.wrapper.prior and not self.settled:
+            self.settled = settle(wrapped, args, kwargs)
 
     # ---- with evidence="design"
     def check_ready(self, wrapped: Any) -> None:

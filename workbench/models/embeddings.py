@@ -195,9 +195,10 @@ class NumericColumns(nn.Module):
 
 
 def quantile_edges(values: Tensor, bins: int) -> Tensor:
-    """Edges of bins with about as many training rows each: the quantiles 0, 1/bins, ..., 1, each once.
+    """Edges of bins with about as many training rows each: the quantiles 0, 1/bins, ..., 1.
 
-    Where a column has no more than bins + 1 different numbers, these are the edges.
+    Where a column has no more than bins + 1 different numbers, these are the edges. A number that so many rows share that it would be an edge
+    more than once, such as the zero of most people's capital gains, is one, and the other edges are quantiles of the rows without it.
 
     Args:
         values: a column of the training rows [n], finite.
@@ -211,11 +212,17 @@ def quantile_edges(values: Tensor, bins: int) -> Tensor:
         tensor([  0.,  25.,  50.,  75., 100.])
         >>> quantile_edges(torch.tensor([1.0, 1.0, 1.0, 2.0, 5.0]), bins=4)
         tensor([1., 2., 5.])
+        >>> quantile_edges(torch.cat([torch.zeros(900), torch.arange(1.0, 102.0)]), bins=5)
+        tensor([  0.,   1.,  26.,  51.,  76., 101.])
     """
     different = values.unique()
     if len(different) <= bins + 1:
         return different
-    edges = np.quantile(values.double().cpu().numpy(), np.linspace(0, 1, bins + 1))
+    numbers = values.double().cpu().numpy()
+    edges, counts = np.unique(np.quantile(numbers, np.linspace(0, 1, bins + 1)), return_counts=True)
+    if (shared := edges[counts > 1]).size:
+        others = numbers[~np.isin(numbers, shared)]
+        edges = np.concatenate([shared, np.quantile(others, np.linspace(0, 1, bins + 1 - len(shared)))])
     return torch.from_numpy(edges).to(values).unique()
 
 

@@ -16,6 +16,7 @@ from workbench.training.augmentation import RandomCrop, RandomFlip
 from workbench.training.backward import Backward
 from workbench.training.fitting import fit
 from workbench.training.history import History
+from workbench.training.prior_scale import prior_scale
 from workbench.training.progress import Progress
 
-__all__ = ["Backward", "History", "Progress", "RandomCrop", "RandomFlip", "fit"]
+__all__ = ["Backward", "History", "Progress", "RandomCrop", "RandomFlip", "fit", "prior_scale"]

@@ -48,6 +48,7 @@ from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
+from workbench.training.starting_priors import settle_priors
 from workbench.training.starting_values import start_at_targets
 from workbench.training.told_units import tell_of_batch, tell_of_columns
 from workbench.training.traced_step import TracedStep
@@ -245,6 +246,7 @@ def fit(
         _reset(wrapped, scaling, train, target, dtype)
         if learns and not present and standardize is not False:
             start_at_targets(wrapped, train, size, seed)
+        settle_priors(wrapped, train)
     except BaseException as error:
         savepoint.restore(error)
         raise

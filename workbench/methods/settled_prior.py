@@ -1,0 +1,74 @@
+"""Prior functions that are near zero at the training rows, so that voters need not learn to undo them there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.method import evaluating
+from ..core.ownership import engine_of, extra, table_of
+from ..core.prior import NAME, Whole
+from ..engine.plan import Bank, Plan
+from ..engine.tree import tree_map
+from .densities.moments import double, full_precision
+from .last_layer import Probe, rows_of
+
+RIDGE = 1e-2  # of the mean squared feature: a smaller one leaves too little where nothing was seen, a larger one too much at the rows
+MOST_VECTORS = 4096  # that the ridge regression is on
+
+
+@torch.no_grad()
+def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Take from the last layer of each prior what ridge regression on its features finds of it at some rows.
+
+    With phi what enters the layer at the rows, a 1 appended where it has a bias, A the mean of phi phi^T and l = 0.01 tr(A) / d, the weights w
+    become w - (A + l I)^-1 A w = l (A + l I)^-1 w: what the rows show of a prior goes, and what only other inputs show stays.
+
+    Args:
+        wrapped: an object with a prior.
+        args, kwargs: rows as the model takes them, in the units that it is trained in.
+
+    Returns:
+        Whether it was done: it is for priors that end in one linear layer of numbers of their own.
+    """
+    prior, table = extra(wrapped, NAME), table_of(wrapped)
+    paths = table.last_layers()
+    path = next(iter(paths), "")
+    weight, bias = (f"{path}.{part}".lstrip(".") for part in ("weight", "bias"))
+    if len(paths) != 1 or weight not in prior.drawn or bias in prior.shared:
+        return False
+    settled = []
+    for i in range(len(prior.value(weight))):
+        probe = Probe(frozenset((weight, bias)))
+        plan = Plan(
+            (),
+            prior.rules(),
+            Bank(table.get),
+            (Whole(), probe),
+            keep_state=False,
+            fixed={prior.axis: i},
+        )
+        with evaluating(wrapped):
+            engine_of(wrapped).run(
+                plan, *tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            )
+        if probe.calls != 1:
+            return False
+        phi, values = double(rows_of(probe.taps["features"])), double(probe.taps["weights"])
+        phi = phi[torch.linspace(0, len(phi) - 1, min(len(phi), MOST_VECTORS)).round().long()]
+        with full_precision(phi):
+            products = phi.mT @ phi / len(phi)
+            ridge = RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)
+            settled.append(torch.linalg.solve(products + ridge, ridge @ values.mT).mT)
+    stacked = torch.stack(settled)
+    if not bool(stacked.isfinite().all()):
+        return False
+    for slot, part in ((weight, stacked[..., : prior.value(weight).shape[-1]]), (bias, stacked[..., -1])):
+        if slot in prior.drawn:
+            prior.value(slot).copy_(part)
+    return True
+
+
+__all__ = ["settle"]
