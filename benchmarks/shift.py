@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from ood_models import standardised
 from ood_pairs_models import SHIFTS, seen, shifted, trained
-from shift_losses import LABELS, MASKS, labels, masks
+from shift_losses import CONFIDENCE, LABELS, LEVEL, MASKS, SPLITS, labels, masks
 from torch import Tensor, nn
 
 from workbench import compose, neo
@@ -192,7 +192,13 @@ def run(task: str, wrapper: str, seed: int, epochs: int, rows: int) -> list[dict
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """One table: a line for each method, coverage under each kind of shift, and what sets cost."""
+    """A table of sets of classes, and one of bounds of losses for masks and for labels."""
+    losses = [_losses(part, str(task)) for task, part in frame[frame["task"] != "sets"].groupby("task", sort=False)]
+    return "\n\n".join([_sets(frame[frame["task"] == "sets"]), *losses])
+
+
+def _sets(frame: pd.DataFrame) -> str:
+    """A line for each method, coverage under each kind of shift, and what sets cost."""
     import pandas as pd
 
     lines = []
@@ -206,6 +212,7 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
                 **{kind: f"{moderate[moderate['kind'] == kind]['coverage'].mean():.1%}" for kind in KINDS},
                 "worst of 12": f"{sets.min():.1%}",
                 f"at least {COVERAGE - 0.03:.0%}": f"{(moderate['coverage'] >= COVERAGE - 0.03).mean():.0%}",
+                "within 3 %": f"{((moderate['coverage'] - COVERAGE).abs() <= 0.03 + 1e-9).mean():.0%}",
                 "severe": f"{severe['coverage'].mean():.1%}",
                 "classes in a set, as it is": f"{clean['size'].mean():.2f}",
                 "moderate": f"{moderate['size'].mean():.2f}",
@@ -216,14 +223,19 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
     kept = split[split["coverage"] >= COVERAGE - 0.03]
     clean = frame[(frame["method"] == "split") & (frame["severity"] == 0)]
     networks = frame["seed"].nunique()
+    whole = [line for line in lines if line["within 3 %"] == "100%"]
+    named = ", ".join(f"*{line['method']}* ({line['as it is']} as it is)" for line in whole) or "none"
     return f"""Coverage of sets that should hold the true class {COVERAGE:.0%} of the time, means over {networks} networks; shifts of severity
 1 to 3, *severe* 4 and 5; *worst* is the mean over networks of the worst shift and severity, *at least* the share of shifts up to severity
-3 with that coverage. 1,000 images are judged under each shift, so that one coverage is known within 2 %.
+3 with that coverage, *within 3 %* of those that are not above {COVERAGE + 0.03:.0%} either. 1,000 images are judged under each shift, so that
+one coverage is known within 2 %.
 
 {table(pd.DataFrame(lines))}
 
-- *split*: the held-out images as they are. *by class*: `groups="class"`. *weighted*: `weight=DensityRatio(...)` of the last features,
-  or of vacuitic risk, estimated from the very images that are judged, without their labels.
+- *split*: the held-out images as they are. *by class*: `groups="class"`. *weighted*: `weight=DensityRatio(...)` estimated from the very
+  images that are judged, without their labels: of the last features, of vacuitic risk, by `model="squares"` of features and class scores, or by
+  `model="quadratic"` of the 15 directions in which the features vary most.
+- *adapted*: `adapt_batch_norm`, with the statistics of the held-out images for those and of the judged ones, without labels, for these.
 - *other cameras held out*: beside the held-out images copies of them spoilt in the three ways that are not judged, with their labels
   ({PER_SHIFT} at most for each severity). *by neo*: `groups=` of these by vacuitic risk, in {BINS} groups of one size, so that clean
   images are not charged for spoilt ones.
@@ -231,7 +243,42 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
   (both networks, all severities), and {int(lost["told"].sum())} of them were told; so were {int(kept["told"].sum())} of {len(kept)} others, and
   {int(clean["told"].sum())} of {len(clean)} sets of images as they are.
 
-Aimed at: 90 ± 1 % of images as they are, which *split*, *by class* and *weighted* keep; and at least {COVERAGE - 0.03:.0%} under every
-shift up to severity 3, which none does. Weights by features come closest without labels of other cameras, at the price of sets that hold
-most classes where the shift is large; they take unlabelled images of the new camera. Held-out images of other cameras cost sets that are
-too large where nothing has changed."""
+Aimed at: 90 ± 1 % of images as they are, and within 3 % under every shift up to severity 3. It is reached on every network by: {named}.
+What was chosen on training images, before these were looked at, is *adapted, weighted, squares*. Adaptation and weights take
+unlabelled images of the new camera, here 1,000 at once, and can't be had for the first image that comes."""
+
+
+def _losses(frame: pd.DataFrame, task: str) -> str:
+    """A line for each wrapper and way to calibrate: the loss that was to be at most a tenth."""
+    import pandas as pd
+
+    lines = []
+    for (wrapper, method), group in frame.groupby(["wrapper", "method"], sort=False):
+        clean, moderate = group[group["severity"] == 0], group[group["severity"] > 0]
+        lines.append(
+            {
+                "wrapper": wrapper,
+                "method": method,
+                "as it is": f"{clean['loss'].mean():.1%}",
+                **{kind: f"{moderate[moderate['kind'] == kind]['loss'].mean():.1%}" for kind in KINDS},
+                "worst of 12": f"{moderate['loss'].max():.1%}",
+                f"at most {LEVEL + 0.03:.0%}": f"{(moderate['loss'] <= LEVEL + 0.03).mean():.0%}",
+                "above, as it is": f"{clean['above'].mean():.0%}",
+                "size, as it is": f"{clean['size'].mean():.2f}",
+                "moderate": f"{moderate['size'].mean():.2f}",
+            }
+        )
+    what = {
+        "masks": f"""### Masks: `control_risk`
+
+The share of a scene's pixels that their class's mask misses, of which {LEVEL:.0%} are accepted on average; scenes of validation and test
+of `camvid` and its network, one for each wrapper. *Size*: in how many of nine masks a pixel is.""",
+        "labels": f"""### Several labels: `learn_then_test`
+
+Two pictures side by side and eight labels, of which one or two are true: the share of false labels among those that are given is to be at most
+{LEVEL:.0%}, with a confidence of {CONFIDENCE:.0%} over what was held out. A small head in each wrapper on the features of the first network.
+*Size*: the share of true labels that are given.""",
+    }[task]
+    return f"""{what} Means over {SPLITS} random halves, held out and judged; *above*: the share of halves whose mean loss is above the level.
+
+{table(pd.DataFrame(lines))}"""
