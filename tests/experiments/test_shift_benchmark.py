@@ -55,7 +55,7 @@ def test_only_the_warning_of_strange_rows_counts_as_said(bench: ModuleType) -> N
 def test_the_table_tells_moderate_shifts_from_severe_ones(bench: ModuleType, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     covered = {("none", 0): 0.9, ("blur", 1): 0.88, ("blur", 3): 0.8, ("noise", 2): 0.87, ("blur", 5): 0.5}
-    same = {"task": "sets", "wrapper": "neo", "seed": 0, "method": "split"}
+    same = {"seed": 0, "method": "split"}
     rows = [
         {**same, "kind": kind, "severity": severity, "coverage": value, "size": 1.5, "told": value < 0.85}
         for (kind, severity), value in covered.items()
@@ -76,7 +76,7 @@ def test_the_table_of_losses_has_a_line_for_each_wrapper_and_way(bench: ModuleTy
         for kind, severity, loss in (("none", 0, 0.1), ("blur", 1, 0.12), ("blur", 3, 0.2))
     ]  # fmt: skip
     sets = [
-        {**same, "task": "sets", "wrapper": "neo", "kind": kind, "severity": severity, "coverage": 0.9, "size": 1.5, "told": False}
+        {**same, "kind": kind, "severity": severity, "coverage": 0.9, "size": 1.5, "told": False}
         for kind, severity in (("none", 0), ("blur", 1))
     ]  # fmt: skip
     text = bench.summary(pandas.DataFrame(sets + rows), tmp_path)
