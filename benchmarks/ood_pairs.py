@@ -113,7 +113,8 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
     networks, accuracy = frame["seed"].nunique(), frame["accuracy"].mean()
     return f"""AUROC, means over {networks} networks (accuracy {accuracy:.3f} on their eight classes) and, of shifts, over severities 1 to 5;
 *mean* over the kinds. *Behind the best single*: how far the AUROC lies below that of the best other score on the same network and images, over
-all {pairs} pairs, and the share of them where it is at most .01. *near* are the two classes left out, *camvid* road scenes.
+all {pairs} pairs, and the share of them where it is at most .01. *near* are the two classes left out, each the look-alike of one
+that is known (cat and dog, truck and automobile), *camvid* road scenes.
 
 {table(pd.DataFrame(lines))}
 

@@ -53,7 +53,7 @@ def shifted(x: Tensor, kind: str, severity: int) -> Tensor:
     """Images as a bad camera would give them.
 
     Args:
-        x: Pixels [n, 3, 32, 32] in [0, 1].
+        x: Pixels [n, 3, height, width] in [0, 1].
         kind: "noise" (Gaussian, standard deviation 0.04 a step of severity), "blur" (Gaussian, 0.4 pixels a step), "contrast" (a share of 0.75,
             0.75^2, ... of it is left) or "jpeg" (quality 30, 22, 16, 12 and 8).
         severity: 1 to 5.
@@ -82,7 +82,10 @@ def _recoded(image: Tensor, quality: int) -> Tensor:
     Image.fromarray((255 * image).round().byte().permute(1, 2, 0).numpy()).save(file, "jpeg", quality=quality)
     with Image.open(file) as decoded:
         return (
-            torch.frombuffer(bytearray(decoded.tobytes()), dtype=torch.uint8).reshape(32, 32, 3).permute(2, 0, 1) / 255
+            torch.frombuffer(bytearray(decoded.tobytes()), dtype=torch.uint8)
+            .reshape(*image.shape[1:], 3)
+            .permute(2, 0, 1)
+            / 255
         )
 
 

@@ -294,14 +294,16 @@ def test_a_shift_of_spread_alone_has_the_ratio_of_its_closed_form() -> None:
     assert float(closed(x).abs().max()) > 2
 
 
-def test_the_quadratic_ratio_is_logistic_regression_on_squares_and_products() -> None:
+@pytest.mark.parametrize("model", ["squares", "quadratic"])
+def test_the_ratio_is_logistic_regression_on_squares_and_products(model: str) -> None:
     held_out, new, _ = two_normals(300)
     x = torch.cat([held_out, new]).numpy()
     columns = PolynomialFeatures(2, include_bias=False).fit_transform((x - x.mean(0)) / x.std(0))
+    columns = columns if model == "quadratic" else columns[:, [0, 1, 2, 4]]  # without the product
     reference = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000)
     reference.fit((columns - columns.mean(0)) / columns.std(0), np.arange(600) >= 300)
     p = reference.predict_proba((columns - columns.mean(0)) / columns.std(0))[:, 1]
-    found = DensityRatio(held_out, new, ridge=2.0, model="quadratic")(torch.as_tensor(x))
+    found = DensityRatio(held_out, new, ridge=2.0, model=model)(torch.as_tensor(x))
     torch.testing.assert_close(found, torch.tensor(p / (1 - p)), rtol=1e-4, atol=1e-5)
 
 
@@ -330,7 +332,7 @@ def test_a_classifier_sees_a_shift_of_spread_and_stays_as_it_was() -> None:
     assert float(torch.corrcoef(torch.stack([found, closed(held_out)])[:, near])[0, 1]) > 0.8
 
 
-@pytest.mark.parametrize(("model", "held"), [("linear", False), ("quadratic", True)])
+@pytest.mark.parametrize(("model", "held"), [("linear", False), ("squares", True), ("quadratic", True)])
 def test_coverage_holds_under_a_shift_of_spread_where_the_ratio_sees_it(model: str, held: bool) -> None:
     g = generator(2)
 
@@ -351,7 +353,7 @@ def test_coverage_holds_under_a_shift_of_spread_where_the_ratio_sees_it(model: s
 def test_what_is_no_model_of_a_ratio_is_refused() -> None:
     x = torch.randn(50, 2, generator=generator())
     for model in ("cubic", object()):
-        with pytest.raises(TypeError, match="model must be 'linear' or 'quadratic', or a classifier"):
+        with pytest.raises(TypeError, match="model must be 'linear' or 'squares' or 'quadratic', or a classifier"):
             DensityRatio(x, x + 1, model=model)
     wide = torch.randn(50, 90, generator=generator())
     with pytest.raises(ValueError, match="90 features make 4185 columns"):

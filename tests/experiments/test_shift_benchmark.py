@@ -55,11 +55,40 @@ def test_only_the_warning_of_strange_rows_counts_as_said(bench: ModuleType) -> N
 def test_the_table_tells_moderate_shifts_from_severe_ones(bench: ModuleType, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     covered = {("none", 0): 0.9, ("blur", 1): 0.88, ("blur", 3): 0.8, ("noise", 2): 0.87, ("blur", 5): 0.5}
+    same = {"seed": 0, "method": "split"}
     rows = [
-        {"seed": 0, "method": "split", "kind": kind, "severity": severity, "coverage": value, "size": 1.5, "told": value < 0.85}
+        {**same, "kind": kind, "severity": severity, "coverage": value, "size": 1.5, "told": value < 0.85}
         for (kind, severity), value in covered.items()
     ]  # fmt: skip
     text = bench.summary(pandas.DataFrame(rows), tmp_path)
-    assert "| split | 90.0% | 87.0% | 84.0% | nan% | nan% | 80.0% | 67% | 50.0% | 1.50 | 1.50 |" in text
+    assert "| split | 90.0% | 87.0% | 84.0% | nan% | nan% | 80.0% | 67% | 67% | 50.0% | 1.50 | 1.50 |" in text
     assert "fell below 87% under 2 shifts" in text
     assert "2 of them were told; so were 0 of 2 others, and\n  0 of 1 sets" in text
+
+
+def test_the_table_of_losses_has_a_line_for_each_wrapper_and_way(bench: ModuleType, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    same = {"seed": 0, "method": "split"}
+    rows = [
+        {**same, "task": task, "wrapper": wrapper, "kind": kind, "severity": severity, "loss": loss, "above": 0.5, "size": 2.0}
+        for task in ("masks", "labels")
+        for wrapper in ("plain", "vote")
+        for kind, severity, loss in (("none", 0, 0.1), ("blur", 1, 0.12), ("blur", 3, 0.2))
+    ]  # fmt: skip
+    sets = [
+        {**same, "kind": kind, "severity": severity, "coverage": 0.9, "size": 1.5, "told": False}
+        for kind, severity in (("none", 0), ("blur", 1))
+    ]  # fmt: skip
+    text = bench.summary(pandas.DataFrame(sets + rows), tmp_path)
+    line = "split | 10.0% | nan% | 16.0% | nan% | nan% | 20.0% | 50% | 50% | 2.00 | 2.00 |"
+    assert text.count(f"| plain | {line}") == text.count(f"| vote | {line}") == 2
+
+
+def test_probabilities_below_each_threshold_are_counted(bench: ModuleType) -> None:
+    losses = load_file(ROOT / "benchmarks" / "shift_losses.py")
+    p = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    expected = [(p < 1 - t).double().mean().item() for t in losses.THRESHOLDS]
+    assert losses._below(p).tolist() == pytest.approx(expected)
+    x, y = losses.pairs(torch.arange(8.0).reshape(4, 1, 1, 2), torch.tensor([0, 3, 0, 5]))
+    assert x[:, 0, 0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert [row.nonzero().flatten().tolist() for row in y] == [[0], [3, 5]]

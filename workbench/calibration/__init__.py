@@ -24,6 +24,7 @@ from workbench.calibration.abstention import (
     selective,
     top_uncertain,
 )
+from workbench.calibration.adaptation import adapt_batch_norm
 from workbench.calibration.base import Calibrated
 from workbench.calibration.choose import calibrate
 from workbench.calibration.conformal import SplitConformal
@@ -48,6 +49,7 @@ __all__ = [
     "TemperatureScaling",
     "TopUncertain",
     "VarianceScaling",
+    "adapt_batch_norm",
     "calibrate",
     "control_risk",
     "learn_then_test",

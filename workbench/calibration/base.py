@@ -209,14 +209,14 @@ def check_model(model: Any) -> None:
     raise TypeError(f"wrapped: found {type(model).__name__}; give what a wrapper made of a model")
 
 
-def _innermost(model: Any) -> Any:
+def innermost(model: Any) -> Any:
     while isinstance(model, Calibrated):
         model = model.wrapped
     return cast(Any, eager(model))
 
 
 def _record(model: Any) -> Any:
-    return _innermost(model)._workbench
+    return innermost(model)._workbench
 
 
 def output_of(model: Any, default: Any = None) -> str:
@@ -243,7 +243,7 @@ def class_dim(model: Any) -> int:
 
 def knows_strangeness(model: Any) -> bool:
     """Whether the model has a density of its training data by now, and so a vacuitic risk."""
-    return getattr(extra(_innermost(model), "density"), "fitted", False)
+    return getattr(extra(innermost(model), "density"), "fitted", False)
 
 
 def kind_of(model: Any) -> str:
@@ -335,11 +335,11 @@ def collect(
     asked: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, like.device), torch.no_grad(), evaluating(model, whole=True):
         start = generator_of(like.device).get_state()
-        for batch in _batches(paired(_innermost(model), data, targets=targets), like, batch_size, targets):
+        for batch in batches_of_rows(paired(innermost(model), data, targets=targets), like, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
             batch_targets = batch.y.to(y.device) if targets else y[:0]
             if targets:
-                warn_unsaid(_innermost(model), None, batch_targets, [y])
+                warn_unsaid(innermost(model), None, batch_targets, [y])
             if y.dim() == 0 or (targets and len(batch_targets) != len(y)):
                 raise ValueError(
                     f"the model gives {list(y.shape)} for a batch of {len(batch_targets)} rows; one row for each is needed"
@@ -382,7 +382,7 @@ def collect(
     )
 
 
-def _batches(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batch]:
+def batches_of_rows(data: Any, like: Tensor, size: int, targets: bool) -> Iterator[Batch]:
     if isinstance(data, Data | str):
         raise ValueError(
             "data: a Data holds training rows, which say nothing about new ones; hold some out before training (train, held = "

@@ -19,7 +19,7 @@ from workbench.metrics._inputs import numbers, tensor_of
 
 LARGEST = 1e6  # weight of a row, against the mean of those held out
 CHANCE = 1e-4  # of a false alarm, for all rows of a call
-MODELS = ("linear", "quadratic")
+MODELS = ("linear", "squares", "quadratic")
 MOST_COLUMNS = 3000  # of a logistic regression, which solves for all at once
 FOLDS = 5  # of a classifier of the user's
 
@@ -161,10 +161,11 @@ class DensityRatio:
         held_out: inputs of the held-out rows, [n, ...].
         new: inputs of the new place, without targets, [m, ...].
         features: from a batch of inputs to [rows, k]; None: the inputs themselves, flattened.
-        ridge: strength of the penalty on standardised columns, against one row's log loss; of "linear" and "quadratic".
-        model: "linear", logistic regression on the features, which knows shifts of their means and no others; "quadratic", on their squares and
-            products as well, which knows shifts of spread and correlation too (of two normal distributions the ratio is such), and wants
-            many more rows than the k (k + 3) / 2 columns; or a classifier with `fit` and `predict_proba`, such as one of scikit-learn.
+        ridge: strength of the penalty on standardised columns, against one row's log loss; of a model with a name.
+        model: "linear", logistic regression on the features, which knows shifts of their means and no others; "squares", on their squares as
+            well, which knows shifts of each one's spread, too (of independent normal features the log ratio is just that), in 2 k columns;
+            "quadratic", also on their products, which knows shifts of correlation (of any two normal distributions the log ratio is such), and
+            wants many more rows than the k (k + 3) / 2 columns; or a classifier with `fit` and `predict_proba`, such as one of scikit-learn.
             Of that, copies are trained: a row that was given here is asked of the one that was trained without its fifth of the rows,
             others of all five, whose log odds are averaged.
 
@@ -207,7 +208,7 @@ class DensityRatio:
         x, is_new = torch.cat(rows), torch.cat([torch.zeros(len(rows[0])), torch.ones(len(rows[1]))]).double()
         self._log_odds: Callable[[Any, Tensor], Tensor]
         if isinstance(model, str):
-            self._log_odds = _Logistic(x, is_new, ridge, products=model == "quadratic")
+            self._log_odds = _Logistic(x, is_new, ridge, model)
         else:
             self._log_odds = _CrossFitted(model, _names(held_out, rows[0]) + _names(new, rows[1]), x, is_new)
         self._offset = math.log(len(rows[0]) / len(rows[1]))
@@ -225,19 +226,21 @@ class DensityRatio:
 
 
 class _Logistic:
-    """Log odds by logistic regression on standardised features, with their squares and products or without."""
+    """Log odds by logistic regression on standardised features, with their squares, also their products, or without."""
 
-    def __init__(self, x: Tensor, is_new: Tensor, ridge: float, products: bool) -> None:
+    def __init__(self, x: Tensor, is_new: Tensor, ridge: float, model: str) -> None:
         self.products: tuple[Tensor, Tensor] | None = None
-        if products:
+        if model != "linear":
             count = x.shape[1]
-            if (columns := count * (count + 3) // 2) > MOST_COLUMNS:
+            columns = 2 * count if model == "squares" else count * (count + 3) // 2
+            if columns > MOST_COLUMNS:
                 raise ValueError(
-                    f'model="quadratic": {count} features make {columns} columns, more than {MOST_COLUMNS}; give fewer by features=, or a '
+                    f'model="{model}": {count} features make {columns} columns, more than {MOST_COLUMNS}; give fewer by features=, or a '
                     "classifier as model="
                 )
             self.centre = _standardising(x)
-            self.products = tuple(torch.triu_indices(count, count))
+            each = torch.arange(count)
+            self.products = (each, each) if model == "squares" else tuple(torch.triu_indices(count, count))
         self.scaling = _standardising(self._columns(x))
         self.coefficients = _logistic(self._standard(x), is_new, ridge)
 

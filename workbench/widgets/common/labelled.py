@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from workbench.calibration.base import _innermost as innermost
-from workbench.calibration.base import ask, output_of
+from workbench.calibration.base import ask, innermost, output_of
 from workbench.core.batches.call_arguments import positional_names
 from workbench.core.batches.labelled import LabelledLoader, LabelledRows, paired
 from workbench.core.batches.rows import place
