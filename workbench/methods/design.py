@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
+from ..core.calls.running_moments import entropy
 from ..core.method import evaluating
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.options import form_of
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from ..engine.plan import Rule
 
 COPIES = 3  # as good as five; one is worse where the layer before the last is narrow
-PRIOR = 0.1  # of the mean squared feature, what the leverage takes for known beside the rows
+PRIOR = 1.0  # rows, what the leverage takes for known beside those of the training
+NUMBERS = ("rows", "level", "entropy")
 LEAST = 1e-9  # leverage or disagreement, so that there is an evidence
-NAMES = ("copies", "whitening", "rows", "level")
+NAMES = ("copies", "whitening", "rows", "level", "entropy")
 REMEDY = "leave evidence out"
 
 
@@ -42,7 +44,7 @@ class Design:
     Untrained copies of the network say how like the inputs are. Of one of them let phi be what enters the last layer, divided by its root mean
     square norm over the training rows, with a 1 appended, and A the sum of phi phi^T over these. The leverage of an input,
 
-        h = mean over copies of phi^T (A + 0.1 tr(A) / (d n) I)^-1 phi,
+        h = mean over copies of phi^T (A + tr(A) / (d n) I)^-1 phi,
 
     is the share of a training row that it would be: S = 1 / h rows speak for it. The epistemic risk is the mutual information between a
     label and Dirichlet(S / K, ..., S / K) class probabilities,
@@ -52,6 +54,14 @@ class Design:
     about (K - 1) / (2 S): it lies in [0, log K], falls with every row that is added, and no label enters. With rows to validate on, whose
     labels are not looked at either, voters say where and the design how much: E = (E(h) + E(k v)) / 2 of the mutual information v of the
     voters, with k such that both terms have one mean over these rows.
+
+    The aleatoric risk is what the entropy H of the averaged probabilities would be if nothing were left to learn. With e = E / log K the share
+    of what could be known that is not, the prediction is taken to stand so far between the noise and the frequencies of the classes,
+
+        log H = (1 - e) log A + e log H_0,    A = H_0 (H / H_0)^(1 / (1 - e)), at most H,
+
+    where H_0 is the entropy of the mean prediction over the training rows: who knows nothing says the frequencies, and nothing is taken off
+    there, so that pure noise stays pure noise however few rows there are. Total risk is A + E.
 
     Args:
         pretrained: whether to take the weights that the model has when it is wrapped (of a pretrained model), in one copy, and draw none anew.
@@ -101,14 +111,15 @@ class Design:
         for name, value in drawn.items():
             table.register(self._copy(name), value, buffer=True)
         zeros = torch.zeros(self.copies, width, width, device=device, dtype=dtype)
-        for part, value in (("whitening", zeros), ("rows", zeros[0, 0, 0]), ("level", zeros[0, 0, 0])):
-            table.register(self.part(part), value.clone(), buffer=True)
+        table.register(self.part("whitening"), zeros, buffer=True)
+        for part in NUMBERS:
+            table.register(self.part(part), zeros[0, 0, 0].clone(), buffer=True)
 
     def _copy(self, slot: str) -> str:
         return f"{slot}{MARK}design_copies"
 
     def part(self, name: str) -> str:
-        """The name of a registered tensor: "whitening" [copies, d, d], and the numbers "rows" and "level"."""
+        """The name of a registered tensor: "whitening" [copies, d, d], and the numbers "rows", "level" and "entropy"."""
         return f"{self._path}.weight{MARK}design_{name}".lstrip(".")
 
     def adapt(self, table: Table, names: set[str]) -> None:
@@ -119,6 +130,19 @@ class Design:
         for slot in set(self._slots).difference(stored) if stored else ():
             table.drop(self._copy(slot))
         self._slots = stored or self._slots
+        # states of before know nothing of the entropy: it is unknown, 0, where it is not registered
+        entropy_name = self.part("entropy")
+        if entropy_name in names:
+            self._register_entropy(table)
+        elif stored and self._has_entropy(table):
+            table.drop(entropy_name)
+
+    def _has_entropy(self, table: Table) -> bool:
+        return self.part("entropy").rpartition(".")[2] in table.module(self._path)._buffers
+
+    def _register_entropy(self, table: Table) -> None:
+        if not self._has_entropy(table):
+            table.register(self.part("entropy"), torch.zeros_like(table.get(self.part("level"))), buffer=True)
 
     def forget(self, table: Table) -> None:
         """The weights are others now."""
@@ -186,6 +210,7 @@ class Design:
         """Learn which rows there are; targets are not looked at."""
         table = table_of(wrapped)
         sums: list[Tensor] = []
+        said = torch.zeros(())
         rows = 0
         for args, kwargs in _batches(wrapped, inputs, "design"):
             features = self._features(wrapped, args, kwargs)
@@ -193,6 +218,8 @@ class Design:
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
+            y = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)[0]
+            said = said + double(_meaning_of(wrapped, y).probabilities(y)).sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
@@ -204,6 +231,8 @@ class Design:
         table.get(self.part("whitening")).copy_(whitening)
         table.get(self.part("rows")).fill_(rows)
         table.get(self.part("level")).zero_()
+        self._register_entropy(table)
+        table.get(self.part("entropy")).copy_(entropy(said / rows))
 
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
@@ -223,13 +252,16 @@ class Design:
     def refine(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
     ) -> dict[str, Any]:
-        """The risks with the epistemic one replaced, and their total."""
-        classes = _classes_of(wrapped, y)
+        """The risks with the aleatoric and the epistemic one replaced, and their sum."""
+        table, classes = table_of(wrapped), _classes_of(wrapped, y)
         epistemic = ignorance(self.leverage(wrapped, args, kwargs), classes)
-        level = double(table_of(wrapped).get(self.part("level")))
+        level = double(table.get(self.part("level")))
         voted = ignorance((level * double(risks["epistemic"])).clamp_min(LEAST), classes)
-        epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic).to(risks["epistemic"])
-        return {**risks, "epistemic": epistemic, "total": risks["aleatoric"] + epistemic}
+        epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
+        frequencies = double(table.get(self.part("entropy"))) if self._has_entropy(table) else torch.zeros_like(level)
+        aleatoric = noise(double(risks["total"]), epistemic, frequencies, classes)
+        kept = {"aleatoric": aleatoric.to(risks["aleatoric"]), "epistemic": epistemic.to(risks["epistemic"])}
+        return {**risks, **kept, "total": kept["aleatoric"] + kept["epistemic"]}
 
 
 def ignorance(leverage: Tensor, classes: int) -> Tensor:
@@ -241,6 +273,25 @@ def ignorance(leverage: Tensor, classes: int) -> Tensor:
     """
     rows = 1 / leverage
     return math.log(classes) - torch.digamma(rows + 1) + torch.digamma(rows / classes + 1)
+
+
+def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tensor:
+    """What an entropy would be if nothing were left to learn, in nats: prior * (total / prior)^(1 / (1 - e)) with e = epistemic / log(classes).
+
+    Args:
+        total: entropy of the prediction.
+        epistemic: between 0 and log(classes).
+        prior: entropy of the frequencies of the classes; 0, where it is unknown, counts as log(classes).
+        classes: how many there are.
+
+    Example:
+        >>> noise(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.0, 0.5, 0.5]), torch.tensor(1.0), 3)
+        tensor([0.5000, 0.2805, 1.0000])
+    """
+    most = math.log(classes)
+    prior = torch.where(prior > 0, prior, most)
+    known = (1 - epistemic / most).clamp_min(LEAST)
+    return torch.minimum(prior * (total.clamp_min(0) / prior) ** (1 / known), total.clamp_min(0))
 
 
 def _level(h: Tensor, v: Tensor, classes: int) -> float:
@@ -287,6 +338,12 @@ def _own(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
 
 def _classes_of(wrapped: Any, y: Any) -> int:
     """How many classes the output [rows, classes] has."""
+    _meaning_of(wrapped, y)
+    return flatten(y)[0][0].shape[1]
+
+
+def _meaning_of(wrapped: Any, y: Any) -> Classes:
+    """What the output [rows, classes] means."""
     leaves = flatten(y)[0]
     meaning = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0] if len(leaves) == 1 else None
     if not isinstance(meaning, Classes) or not isinstance(leaves[0], Tensor) or leaves[0].dim() != 2:
@@ -297,7 +354,7 @@ def _classes_of(wrapped: Any, y: Any) -> int:
             f'evidence="design" is for one output of class scores [rows, classes], and this model gives {shapes}: maps, tokens and several '
             f"outputs have no one row of features each; {REMEDY}"
         )
-    return leaves[0].shape[1]
+    return meaning
 
 
 def _start(attribute: str, value: Tensor) -> Tensor:
@@ -316,4 +373,4 @@ def _said(form: str) -> str:
     }[form]
 
 
-__all__ = ["Design", "ignorance"]
+__all__ = ["Design", "ignorance", "noise"]
