@@ -14,7 +14,7 @@ import torch
 from scipy.special import digamma
 from torch import Tensor, nn
 
-from workbench import compose, fit, load, neo, sample, save, sculpt, vote
+from workbench import compose, fit, laplace, load, neo, sample, save, sculpt, vote
 from workbench.errors import NotFittedError
 from workbench.outputs import Logits
 
@@ -205,6 +205,79 @@ def test_it_composes(others: tuple[Any, ...]) -> None:
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
 
 
+def test_a_state_of_before_takes_the_classes_for_equally_frequent() -> None:
+    x, wrapped = _inputs(5, seed=3), _wrapped()
+    state = wrapped.fit(_inputs()).state_dict()
+    expected = wrapped(x, return_risk=True)[1]
+    del state["3.weight@design_entropy"]
+    for _ in range(2):
+        wrapped.load_state_dict(state)
+        y, risk = wrapped(x, return_risk=True)
+        assert torch.equal(risk.epistemic, expected.epistemic)
+        entropy, most = _entropy(y.softmax(1)), math.log(CLASSES)
+        torch.testing.assert_close(
+            risk.aleatoric.log(),
+            most * ((entropy.log() - risk.epistemic / most * math.log(most)) / (most - risk.epistemic)),
+        )
+    assert torch.equal(wrapped.fit(_inputs())(x, return_risk=True)[1].aleatoric, expected.aleatoric)
+
+
+def test_of_values_it_is_the_posterior_of_bayesian_linear_regression() -> None:
+    """In the view of functions: a Gaussian process with the kernel of the features, whose variance the rows reduce."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    wrapped = compose(vote.Wrapper(3, evidence="design", finetune=True), sculpt.Wrapper())(net).eval()
+    train, x = _inputs(), 3 * _inputs(7, seed=3)
+    wrapped.fit(train)
+    risk = wrapped(x, return_risk=True)[1]
+    with torch.no_grad():
+        seen, new = (net[:-1](rows).double() for rows in (train, x))
+    scale = seen.square().sum(1).mean().sqrt()
+    seen, new = (torch.cat([rows / scale, torch.ones(len(rows), 1)], 1) for rows in (seen, new))
+    weights = seen.numel() / seen.square().sum()  # prior variance in units of the noise: the prior counts as one row
+    inside = torch.linalg.inv(weights * seen @ seen.T + torch.eye(len(seen)))
+    across = weights * new @ seen.T
+    variance = weights * new.square().sum(1) - (across @ inside * across).sum(1)
+    torch.testing.assert_close(risk.epistemic, risk.aleatoric * variance.sqrt()[:, None].float())
+    torch.testing.assert_close(risk.total.square(), risk.aleatoric.square() + risk.epistemic.square())
+
+
+def test_voters_shape_that_of_values_in_units_of_the_noise() -> None:
+    def wrapped_by(evidence: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            return compose(vote.Wrapper(3, evidence=evidence), sculpt.Wrapper())(nn.Linear(4, 2)).eval()
+
+    wrapped, plain, held = wrapped_by("design"), wrapped_by(None), _inputs(40, seed=4)
+    wrapped.fit(_inputs())
+    alone = wrapped(held, return_risk=True)[1]
+    wrapped._workbench.methods[0].tune(wrapped, held)
+    voters, shaped = (one(held, return_risk=True)[1] for one in (plain, wrapped))
+    relative = (alone.epistemic / alone.aleatoric).square().mean() / (
+        voters.epistemic / voters.aleatoric
+    ).square().mean()
+    expected = (alone.epistemic.square() + relative * voters.epistemic.square()) / 2
+    torch.testing.assert_close(shaped.epistemic.square(), expected)
+
+
+def test_laplace_counts_the_same_evidence() -> None:
+    x = _inputs(5, seed=3)
+    expected = _wrapped().fit(_inputs())(x, return_risk=True)[1].epistemic
+    plain, wrapped = (laplace.Wrapper(evidence=one, output="logits")(_net()).eval() for one in (None, "design"))
+    with pytest.raises(NotFittedError):
+        wrapped(x, return_risk=True)
+    pairs = [(_inputs(), torch.arange(ROWS) % CLASSES)]
+    y, risk = wrapped.fit(pairs)(x, return_risk=True)
+    assert torch.equal(risk.epistemic, expected)
+    assert torch.equal(y, plain.fit(pairs)(x))
+    torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+    other = laplace.Wrapper(evidence="design", output="logits")(_net()).eval()
+    other.load_state_dict(wrapped.state_dict())
+    assert torch.equal(other(x, return_risk=True)[1].total, risk.total)
+    assert not any("design" in key for key in plain.state_dict())
+    with pytest.raises(ValueError, match="counts the rows once"):
+        laplace.Wrapper(evidence="design", output="logits")(_wrapped())
+
+
 def test_training_mode_has_the_voters_own_risk() -> None:
     wrapped = _wrapped().train()
     y, risk = wrapped(_inputs(), return_risk=True)
@@ -228,13 +301,11 @@ class _TwiceAsMany(_Tokens):
 @pytest.mark.parametrize(
     ("net", "output", "words"),
     [
-        (_net(), None, "the output is values"),
-        (_net(), "values", "the output is values"),
         (_net(), "binary", "several labels at once"),
         (_net(), {"a": "logits"}, "several outputs"),
         (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1', taken for the last layer, is a Conv1d"),
     ],
-    ids=["unsaid", "values", "labels", "several", "convolution"],
+    ids=["labels", "several", "convolution"],
 )
 def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -247,8 +318,9 @@ def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: A
         (_Tokens(), Logits(dim=-1), torch.zeros(2, 5, 4), r"on \[2, 5\] vectors"),
         (_TwiceAsMany(), "logits", torch.zeros(2, 4), "ran 2 times"),
         (_net(), "logits", torch.full((3, 4), math.nan), "NaN or infinite"),
+        (_net(), None, torch.zeros(3, 4), "nothing says one: compose with sculpt"),
     ],
-    ids=["tokens", "twice", "nan"],
+    ids=["tokens", "twice", "nan", "values"],
 )
 def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: Any, x: Tensor, words: str) -> None:
     wrapped = vote.Wrapper(2, evidence="design", output=output)(net).eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from ..core.calls.risks import reduced
 from ..core.calls.running_moments import entropy
 from ..core.method import evaluating
 from ..core.outputs.class_scores import Classes
+from ..core.outputs.meanings import Values
 from ..core.outputs.options import form_of
 from ..core.outputs.resolution import resolve
 from ..core.ownership import MARK, engine_of, extra, table_of
@@ -21,6 +21,7 @@ from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, names, tree_map
 from ..errors import NotFittedError
 from .densities.moments import double, full_precision
+from .evidence import LEAST, ignorance, level_of, noise, whitening_of
 from .initialization import Draws
 from .last_layer import ASKED, Probe
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from ..engine.plan import Rule
 
 COPIES = 3  # as good as five; one is worse where the layer before the last is narrow
-PRIOR = 1.0  # rows, what the leverage takes for known beside those of the training
 NUMBERS = ("rows", "level", "entropy")
-LEAST = 1e-9  # leverage or disagreement, so that there is an evidence
 NAMES = ("copies", "whitening", "rows", "level", "entropy")
 REMEDY = "leave evidence out"
 
@@ -63,6 +62,10 @@ class Design:
     where H_0 is the entropy of the mean prediction over the training rows: who knows nothing says the frequencies, and nothing is taken off
     there, so that pure noise stays pure noise however few rows there are. Total risk is A + E.
 
+    Of values with a noise of standard deviation s, that of sculpt, epistemic risk is s sqrt(h): the posterior standard deviation of Bayesian
+    linear regression on phi. With rows to validate on it is sqrt((s^2 h + k v^2) / 2) of the voters' standard deviation v, with k such that
+    h and k v^2 / s^2 have one mean over them.
+
     Args:
         pretrained: whether to take the weights that the model has when it is wrapped (of a pretrained model), in one copy, and draw none anew.
     """
@@ -77,10 +80,10 @@ class Design:
     def check(self, table: Table) -> None:
         """Raise ValueError where this has no meaning, before anything is registered."""
         form = form_of(table.record.output)
-        if form not in ("logits", "probs"):
+        if form not in ("logits", "probs", "values"):
             raise ValueError(
-                f'evidence="design" counts the rows that speak for one of several classes, and the output is {_said(form)}: wrap the model with '
-                f'output="logits" if it gives scores [rows, classes], or {REMEDY}'
+                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_said(form)}: wrap '
+                f'the model with output="logits" if it gives scores [rows, classes], or {REMEDY}'
             )
         if table.record.state:
             raise ValueError(f'evidence="design" knows no state that goes from call to call (state=): {REMEDY}')
@@ -92,6 +95,9 @@ class Design:
                 f'evidence="design" takes its features from what enters a last nn.Linear of real numbers, and {self._path or "the model"!r}, '
                 f"taken for the last layer, is a {type(layer).__name__}: give example=... if another layer runs last, or {REMEDY}"
             )
+
+        if self.part("rows").rpartition(".")[2] in layer._buffers:
+            raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
 
     def attach(self, table: Table) -> None:
         """Register untrained copies, drawn from a seed of their own."""
@@ -194,8 +200,8 @@ class Design:
         """Raise ValueError where a call with these inputs shows that `fit` would refuse the model."""
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
-        y = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)[0]
-        _classes_of(wrapped, y)
+        y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
+        _meaning_of(wrapped, y, risks)
         self._features(wrapped, args, kwargs)
 
     def leverage(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
@@ -218,12 +224,13 @@ class Design:
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
-            y = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)[0]
-            said = said + double(_meaning_of(wrapped, y).probabilities(y)).sum(0)
+            y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
+            if isinstance(meaning := _meaning_of(wrapped, y, risks), Classes):
+                said = said + double(meaning.probabilities(y)).sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
-        whitening = torch.stack([_whitening(total, rows, bias) for total in sums])
+        whitening = torch.stack([whitening_of(total, rows, bias) for total in sums])
         if not bool(whitening.isfinite().all()):
             raise ValueError(
                 'evidence="design": the features of some training rows are NaN or infinite; find out which inputs give them, and leave them out'
@@ -237,86 +244,45 @@ class Design:
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose k on rows that no voter was trained on."""
-        leverages, informations, classes = [], [], 0
+        leverages, disagreements, classes = [], [], 0
         for args, kwargs in _batches(wrapped, held_out, "evidence"):
             y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-            classes = _classes_of(wrapped, y)
+            classes = y.shape[1] if isinstance(_meaning_of(wrapped, y, risks), Classes) else 0
             leverages.append(self.leverage(wrapped, args, kwargs))
-            informations.append(double(risks["epistemic"]))
+            if classes:
+                disagreements.append(double(risks["epistemic"]))
+            else:  # relative to the noise, so that outputs of other units count alike
+                ratio = double(risks["epistemic"]) / double(risks["aleatoric"]).clamp_min(LEAST)
+                disagreements.append(ratio.square().reshape(len(ratio), -1).mean(1))
         if not leverages:
             return
-        h, v = torch.cat(leverages), torch.cat(informations).clamp_min(LEAST)
-        level = 0.0 if bool((v <= LEAST).all()) else _level(h, v, classes)
-        table_of(wrapped).get(self.part("level")).fill_(level)
+        h, v = torch.cat(leverages), torch.cat(disagreements).clamp_min(LEAST)
+        level = level_of(h, v, classes) if classes else float(h.mean() / v.mean())
+        table_of(wrapped).get(self.part("level")).fill_(0.0 if bool((v <= LEAST).all()) else level)
 
     def refine(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
     ) -> dict[str, Any]:
-        """The risks with the aleatoric and the epistemic one replaced, and their sum."""
-        table, classes = table_of(wrapped), _classes_of(wrapped, y)
-        epistemic = ignorance(self.leverage(wrapped, args, kwargs), classes)
+        """The risks with the epistemic one replaced, of classes the aleatoric one as well, and their total."""
+        table, h = table_of(wrapped), self.leverage(wrapped, args, kwargs)
         level = double(table.get(self.part("level")))
-        voted = ignorance((level * double(risks["epistemic"])).clamp_min(LEAST), classes)
-        epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
-        frequencies = double(table.get(self.part("entropy"))) if self._has_entropy(table) else torch.zeros_like(level)
-        aleatoric = noise(double(risks["total"]), epistemic, frequencies, classes)
-        kept = {"aleatoric": aleatoric.to(risks["aleatoric"]), "epistemic": epistemic.to(risks["epistemic"])}
-        return {**risks, **kept, "total": kept["aleatoric"] + kept["epistemic"]}
-
-
-def ignorance(leverage: Tensor, classes: int) -> Tensor:
-    """Mutual information in nats between a label and class probabilities from Dirichlet(S / K, ..., S / K), S = 1 / leverage.
-
-    Example:
-        >>> ignorance(torch.tensor([0.01, 1.0, 1e9], dtype=torch.float64), 3)
-        tensor([0.0099, 0.5438, 1.0986], dtype=torch.float64)
-    """
-    rows = 1 / leverage
-    return math.log(classes) - torch.digamma(rows + 1) + torch.digamma(rows / classes + 1)
-
-
-def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tensor:
-    """What an entropy would be if nothing were left to learn, in nats: prior * (total / prior)^(1 / (1 - e)) with e = epistemic / log(classes).
-
-    Args:
-        total: entropy of the prediction.
-        epistemic: between 0 and log(classes).
-        prior: entropy of the frequencies of the classes; 0, where it is unknown, counts as log(classes).
-        classes: how many there are.
-
-    Example:
-        >>> noise(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.0, 0.5, 0.5]), torch.tensor(1.0), 3)
-        tensor([0.5000, 0.2805, 1.0000])
-    """
-    most = math.log(classes)
-    prior = torch.where(prior > 0, prior, most)
-    known = (1 - epistemic / most).clamp_min(LEAST)
-    return torch.minimum(prior * (total.clamp_min(0) / prior) ** (1 / known), total.clamp_min(0))
-
-
-def _level(h: Tensor, v: Tensor, classes: int) -> float:
-    """k with which E(k v) has the mean of E(h), by bisection of its logarithm."""
-    low, high, aim = -25.0, 25.0, ignorance(h, classes).mean()
-    for _ in range(50):
-        middle = (low + high) / 2
-        below = ignorance((math.exp(middle) * v).clamp_min(LEAST), classes).mean() < aim
-        low, high = (middle, high) if below else (low, middle)
-    return math.exp(low)
-
-
-def _whitening(total: Tensor, rows: int, bias: bool) -> Tensor:
-    """W [d, d] with phi^T W^T W phi the leverage of features phi as they come, from the sum of their products over the rows."""
-    width = len(total)
-    scale = torch.ones(width, dtype=total.dtype, device=total.device)
-    squares = total.diagonal()[: width - bias].sum() / rows  # mean squared norm
-    scale[: width - bias] = torch.where(squares > 0, squares, 1).rsqrt()
-    scaled = scale[:, None] * total * scale
-    ridge = (PRIOR * scaled.trace() / (width * rows)).clamp_min(torch.finfo(total.dtype).tiny)
-    factor, failed = torch.linalg.cholesky_ex(scaled + ridge * torch.eye(width, dtype=total.dtype, device=total.device))
-    if bool(failed):
-        return torch.full_like(total, torch.nan)
-    identity = torch.eye(width, dtype=total.dtype, device=total.device)
-    return torch.linalg.solve_triangular(factor, identity, upper=False) * scale
+        like = risks["epistemic"]
+        if isinstance(_meaning_of(wrapped, y, risks), Classes):
+            classes = y.shape[1]
+            epistemic = ignorance(h, classes)
+            voted = ignorance((level * double(like)).clamp_min(LEAST), classes)
+            epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
+            known = self._has_entropy(table)
+            frequencies = double(table.get(self.part("entropy"))) if known else torch.zeros_like(level)
+            aleatoric = noise(double(risks["total"]), epistemic, frequencies, classes)
+            total = aleatoric + epistemic
+        else:
+            aleatoric = double(risks["aleatoric"])
+            variance = aleatoric.square() * h.reshape(-1, *[1] * (aleatoric.dim() - 1))
+            variance = torch.where(level > 0, (variance + level * double(like).square()) / 2, variance)
+            epistemic, total = variance.sqrt(), (aleatoric.square() + variance).sqrt()
+        measured = {"aleatoric": aleatoric, "epistemic": epistemic, "total": total}
+        return {**risks, **{name: value.to(like) for name, value in measured.items()}}
 
 
 def _batches(wrapped: Any, inputs: Any, what: str) -> Iterator[tuple[tuple, dict[str, Any]]]:
@@ -336,25 +302,25 @@ def _own(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def _classes_of(wrapped: Any, y: Any) -> int:
-    """How many classes the output [rows, classes] has."""
-    _meaning_of(wrapped, y)
-    return flatten(y)[0][0].shape[1]
-
-
-def _meaning_of(wrapped: Any, y: Any) -> Classes:
-    """What the output [rows, classes] means."""
+def _meaning_of(wrapped: Any, y: Any, risks: dict[str, Any]) -> Classes | Values:
+    """What the output [rows, classes], or [rows, ...] of values with a noise, means."""
     leaves = flatten(y)[0]
     meaning = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0] if len(leaves) == 1 else None
-    if not isinstance(meaning, Classes) or not isinstance(leaves[0], Tensor) or leaves[0].dim() != 2:
-        shapes = ", ".join(
-            str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
-        )
+    one = len(leaves) == 1 and isinstance(leaves[0], Tensor)
+    if one and isinstance(meaning, Classes) and leaves[0].dim() == 2:
+        return meaning
+    if one and isinstance(meaning, Values) and leaves[0].dim() in (1, 2):
+        if "aleatoric" in risks:
+            return meaning
         raise ValueError(
-            f'evidence="design" is for one output of class scores [rows, classes], and this model gives {shapes}: maps, tokens and several '
-            f"outputs have no one row of features each; {REMEDY}"
+            'evidence="design" takes the epistemic risk of values from their noise, and nothing says one: compose with sculpt, or wrap the '
+            f'model with output="logits" if these are scores [rows, classes], or {REMEDY}'
         )
-    return meaning
+    shapes = ", ".join(str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+    raise ValueError(
+        f'evidence="design" is for one output of class scores [rows, classes] or of values [rows, outputs], and this model gives {shapes}: '
+        f"maps, tokens and several outputs have no one row of features each; {REMEDY}"
+    )
 
 
 def _start(attribute: str, value: Tensor) -> Tensor:
@@ -366,11 +332,10 @@ def _start(attribute: str, value: Tensor) -> Tensor:
 
 def _said(form: str) -> str:
     return {
-        "values": "values (output= says nothing else)",
         "binary": "yes or no, or several labels at once",
         "detections": "boxes",
         "several": "several outputs, or class scores beside others",
     }[form]
 
 
-__all__ = ["Design", "ignorance", "noise"]
+__all__ = ["Design"]
