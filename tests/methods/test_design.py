@@ -86,6 +86,14 @@ def test_risks_are_those_of_plain_copies(bias: bool) -> None:
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
 
 
+@pytest.mark.parametrize("settings", [{"share": 1}, {"share": "rank1"}], ids=str)
+def test_copies_stand_where_layers_do_not_vote_as_a_whole(settings: dict[str, Any]) -> None:
+    net = _net()
+    wrapped, x = _wrapped(net, **settings).fit(_inputs()), 3 * _inputs(7, seed=3)
+    risk = wrapped(x, return_risk=True)[1].epistemic.detach()
+    np.testing.assert_allclose(risk, _ignorance(_leverages(wrapped, net, _inputs(), x)), rtol=1e-4)
+
+
 def test_rows_to_validate_on_let_the_voters_say_where() -> None:
     net = _net()
     wrapped = _wrapped(net)
@@ -267,7 +275,7 @@ def test_laplace_counts_the_same_evidence() -> None:
         wrapped(x, return_risk=True)
     pairs = [(_inputs(), torch.arange(ROWS) % CLASSES)]
     y, risk = wrapped.fit(pairs)(x, return_risk=True)
-    assert torch.equal(risk.epistemic, expected)
+    torch.testing.assert_close(risk.epistemic, expected)
     assert torch.equal(y, plain.fit(pairs)(x))
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
     other = laplace.Wrapper(evidence="design", output="logits")(_net()).eval()

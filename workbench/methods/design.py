@@ -115,11 +115,15 @@ class Design:
                     drawn[name] = draws.stacked(name, value, 1.0)
         self._slots = list(drawn)
         for name, value in drawn.items():
-            table.register(self._copy(name), value, buffer=True)
+            self._register_copy(table, name, value)
         zeros = torch.zeros(self.copies, width, width, device=device, dtype=dtype)
         table.register(self.part("whitening"), zeros, buffer=True)
         for part in NUMBERS:
             table.register(self.part(part), zeros[0, 0, 0].clone(), buffer=True)
+
+    def _register_copy(self, table: Table, slot: str, value: Tensor) -> None:
+        table.register(self._copy(slot), value, buffer=True)
+        table.record.rules.setdefault(slot, Shared(slot))  # so that a branch finds another tensor in its place at all
 
     def _copy(self, slot: str) -> str:
         return f"{slot}{MARK}design_copies"
@@ -132,7 +136,7 @@ class Design:
         """A state with these names is about to be loaded: have copies of what it has copies of, whatever is frozen now."""
         stored = [slot for slot in table.record.slots if self._copy(slot) in names]
         for slot in set(stored).difference(self._slots):
-            table.register(self._copy(slot), torch.stack([table.value(slot).detach()] * self.copies), buffer=True)
+            self._register_copy(table, slot, torch.stack([table.value(slot).detach()] * self.copies))
         for slot in set(self._slots).difference(stored) if stored else ():
             table.drop(self._copy(slot))
         self._slots = stored or self._slots
