@@ -301,9 +301,44 @@ class _Tokens(nn.Module):
         return self.head(x)
 
 
+class _Pooled(_Tokens):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).mean(1)
+
+
 class _TwiceAsMany(_Tokens):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x) + self.head(x * 2)
+
+
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_every_token_is_a_row(dim: int) -> None:
+    """As the same vectors would be as rows of a table, wherever the classes stand."""
+    train, x = torch.randn(2, 20, 5, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[[[1.0]]], [[[3.0]]]]
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+        rows = vote.Wrapper(3, evidence="design", output="logits", finetune=True)(copy.deepcopy(trunk)).eval()
+        turned = nn.Sequential(trunk, _Moved(dim))
+        tokens = vote.Wrapper(3, evidence="design", output=Logits(dim=dim), finetune=True)(turned).eval()
+    rows.fit(train.flatten(0, 1))
+    tokens.fit(train)
+    rows._workbench.methods[0].tune(rows, x.flatten(0, 1))
+    tokens._workbench.methods[0].tune(tokens, x)
+    expected, risk = rows(x.flatten(0, 1), return_risk=True)[1], tokens(x, return_risk=True)[1]
+    for name in ("aleatoric", "epistemic", "total"):
+        torch.testing.assert_close(getattr(risk, name), getattr(expected, name).reshape(20, 5), atol=1e-5, rtol=1e-4)
+
+
+class _Moved(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y.movedim(-1, self.dim)
 
 
 @pytest.mark.parametrize(
@@ -323,12 +358,12 @@ def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: A
 @pytest.mark.parametrize(
     ("net", "output", "x", "words"),
     [
-        (_Tokens(), Logits(dim=-1), torch.zeros(2, 5, 4), r"on \[2, 5\] vectors"),
+        (_Pooled(), "logits", torch.zeros(2, 5, 4), r"\[2, 5\] vectors, and this model gives \[2, 3\]"),
         (_TwiceAsMany(), "logits", torch.zeros(2, 4), "ran 2 times"),
         (_net(), "logits", torch.full((3, 4), math.nan), "NaN or infinite"),
         (_net(), None, torch.zeros(3, 4), "nothing says one: compose with sculpt"),
     ],
-    ids=["tokens", "twice", "nan", "values"],
+    ids=["pooled", "twice", "nan", "values"],
 )
 def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: Any, x: Tensor, words: str) -> None:
     wrapped = vote.Wrapper(2, evidence="design", output=output)(net).eval()

@@ -173,7 +173,7 @@ class Design:
 
     # ---- what the copies make of inputs
     def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-        """What enters the last layer of each copy, with a 1 behind it where the layer has a bias, float64 [rows, d]."""
+        """What enters the last layer of each copy, with a 1 behind it where the layer has a bias, float64 [rows, ..., d]."""
         table, engine = table_of(wrapped), engine_of(wrapped)
         rules: dict[str, Rule] = {name: Shared(name) for name in table.record.slots if name not in table.views}
         rules |= {name: Stacked("design", self._copy(name)) for name in self._slots}
@@ -190,11 +190,10 @@ class Design:
             with evaluating(wrapped):
                 engine.run(plan, *_own((args, kwargs)))
             phi = probe.taps.get("features")
-            if phi is None or probe.calls != 1 or phi.dim() != 2:
+            if phi is None or probe.calls != 1:
                 raise ValueError(
                     f'evidence="design" wants a last layer {self._path or "the model"!r} that runs once in a call on features [rows, d]; it ran '
-                    f"{probe.calls} times{'' if phi is None else f', at last on {list(phi.shape[:-1])} vectors'}: {REMEDY}, or wrap the part "
-                    "of the model that gives [rows, classes]"
+                    f"{probe.calls} times: {REMEDY}, or wrap the part of the model that gives [rows, classes]"
                 )
             features.append(double(phi))
         return features
@@ -205,15 +204,14 @@ class Design:
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
         y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-        _meaning_of(wrapped, y, risks)
-        self._features(wrapped, args, kwargs)
+        _meaning_of(wrapped, y, risks, self._features(wrapped, args, kwargs)[0].shape[:-1])
 
     def leverage(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        """h [rows], float64, of inputs as the model takes them."""
+        """h [rows], of tokens [rows, places], float64, of inputs as the model takes them."""
         whitening = double(table_of(wrapped).get(self.part("whitening")))
         copies = zip(self._features(wrapped, args, kwargs), whitening, strict=True)
         with full_precision(whitening):
-            return torch.stack([(phi @ w.mT).square().sum(1) for phi, w in copies]).mean(0).clamp_min(LEAST)
+            return torch.stack([(phi @ w.mT).square().sum(-1) for phi, w in copies]).mean(0).clamp_min(LEAST)
 
     @torch.no_grad()
     def fit(self, wrapped: Any, inputs: Any) -> None:
@@ -224,13 +222,15 @@ class Design:
         rows = 0
         for args, kwargs in _batches(wrapped, inputs, "design"):
             features = self._features(wrapped, args, kwargs)
+            places = features[0].shape[:-1]
+            features = [phi.flatten(0, -2) for phi in features]
             rows += len(features[0])
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
             y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-            if isinstance(meaning := _meaning_of(wrapped, y, risks), Classes):
-                said = said + double(meaning.probabilities(y)).sum(0)
+            if isinstance(meaning := _meaning_of(wrapped, y, risks, places), Classes):
+                said = said + double(meaning.probabilities(y)).flatten(0, -2).sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
@@ -251,13 +251,15 @@ class Design:
         leverages, disagreements, classes = [], [], 0
         for args, kwargs in _batches(wrapped, held_out, "evidence"):
             y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-            classes = y.shape[1] if isinstance(_meaning_of(wrapped, y, risks), Classes) else 0
-            leverages.append(self.leverage(wrapped, args, kwargs))
+            h = self.leverage(wrapped, args, kwargs)
+            meaning = _meaning_of(wrapped, y, risks, h.shape)
+            classes = meaning.probabilities(y).shape[-1] if isinstance(meaning, Classes) else 0
+            leverages.append(h.flatten())
             if classes:
-                disagreements.append(double(risks["epistemic"]))
+                disagreements.append(double(risks["epistemic"]).flatten())
             else:  # relative to the noise, so that outputs of other units count alike
                 ratio = double(risks["epistemic"]) / double(risks["aleatoric"]).clamp_min(LEAST)
-                disagreements.append(ratio.square().reshape(len(ratio), -1).mean(1))
+                disagreements.append(ratio.square().reshape(h.numel(), -1).mean(1))
         if not leverages:
             return
         h, v = torch.cat(leverages), torch.cat(disagreements).clamp_min(LEAST)
@@ -271,8 +273,8 @@ class Design:
         table, h = table_of(wrapped), self.leverage(wrapped, args, kwargs)
         level = double(table.get(self.part("level")))
         like = risks["epistemic"]
-        if isinstance(_meaning_of(wrapped, y, risks), Classes):
-            classes = y.shape[1]
+        if isinstance(meaning := _meaning_of(wrapped, y, risks, h.shape), Classes):
+            classes = meaning.probabilities(y[:1]).shape[-1]
             epistemic = ignorance(h, classes)
             voted = ignorance((level * double(like)).clamp_min(LEAST), classes)
             epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
@@ -282,7 +284,7 @@ class Design:
             total = aleatoric + epistemic
         else:
             aleatoric = double(risks["aleatoric"])
-            variance = aleatoric.square() * h.reshape(-1, *[1] * (aleatoric.dim() - 1))
+            variance = aleatoric.square() * h.reshape(*h.shape, *[1] * (aleatoric.dim() - h.dim()))
             variance = torch.where(level > 0, (variance + level * double(like).square()) / 2, variance)
             epistemic, total = variance.sqrt(), (aleatoric.square() + variance).sqrt()
         measured = {"aleatoric": aleatoric, "epistemic": epistemic, "total": total}
@@ -306,24 +308,24 @@ def _own(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def _meaning_of(wrapped: Any, y: Any, risks: dict[str, Any]) -> Classes | Values:
-    """What the output [rows, classes], or [rows, ...] of values with a noise, means."""
+def _meaning_of(wrapped: Any, y: Any, risks: dict[str, Any], places: torch.Size) -> Classes | Values:
+    """What an output means that has class scores, or values with a noise, at each place where there are features."""
     leaves = flatten(y)[0]
     meaning = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0] if len(leaves) == 1 else None
-    one = len(leaves) == 1 and isinstance(leaves[0], Tensor)
-    if one and isinstance(meaning, Classes) and leaves[0].dim() == 2:
-        return meaning
-    if one and isinstance(meaning, Values) and leaves[0].dim() in (1, 2):
-        if "aleatoric" in risks:
+    if len(leaves) == 1 and isinstance(leaves[0], Tensor):
+        if isinstance(meaning, Values) and "aleatoric" not in risks:
+            raise ValueError(
+                'evidence="design" takes the epistemic risk of values from their noise, and nothing says one: compose with sculpt, or wrap the '
+                f'model with output="logits" if these are scores [rows, classes], or {REMEDY}'
+            )
+        if isinstance(meaning, Classes) and risks["total"].shape == places:
             return meaning
-        raise ValueError(
-            'evidence="design" takes the epistemic risk of values from their noise, and nothing says one: compose with sculpt, or wrap the '
-            f'model with output="logits" if these are scores [rows, classes], or {REMEDY}'
-        )
+        if isinstance(meaning, Values) and y.shape[: len(places)] == places and y.dim() <= len(places) + 1:
+            return meaning
     shapes = ", ".join(str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
     raise ValueError(
-        f'evidence="design" is for one output of class scores [rows, classes] or of values [rows, outputs], and this model gives {shapes}: '
-        f"maps, tokens and several outputs have no one row of features each; {REMEDY}"
+        f'evidence="design" is for one output with class scores, or values, for each vector of features that enters the last layer; there are '
+        f"{list(places)} vectors, and this model gives {shapes}: {REMEDY}, or wrap the part of the model that gives [rows, classes]"
     )
 
 
