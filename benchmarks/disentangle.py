@@ -280,7 +280,7 @@ def _verdict(sets: list[str], scores: dict[Any, Disentanglement], aurocs: pd.Dat
     lines = []
     for title, some in (("used to choose", CHOSEN_ON), ("held out", HELD_OUT)):
         judged = [name for name in sets if name in some]
-        for method in METHODS[:3]:
+        for method in METHODS[:3] if judged else ():
             reached = [
                 f"{words[aim]} at most {most}: {_where([n for n in judged if getattr(scores[n, method], aim) <= most], judged)}"
                 for aim, most in AIMS.items()
@@ -289,7 +289,8 @@ def _verdict(sets: list[str], scores: dict[Any, Disentanglement], aurocs: pd.Dat
                 pairs = {name: [aurocs.loc[(name, one), column] for one in (method, "vote")] for name in judged}
                 known = [name for name, (own, _) in pairs.items() if own == own]
                 fine = [name for name in known if pairs[name][0] >= pairs[name][1] - 0.0005]
-                reached.append(f"{label} no worse than vote's: {_where(fine, known)}")
+                if known:
+                    reached.append(f"{label} no worse than vote's: {_where(fine, known)}")
             lines.append(f"- `{method}`, sets {title}: {'; '.join(reached)}.")
     return "Aims reached:\n\n" + "\n".join(lines)
 
