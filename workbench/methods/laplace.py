@@ -107,9 +107,8 @@ class Laplace(Method):
         self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        later = (
-            {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
-        )  # unknown to states of before
+        # states of before know nothing of it
+        later = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
         return {"layer": self._path, **super().settings(), **later}
 
     # ---- what is registered beside the layer's weight: a posterior, and the points of its Gaussian that the branches stand at
