@@ -14,7 +14,7 @@ import torch
 from scipy.special import digamma
 from torch import Tensor, nn
 
-from workbench import compose, fit, load, neo, sample, save, sculpt, vote
+from workbench import compose, fit, laplace, load, neo, sample, save, sculpt, vote
 from workbench.errors import NotFittedError
 from workbench.outputs import Logits
 
@@ -38,7 +38,7 @@ def _wrapped(net: nn.Module | None = None, **settings: Any) -> Any:
 
 
 def _leverages(wrapped: Any, net: nn.Sequential, train: Tensor, x: Tensor) -> np.ndarray:
-    """phi' (A + .1 tr(A) / (d n) I)^-1 phi on plain copies with the registered weights, mean over the copies."""
+    """phi' (A + tr(A) / (d n) I)^-1 phi on plain copies with the registered weights, mean over the copies."""
     state = {key: value for key, value in wrapped.state_dict().items() if key.endswith("@design_copies")}
     every = []
     for i in range(len(state["0.weight@design_copies"])):
@@ -52,7 +52,7 @@ def _leverages(wrapped: Any, net: nn.Sequential, train: Tensor, x: Tensor) -> np
         if net[-1].bias is not None:
             seen, new = (np.hstack([rows, np.ones((len(rows), 1))]) for rows in (seen, new))
         a = seen.T @ seen
-        ridge = 0.1 * np.trace(a) / (len(a) * len(seen))
+        ridge = np.trace(a) / (len(a) * len(seen))
         every.append(np.einsum("nd,de,ne->n", new, np.linalg.inv(a + ridge * np.eye(len(a))), new))
     return np.mean(every, axis=0)
 
@@ -77,8 +77,21 @@ def test_risks_are_those_of_plain_copies(bias: bool) -> None:
         probs = torch.stack([voter(x).softmax(1) for voter in wrapped.voters()])
     np.testing.assert_allclose(risk.epistemic, _ignorance(_leverages(wrapped, net, _inputs(), x)), rtol=1e-4)
     torch.testing.assert_close(y.softmax(1), probs.mean(0))
-    torch.testing.assert_close(risk.aleatoric, _entropy(probs).mean(0))
+    with torch.no_grad():
+        frequencies = torch.stack([voter(_inputs()).softmax(1) for voter in wrapped.voters()]).mean((0, 1)).numpy()
+    entropy, prior = _entropy(y.softmax(1)).numpy(), -(frequencies * np.log(frequencies)).sum()
+    unknown = risk.epistemic.numpy() / math.log(CLASSES)
+    expected = np.minimum(prior * (entropy / prior) ** (1 / (1 - unknown)), entropy)
+    np.testing.assert_allclose(risk.aleatoric, expected, rtol=1e-4)
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+
+
+@pytest.mark.parametrize("settings", [{"share": 1}, {"share": "rank1"}], ids=str)
+def test_copies_stand_where_layers_do_not_vote_as_a_whole(settings: dict[str, Any]) -> None:
+    net = _net()
+    wrapped, x = _wrapped(net, **settings).fit(_inputs()), 3 * _inputs(7, seed=3)
+    risk = wrapped(x, return_risk=True)[1].epistemic.detach()
+    np.testing.assert_allclose(risk, _ignorance(_leverages(wrapped, net, _inputs(), x)), rtol=1e-4)
 
 
 def test_rows_to_validate_on_let_the_voters_say_where() -> None:
@@ -200,6 +213,79 @@ def test_it_composes(others: tuple[Any, ...]) -> None:
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
 
 
+def test_a_state_of_before_takes_the_classes_for_equally_frequent() -> None:
+    x, wrapped = _inputs(5, seed=3), _wrapped()
+    state = wrapped.fit(_inputs()).state_dict()
+    expected = wrapped(x, return_risk=True)[1]
+    del state["3.weight@design_entropy"]
+    for _ in range(2):
+        wrapped.load_state_dict(state)
+        y, risk = wrapped(x, return_risk=True)
+        assert torch.equal(risk.epistemic, expected.epistemic)
+        entropy, most = _entropy(y.softmax(1)), math.log(CLASSES)
+        torch.testing.assert_close(
+            risk.aleatoric.log(),
+            most * ((entropy.log() - risk.epistemic / most * math.log(most)) / (most - risk.epistemic)),
+        )
+    assert torch.equal(wrapped.fit(_inputs())(x, return_risk=True)[1].aleatoric, expected.aleatoric)
+
+
+def test_of_values_it_is_the_posterior_of_bayesian_linear_regression() -> None:
+    """In the view of functions: a Gaussian process with the kernel of the features, whose variance the rows reduce."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    wrapped = compose(vote.Wrapper(3, evidence="design", finetune=True), sculpt.Wrapper())(net).eval()
+    train, x = _inputs(), 3 * _inputs(7, seed=3)
+    wrapped.fit(train)
+    risk = wrapped(x, return_risk=True)[1]
+    with torch.no_grad():
+        seen, new = (net[:-1](rows).double() for rows in (train, x))
+    scale = seen.square().sum(1).mean().sqrt()
+    seen, new = (torch.cat([rows / scale, torch.ones(len(rows), 1)], 1) for rows in (seen, new))
+    weights = seen.numel() / seen.square().sum()  # prior variance in units of the noise: the prior counts as one row
+    inside = torch.linalg.inv(weights * seen @ seen.T + torch.eye(len(seen)))
+    across = weights * new @ seen.T
+    variance = weights * new.square().sum(1) - (across @ inside * across).sum(1)
+    torch.testing.assert_close(risk.epistemic, risk.aleatoric * variance.sqrt()[:, None].float())
+    torch.testing.assert_close(risk.total.square(), risk.aleatoric.square() + risk.epistemic.square())
+
+
+def test_voters_shape_that_of_values_in_units_of_the_noise() -> None:
+    def wrapped_by(evidence: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            return compose(vote.Wrapper(3, evidence=evidence), sculpt.Wrapper())(nn.Linear(4, 2)).eval()
+
+    wrapped, plain, held = wrapped_by("design"), wrapped_by(None), _inputs(40, seed=4)
+    wrapped.fit(_inputs())
+    alone = wrapped(held, return_risk=True)[1]
+    wrapped._workbench.methods[0].tune(wrapped, held)
+    voters, shaped = (one(held, return_risk=True)[1] for one in (plain, wrapped))
+    relative = (alone.epistemic / alone.aleatoric).square().mean() / (
+        voters.epistemic / voters.aleatoric
+    ).square().mean()
+    expected = (alone.epistemic.square() + relative * voters.epistemic.square()) / 2
+    torch.testing.assert_close(shaped.epistemic.square(), expected)
+
+
+def test_laplace_counts_the_same_evidence() -> None:
+    x = _inputs(5, seed=3)
+    expected = _wrapped().fit(_inputs())(x, return_risk=True)[1].epistemic
+    plain, wrapped = (laplace.Wrapper(evidence=one, output="logits")(_net()).eval() for one in (None, "design"))
+    with pytest.raises(NotFittedError):
+        wrapped(x, return_risk=True)
+    pairs = [(_inputs(), torch.arange(ROWS) % CLASSES)]
+    y, risk = wrapped.fit(pairs)(x, return_risk=True)
+    torch.testing.assert_close(risk.epistemic, expected)
+    assert torch.equal(y, plain.fit(pairs)(x))
+    torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+    other = laplace.Wrapper(evidence="design", output="logits")(_net()).eval()
+    other.load_state_dict(wrapped.state_dict())
+    assert torch.equal(other(x, return_risk=True)[1].total, risk.total)
+    assert not any("design" in key for key in plain.state_dict())
+    with pytest.raises(ValueError, match="counts the rows once"):
+        laplace.Wrapper(evidence="design", output="logits")(_wrapped())
+
+
 def test_training_mode_has_the_voters_own_risk() -> None:
     wrapped = _wrapped().train()
     y, risk = wrapped(_inputs(), return_risk=True)
@@ -215,21 +301,54 @@ class _Tokens(nn.Module):
         return self.head(x)
 
 
+class _Pooled(_Tokens):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).mean(1)
+
+
 class _TwiceAsMany(_Tokens):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x) + self.head(x * 2)
 
 
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_every_token_is_a_row(dim: int) -> None:
+    """As the same vectors would be as rows of a table, wherever the classes stand."""
+    train, x = torch.randn(2, 20, 5, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[[[1.0]]], [[[3.0]]]]
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+        rows = vote.Wrapper(3, evidence="design", output="logits", finetune=True)(copy.deepcopy(trunk)).eval()
+        turned = nn.Sequential(trunk, _Moved(dim))
+        tokens = vote.Wrapper(3, evidence="design", output=Logits(dim=dim), finetune=True)(turned).eval()
+    rows.fit(train.flatten(0, 1))
+    tokens.fit(train)
+    rows._workbench.methods[0].tune(rows, x.flatten(0, 1))
+    tokens._workbench.methods[0].tune(tokens, x)
+    expected, risk = rows(x.flatten(0, 1), return_risk=True)[1], tokens(x, return_risk=True)[1]
+    for name in ("aleatoric", "epistemic", "total"):
+        torch.testing.assert_close(getattr(risk, name), getattr(expected, name).reshape(20, 5), atol=1e-5, rtol=1e-4)
+
+
+class _Moved(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y.movedim(-1, self.dim)
+
+
 @pytest.mark.parametrize(
     ("net", "output", "words"),
     [
-        (_net(), None, "the output is values"),
-        (_net(), "values", "the output is values"),
         (_net(), "binary", "several labels at once"),
         (_net(), {"a": "logits"}, "several outputs"),
         (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1', taken for the last layer, is a Conv1d"),
     ],
-    ids=["unsaid", "values", "labels", "several", "convolution"],
+    ids=["labels", "several", "convolution"],
 )
 def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -239,11 +358,12 @@ def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: A
 @pytest.mark.parametrize(
     ("net", "output", "x", "words"),
     [
-        (_Tokens(), Logits(dim=-1), torch.zeros(2, 5, 4), r"on \[2, 5\] vectors"),
+        (_Pooled(), "logits", torch.zeros(2, 5, 4), r"\[2, 5\] vectors, and this model gives \[2, 3\]"),
         (_TwiceAsMany(), "logits", torch.zeros(2, 4), "ran 2 times"),
         (_net(), "logits", torch.full((3, 4), math.nan), "NaN or infinite"),
+        (_net(), None, torch.zeros(3, 4), "nothing says one: compose with sculpt"),
     ],
-    ids=["tokens", "twice", "nan"],
+    ids=["pooled", "twice", "nan", "values"],
 )
 def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: Any, x: Tensor, words: str) -> None:
     wrapped = vote.Wrapper(2, evidence="design", output=output)(net).eval()

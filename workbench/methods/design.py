@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor, nn
 
 from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
+from ..core.calls.running_moments import entropy
 from ..core.method import evaluating
 from ..core.outputs.class_scores import Classes
+from ..core.outputs.meanings import Values
 from ..core.outputs.options import form_of
 from ..core.outputs.resolution import resolve
 from ..core.ownership import MARK, engine_of, extra, table_of
@@ -20,6 +21,7 @@ from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, names, tree_map
 from ..errors import NotFittedError
 from .densities.moments import double, full_precision
+from .evidence import LEAST, ignorance, level_of, noise, whitening_of
 from .initialization import Draws
 from .last_layer import ASKED, Probe
 
@@ -30,9 +32,8 @@ if TYPE_CHECKING:
     from ..engine.plan import Rule
 
 COPIES = 3  # as good as five; one is worse where the layer before the last is narrow
-PRIOR = 0.1  # of the mean squared feature, what the leverage takes for known beside the rows
-LEAST = 1e-9  # leverage or disagreement, so that there is an evidence
-NAMES = ("copies", "whitening", "rows", "level")
+NUMBERS = ("rows", "level", "entropy")
+NAMES = ("copies", "whitening", "rows", "level", "entropy")
 REMEDY = "leave evidence out"
 
 
@@ -42,7 +43,7 @@ class Design:
     Untrained copies of the network say how like the inputs are. Of one of them let phi be what enters the last layer, divided by its root mean
     square norm over the training rows, with a 1 appended, and A the sum of phi phi^T over these. The leverage of an input,
 
-        h = mean over copies of phi^T (A + 0.1 tr(A) / (d n) I)^-1 phi,
+        h = mean over copies of phi^T (A + tr(A) / (d n) I)^-1 phi,
 
     is the share of a training row that it would be: S = 1 / h rows speak for it. The epistemic risk is the mutual information between a
     label and Dirichlet(S / K, ..., S / K) class probabilities,
@@ -52,6 +53,18 @@ class Design:
     about (K - 1) / (2 S): it lies in [0, log K], falls with every row that is added, and no label enters. With rows to validate on, whose
     labels are not looked at either, voters say where and the design how much: E = (E(h) + E(k v)) / 2 of the mutual information v of the
     voters, with k such that both terms have one mean over these rows.
+
+    The aleatoric risk is what the entropy H of the averaged probabilities would be if nothing were left to learn. With e = E / log K the share
+    of what could be known that is not, the prediction is taken to stand so far between the noise and the frequencies of the classes,
+
+        log H = (1 - e) log A + e log H_0,    A = H_0 (H / H_0)^(1 / (1 - e)), at most H,
+
+    where H_0 is the entropy of the mean prediction over the training rows: who knows nothing says the frequencies, and nothing is taken off
+    there, so that pure noise stays pure noise however few rows there are. Total risk is A + E.
+
+    Of values with a noise of standard deviation s, that of sculpt, epistemic risk is s sqrt(h): the posterior standard deviation of Bayesian
+    linear regression on phi. With rows to validate on it is sqrt((s^2 h + k v^2) / 2) of the voters' standard deviation v, with k such that
+    h and k v^2 / s^2 have one mean over them.
 
     Args:
         pretrained: whether to take the weights that the model has when it is wrapped (of a pretrained model), in one copy, and draw none anew.
@@ -67,10 +80,10 @@ class Design:
     def check(self, table: Table) -> None:
         """Raise ValueError where this has no meaning, before anything is registered."""
         form = form_of(table.record.output)
-        if form not in ("logits", "probs"):
+        if form not in ("logits", "probs", "values"):
             raise ValueError(
-                f'evidence="design" counts the rows that speak for one of several classes, and the output is {_said(form)}: wrap the model with '
-                f'output="logits" if it gives scores [rows, classes], or {REMEDY}'
+                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_said(form)}: wrap '
+                f'the model with output="logits" if it gives scores [rows, classes], or {REMEDY}'
             )
         if table.record.state:
             raise ValueError(f'evidence="design" knows no state that goes from call to call (state=): {REMEDY}')
@@ -82,6 +95,9 @@ class Design:
                 f'evidence="design" takes its features from what enters a last nn.Linear of real numbers, and {self._path or "the model"!r}, '
                 f"taken for the last layer, is a {type(layer).__name__}: give example=... if another layer runs last, or {REMEDY}"
             )
+
+        if self.part("rows").rpartition(".")[2] in layer._buffers:
+            raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
 
     def attach(self, table: Table) -> None:
         """Register untrained copies, drawn from a seed of their own."""
@@ -99,26 +115,44 @@ class Design:
                     drawn[name] = draws.stacked(name, value, 1.0)
         self._slots = list(drawn)
         for name, value in drawn.items():
-            table.register(self._copy(name), value, buffer=True)
+            self._register_copy(table, name, value)
         zeros = torch.zeros(self.copies, width, width, device=device, dtype=dtype)
-        for part, value in (("whitening", zeros), ("rows", zeros[0, 0, 0]), ("level", zeros[0, 0, 0])):
-            table.register(self.part(part), value.clone(), buffer=True)
+        table.register(self.part("whitening"), zeros, buffer=True)
+        for part in NUMBERS:
+            table.register(self.part(part), zeros[0, 0, 0].clone(), buffer=True)
+
+    def _register_copy(self, table: Table, slot: str, value: Tensor) -> None:
+        table.register(self._copy(slot), value, buffer=True)
+        table.record.rules.setdefault(slot, Shared(slot))  # so that a branch finds another tensor in its place at all
 
     def _copy(self, slot: str) -> str:
         return f"{slot}{MARK}design_copies"
 
     def part(self, name: str) -> str:
-        """The name of a registered tensor: "whitening" [copies, d, d], and the numbers "rows" and "level"."""
+        """The name of a registered tensor: "whitening" [copies, d, d], and the numbers "rows", "level" and "entropy"."""
         return f"{self._path}.weight{MARK}design_{name}".lstrip(".")
 
     def adapt(self, table: Table, names: set[str]) -> None:
         """A state with these names is about to be loaded: have copies of what it has copies of, whatever is frozen now."""
         stored = [slot for slot in table.record.slots if self._copy(slot) in names]
         for slot in set(stored).difference(self._slots):
-            table.register(self._copy(slot), torch.stack([table.value(slot).detach()] * self.copies), buffer=True)
+            self._register_copy(table, slot, torch.stack([table.value(slot).detach()] * self.copies))
         for slot in set(self._slots).difference(stored) if stored else ():
             table.drop(self._copy(slot))
         self._slots = stored or self._slots
+        # states of before know nothing of the entropy: it is unknown, 0, where it is not registered
+        entropy_name = self.part("entropy")
+        if entropy_name in names:
+            self._register_entropy(table)
+        elif stored and self._has_entropy(table):
+            table.drop(entropy_name)
+
+    def _has_entropy(self, table: Table) -> bool:
+        return self.part("entropy").rpartition(".")[2] in table.module(self._path)._buffers
+
+    def _register_entropy(self, table: Table) -> None:
+        if not self._has_entropy(table):
+            table.register(self.part("entropy"), torch.zeros_like(table.get(self.part("level"))), buffer=True)
 
     def forget(self, table: Table) -> None:
         """The weights are others now."""
@@ -139,7 +173,7 @@ class Design:
 
     # ---- what the copies make of inputs
     def _features(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-        """What enters the last layer of each copy, with a 1 behind it where the layer has a bias, float64 [rows, d]."""
+        """What enters the last layer of each copy, with a 1 behind it where the layer has a bias, float64 [rows, ..., d]."""
         table, engine = table_of(wrapped), engine_of(wrapped)
         rules: dict[str, Rule] = {name: Shared(name) for name in table.record.slots if name not in table.views}
         rules |= {name: Stacked("design", self._copy(name)) for name in self._slots}
@@ -156,11 +190,10 @@ class Design:
             with evaluating(wrapped):
                 engine.run(plan, *_own((args, kwargs)))
             phi = probe.taps.get("features")
-            if phi is None or probe.calls != 1 or phi.dim() != 2:
+            if phi is None or probe.calls != 1:
                 raise ValueError(
                     f'evidence="design" wants a last layer {self._path or "the model"!r} that runs once in a call on features [rows, d]; it ran '
-                    f"{probe.calls} times{'' if phi is None else f', at last on {list(phi.shape[:-1])} vectors'}: {REMEDY}, or wrap the part "
-                    "of the model that gives [rows, classes]"
+                    f"{probe.calls} times: {REMEDY}, or wrap the part of the model that gives [rows, classes]"
                 )
             features.append(double(phi))
         return features
@@ -170,33 +203,38 @@ class Design:
         """Raise ValueError where a call with these inputs shows that `fit` would refuse the model."""
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
-        y = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)[0]
-        _classes_of(wrapped, y)
-        self._features(wrapped, args, kwargs)
+        y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
+        _meaning_of(wrapped, y, risks, self._features(wrapped, args, kwargs)[0].shape[:-1])
 
     def leverage(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        """h [rows], float64, of inputs as the model takes them."""
+        """h [rows], of tokens [rows, places], float64, of inputs as the model takes them."""
         whitening = double(table_of(wrapped).get(self.part("whitening")))
         copies = zip(self._features(wrapped, args, kwargs), whitening, strict=True)
         with full_precision(whitening):
-            return torch.stack([(phi @ w.mT).square().sum(1) for phi, w in copies]).mean(0).clamp_min(LEAST)
+            return torch.stack([(phi @ w.mT).square().sum(-1) for phi, w in copies]).mean(0).clamp_min(LEAST)
 
     @torch.no_grad()
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn which rows there are; targets are not looked at."""
         table = table_of(wrapped)
         sums: list[Tensor] = []
+        said = torch.zeros(())
         rows = 0
         for args, kwargs in _batches(wrapped, inputs, "design"):
             features = self._features(wrapped, args, kwargs)
+            places = features[0].shape[:-1]
+            features = [phi.flatten(0, -2) for phi in features]
             rows += len(features[0])
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
+            y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
+            if isinstance(meaning := _meaning_of(wrapped, y, risks, places), Classes):
+                said = said + double(meaning.probabilities(y)).flatten(0, -2).sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
-        whitening = torch.stack([_whitening(total, rows, bias) for total in sums])
+        whitening = torch.stack([whitening_of(total, rows, bias) for total in sums])
         if not bool(whitening.isfinite().all()):
             raise ValueError(
                 'evidence="design": the features of some training rows are NaN or infinite; find out which inputs give them, and leave them out'
@@ -204,68 +242,53 @@ class Design:
         table.get(self.part("whitening")).copy_(whitening)
         table.get(self.part("rows")).fill_(rows)
         table.get(self.part("level")).zero_()
+        self._register_entropy(table)
+        table.get(self.part("entropy")).copy_(entropy(said / rows))
 
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose k on rows that no voter was trained on."""
-        leverages, informations, classes = [], [], 0
+        leverages, disagreements, classes = [], [], 0
         for args, kwargs in _batches(wrapped, held_out, "evidence"):
             y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-            classes = _classes_of(wrapped, y)
-            leverages.append(self.leverage(wrapped, args, kwargs))
-            informations.append(double(risks["epistemic"]))
+            h = self.leverage(wrapped, args, kwargs)
+            meaning = _meaning_of(wrapped, y, risks, h.shape)
+            classes = meaning.probabilities(y).shape[-1] if isinstance(meaning, Classes) else 0
+            leverages.append(h.flatten())
+            if classes:
+                disagreements.append(double(risks["epistemic"]).flatten())
+            else:  # relative to the noise, so that outputs of other units count alike
+                ratio = double(risks["epistemic"]) / double(risks["aleatoric"]).clamp_min(LEAST)
+                disagreements.append(ratio.square().reshape(h.numel(), -1).mean(1))
         if not leverages:
             return
-        h, v = torch.cat(leverages), torch.cat(informations).clamp_min(LEAST)
-        level = 0.0 if bool((v <= LEAST).all()) else _level(h, v, classes)
-        table_of(wrapped).get(self.part("level")).fill_(level)
+        h, v = torch.cat(leverages), torch.cat(disagreements).clamp_min(LEAST)
+        level = level_of(h, v, classes) if classes else float(h.mean() / v.mean())
+        table_of(wrapped).get(self.part("level")).fill_(0.0 if bool((v <= LEAST).all()) else level)
 
     def refine(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
     ) -> dict[str, Any]:
-        """The risks with the epistemic one replaced, and their total."""
-        classes = _classes_of(wrapped, y)
-        epistemic = ignorance(self.leverage(wrapped, args, kwargs), classes)
-        level = double(table_of(wrapped).get(self.part("level")))
-        voted = ignorance((level * double(risks["epistemic"])).clamp_min(LEAST), classes)
-        epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic).to(risks["epistemic"])
-        return {**risks, "epistemic": epistemic, "total": risks["aleatoric"] + epistemic}
-
-
-def ignorance(leverage: Tensor, classes: int) -> Tensor:
-    """Mutual information in nats between a label and class probabilities from Dirichlet(S / K, ..., S / K), S = 1 / leverage.
-
-    Example:
-        >>> ignorance(torch.tensor([0.01, 1.0, 1e9], dtype=torch.float64), 3)
-        tensor([0.0099, 0.5438, 1.0986], dtype=torch.float64)
-    """
-    rows = 1 / leverage
-    return math.log(classes) - torch.digamma(rows + 1) + torch.digamma(rows / classes + 1)
-
-
-def _level(h: Tensor, v: Tensor, classes: int) -> float:
-    """k with which E(k v) has the mean of E(h), by bisection of its logarithm."""
-    low, high, aim = -25.0, 25.0, ignorance(h, classes).mean()
-    for _ in range(50):
-        middle = (low + high) / 2
-        below = ignorance((math.exp(middle) * v).clamp_min(LEAST), classes).mean() < aim
-        low, high = (middle, high) if below else (low, middle)
-    return math.exp(low)
-
-
-def _whitening(total: Tensor, rows: int, bias: bool) -> Tensor:
-    """W [d, d] with phi^T W^T W phi the leverage of features phi as they come, from the sum of their products over the rows."""
-    width = len(total)
-    scale = torch.ones(width, dtype=total.dtype, device=total.device)
-    squares = total.diagonal()[: width - bias].sum() / rows  # mean squared norm
-    scale[: width - bias] = torch.where(squares > 0, squares, 1).rsqrt()
-    scaled = scale[:, None] * total * scale
-    ridge = (PRIOR * scaled.trace() / (width * rows)).clamp_min(torch.finfo(total.dtype).tiny)
-    factor, failed = torch.linalg.cholesky_ex(scaled + ridge * torch.eye(width, dtype=total.dtype, device=total.device))
-    if bool(failed):
-        return torch.full_like(total, torch.nan)
-    identity = torch.eye(width, dtype=total.dtype, device=total.device)
-    return torch.linalg.solve_triangular(factor, identity, upper=False) * scale
+        """The risks with the epistemic one replaced, of classes the aleatoric one as well, and their total."""
+        table, h = table_of(wrapped), self.leverage(wrapped, args, kwargs)
+        level = double(table.get(self.part("level")))
+        like = risks["epistemic"]
+        if isinstance(meaning := _meaning_of(wrapped, y, risks, h.shape), Classes):
+            classes = meaning.probabilities(y[:1]).shape[-1]
+            epistemic = ignorance(h, classes)
+            voted = ignorance((level * double(like)).clamp_min(LEAST), classes)
+            epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
+            known = self._has_entropy(table)
+            frequencies = double(table.get(self.part("entropy"))) if known else torch.zeros_like(level)
+            aleatoric = noise(double(risks["total"]), epistemic, frequencies, classes)
+            total = aleatoric + epistemic
+        else:
+            aleatoric = double(risks["aleatoric"])
+            variance = aleatoric.square() * h.reshape(*h.shape, *[1] * (aleatoric.dim() - h.dim()))
+            variance = torch.where(level > 0, (variance + level * double(like).square()) / 2, variance)
+            epistemic, total = variance.sqrt(), (aleatoric.square() + variance).sqrt()
+        measured = {"aleatoric": aleatoric, "epistemic": epistemic, "total": total}
+        return {**risks, **{name: value.to(like) for name, value in measured.items()}}
 
 
 def _batches(wrapped: Any, inputs: Any, what: str) -> Iterator[tuple[tuple, dict[str, Any]]]:
@@ -285,19 +308,25 @@ def _own(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def _classes_of(wrapped: Any, y: Any) -> int:
-    """How many classes the output [rows, classes] has."""
+def _meaning_of(wrapped: Any, y: Any, risks: dict[str, Any], places: torch.Size) -> Classes | Values:
+    """What an output means that has class scores, or values with a noise, at each place where there are features."""
     leaves = flatten(y)[0]
     meaning = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0] if len(leaves) == 1 else None
-    if not isinstance(meaning, Classes) or not isinstance(leaves[0], Tensor) or leaves[0].dim() != 2:
-        shapes = ", ".join(
-            str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves
-        )
-        raise ValueError(
-            f'evidence="design" is for one output of class scores [rows, classes], and this model gives {shapes}: maps, tokens and several '
-            f"outputs have no one row of features each; {REMEDY}"
-        )
-    return leaves[0].shape[1]
+    if len(leaves) == 1 and isinstance(leaves[0], Tensor):
+        if isinstance(meaning, Values) and "aleatoric" not in risks:
+            raise ValueError(
+                'evidence="design" takes the epistemic risk of values from their noise, and nothing says one: compose with sculpt, or wrap the '
+                f'model with output="logits" if these are scores [rows, classes], or {REMEDY}'
+            )
+        if isinstance(meaning, Classes) and risks["total"].shape == places:
+            return meaning
+        if isinstance(meaning, Values) and y.shape[: len(places)] == places and y.dim() <= len(places) + 1:
+            return meaning
+    shapes = ", ".join(str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
+    raise ValueError(
+        f'evidence="design" is for one output with class scores, or values, for each vector of features that enters the last layer; there are '
+        f"{list(places)} vectors, and this model gives {shapes}: {REMEDY}, or wrap the part of the model that gives [rows, classes]"
+    )
 
 
 def _start(attribute: str, value: Tensor) -> Tensor:
@@ -309,11 +338,10 @@ def _start(attribute: str, value: Tensor) -> Tensor:
 
 def _said(form: str) -> str:
     return {
-        "values": "values (output= says nothing else)",
         "binary": "yes or no, or several labels at once",
         "detections": "boxes",
         "several": "several outputs, or class scores beside others",
     }[form]
 
 
-__all__ = ["Design", "ignorance"]
+__all__ = ["Design"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, 
 from ..engine.tree import tree_map
 from ..errors import NotFittedError
 from .densities.moments import full_precision
+from .design import NAMES, Design
 from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
 from .vote import LAPLACE
 from .weight_sets import method_of
@@ -74,6 +75,11 @@ class Wrapper(_Wrapper):
         "residuals. For values only.",
     )
     n_samples: int = setting(default=32, least=2, saved=True, help="draws of the logits, for classes only.")
+    evidence: Literal["design"] | None = setting(
+        default=None,
+        help='None, epistemic risk is that of the posterior; "design", of class scores [rows, classes] and of values with sculpt, how few '
+        "training rows speak for an input, as in `vote.Wrapper`; predictions stay those of the posterior. See docs/how_to/epistemic.md.",
+    )
 
     def make(self) -> list[Method]:
         return [Laplace(self)]
@@ -83,7 +89,10 @@ class Laplace(Method):
     """The method on one model; see `Wrapper`."""
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
-    statistics = tuple(f"laplace_{part}" for part in (*PARTS, "prior", "points", "none"))
+    statistics = (
+        *(f"laplace_{part}" for part in (*PARTS, "prior", "points", "none")),
+        *(f"design_{part}" for part in NAMES),
+    )
     detections = (
         "the posterior of a last layer is known for values and class scores, not for boxes that are chosen by their scores; use vote.Wrapper or "
         "sample.Wrapper"
@@ -94,9 +103,13 @@ class Laplace(Method):
         self._path = ""
         self._slots: list[str] = []
         self._draws, self._size = False, 0
+        self.design = None if self.wrapper.evidence is None else Design(pretrained=False)
+        self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        return {"layer": self._path, **super().settings()}
+        # states of before know nothing of it
+        later = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
+        return {"layer": self._path, **super().settings(), **later}
 
     # ---- what is registered beside the layer's weight: a posterior, and the points of its Gaussian that the branches stand at
     def attach(self, table: Table) -> None:
@@ -129,7 +142,15 @@ class Laplace(Method):
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
         ]
+        if self.design is not None:
+            if any(
+                getattr(method, "design", None) is not None for method in table.record.methods if method is not self
+            ):
+                raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
+            self.design.check(table)
         self._settle(table)
+        if self.design is not None:
+            self.design.attach(table)
 
     def _inside(self, path: str) -> bool:
         return path == self._path or path.startswith(f"{self._path}.parametrizations")
@@ -196,6 +217,17 @@ class Laplace(Method):
 
     def forget(self, table: Table) -> None:
         table.get(self.part("variance")).zero_()
+        if self.design is not None:
+            self.design.forget(table)
+
+    def adapt(self, table: Table, names: set[str]) -> None:
+        if self.design is not None:
+            self.design.adapt(table, names)
+
+    def refine(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
+    ) -> dict[str, Any]:
+        return risks if self.design is None else self.design.refine(wrapped, args, kwargs, y, risks)
 
     def check_ready(self, wrapped: Any) -> None:
         if wrapped.training or torch.compiler.is_compiling():
@@ -209,6 +241,11 @@ class Laplace(Method):
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
+        self._tune_prior(wrapped, held_out)
+        if self.design is not None:
+            self.design.tune(wrapped, held_out)
+
+    def _tune_prior(self, wrapped: Any, held_out: Any) -> None:
         from ..core.batches.call_arguments import batches_of
 
         if not self._draws or self.wrapper.prior_precision is not None:
@@ -237,6 +274,8 @@ class Laplace(Method):
         with torch.no_grad(), evaluating(wrapped):
             look.check(args, kwargs)
         self._check_meaning(look)
+        if self.design is not None:
+            self.design.try_inputs(wrapped, args, kwargs)
 
     def _check_meaning(self, look: Look) -> None:
         if self._draws and not isinstance(look.meaning, Classes):
@@ -270,6 +309,8 @@ class Laplace(Method):
                 values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]
                 if values:
                     table.get(self.part(part)).copy_(torch.stack(values) if places[0] else values[0])
+        if self.design is not None:
+            self.design.fit(wrapped, inputs)
 
 
 def _voters(table: Table) -> Axis | None:

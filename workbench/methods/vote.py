@@ -76,10 +76,10 @@ class Wrapper(_Wrapper):
     )
     evidence: Literal["design"] | None = setting(
         default=None,
-        help='None, epistemic risk is the voters\' disagreement; "design", for class scores [rows, classes], how few training rows speak for an '
-        "input, told from inputs alone, so that noise of labels does not raise it: fitted by `wrapped.fit` or `workbench.fit`, which lets "
-        "the voters shape it where it has validation rows. Total is then the sum of aleatoric and epistemic risk. See "
-        "docs/how_to/epistemic.md.",
+        help='None, epistemic risk is the voters\' disagreement; "design", for class scores [rows, classes] and for values with sculpt, how few '
+        "training rows speak for an input, told from inputs alone, so that noise of labels does not raise it: fitted by `wrapped.fit` or "
+        "`workbench.fit`, which lets the voters shape it where it has validation rows. Aleatoric risk of classes is then what their entropy "
+        "would be if nothing were left to learn, and total risk the sum of both. See docs/how_to/epistemic.md.",
     )
     prior: float | None = setting(
         default=None,
