@@ -69,6 +69,8 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
             _cell("tiny", "sculpt 1", 1, 8, "step"),
             _cell("tiny", "vote last", 5, 8, "forward", how="tune"),
             _cell("tiny", "vote", 5, 8, "forward", how="compiled"),
+            _cell("vit", "vote", 2, 2, "forward", dtype="bfloat16"),
+            {"peer": "torch-uncertainty", "task": "deep ensemble, n = 5", "on": "cpu"},
         ]
     peers = [{"peer": peer, "task": task} for peer, tasks in TASKS.items() for task in tasks]
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
