@@ -131,7 +131,7 @@ large() { if ((smoke)); then bench speed -g model=vit; else bench speed -g on=cu
 
 compiled() { if ((smoke)); then bench speed -g how=compiled; else bench speed -g on=cuda -g how=compiled --timeout 120; fi; }
 
-peers() { if ((smoke)); then bench speed -g task="deep ensemble, n = 5"; else bench speed -g on=cuda -g peer=torch-uncertainty,laplace-torch --timeout 60; fi; }
+peers() { if ((smoke)); then bench speed -g peer=torch-uncertainty; else bench speed -g on=cuda -g peer=torch-uncertainty,laplace-torch --timeout 60; fi; }
 
 others() { if ((smoke)); then bench speed -g "wrapper=sculpt 1"; else bench speed -g on=cuda --timeout 90; fi; }
 
