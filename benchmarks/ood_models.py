@@ -95,7 +95,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
     """Train in place by cross entropy: SGD with Nesterov momentum 0.9, one cycle, crops and flips, bfloat16 autocast.
 
     Args:
-        net: Fresh, on the CPU; it ends in evaluation mode.
+        net: Fresh, on the CPU, where it ends in evaluation mode; it is trained on a GPU if there is one.
         x: Standardised images [n, 1, height, width].
         y: Class numbers [n].
         seed: Of the order of rows and of the augmentation.
@@ -104,7 +104,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
         weight_decay: Of weights, and of voters' biases, with one dimension more; other biases and batch norms have none.
     """
     generator = torch.Generator().manual_seed(seed)
-    net.train()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net.to(device).train()
     _lay_out(net, torch.channels_last)
     groups = [
         {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": weight_decay},
@@ -119,8 +120,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
         order = torch.randperm(len(x), generator=generator)
         for rows in order[: batches * BATCH].split(BATCH):
             batch = augmented(x[rows], generator).contiguous(memory_format=torch.channels_last)
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = _loss(net, batch, y[rows])
+            with torch.autocast(device, torch.bfloat16):
+                loss = _loss(net, batch.to(device), y[rows].to(device))
             optimizer.zero_grad()
             loss.backward()
             # the results were made with decay of voters' biases, which wrappers warn of since
@@ -128,7 +129,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
                 warnings.filterwarnings("ignore", "this SGD spares some parameters", WorkbenchWarning)
                 optimizer.step()
             schedule.step()
-    net.eval()
+    net.cpu().eval()
 
 
 def _loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:

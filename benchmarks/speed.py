@@ -19,7 +19,7 @@ from speed_clock import middle, peak, timed
 from speed_fit import TRAININGS, raced, trained
 from speed_models import MODELS
 from speed_peers import TASKS, against, lacking
-from speed_targets import TARGETS
+from speed_targets import BUSY, LAUNCHES, TARGETS
 
 from workbench.experiments.environment import processor
 
@@ -42,32 +42,53 @@ COST = {
     "gpt2": (52.7, 1.3),
     "unet": (10_050.0, 4.0),
 }
-COST_LARGE = {"resnet18": (1111.0, 2.0), "gpt2": (22_420.0, 4.0)}
+COST_LARGE = {
+    "resnet18": (1111.0, 2.0),
+    "gpt2": (22_420.0, 4.0),
+    "resnet50": (8178.0, 6.0),
+    "vit": (35_128.0, 4.0),
+    "gpt2-1024": (212_678.0, 4.0),
+}
+ROWS = {"resnet50": 64, "vit": 32, "gpt2-1024": 8}  # which keep a GPU busy and leave five voters room in its memory
 RATE = {"cpu": 50e3, "cuda": 30e6}  # millions of operations a second, about
+RATE_LOW = 150e6  # on a GPU in bfloat16
+COMPILING = 30.0  # seconds
+BESIDE = ("plain", "loop", "hand", "func")
 BUDGET = 2.5  # seconds that a cell may take, by that guess
 BUDGET_TARGET = {"cpu": 10.0, "cuda": 30.0}  # and one of a target
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """All of them, those of the targets first; a cell that would take too long is left out."""
+    """All of them, those of the targets first; a cell that would take too long is left out.
+
+    A GPU is lent for minutes: its own targets come first there, then other packages and what is compiled, and all else at the end.
+    """
     if smoke:
         return [
             _cell("mlp", "vote", 5, 1, "forward"),
             _cell("tiny", "sculpt 1", 1, 8, "step"),
             _cell("tiny", "vote last", 5, 8, "forward", how="tune"),
+            _cell("tiny", "vote", 5, 8, "forward", how="compiled"),
+            _cell("vit", "vote", 2, 2, "forward", dtype="bfloat16"),
+            {"peer": "torch-uncertainty", "task": "deep ensemble, n = 5", "on": "cpu"},
         ]
-    every = [cell for device in ("cpu", "cuda") for cell in _grid(device)]
-    aimed = [cell for cell in every if _aimed(cell) and seconds(cell) <= BUDGET_TARGET[cell["on"]]]
-    others = [cell for cell in every if not _aimed(cell) and seconds(cell) <= BUDGET]
-    peers = [
-        {"peer": peer, "task": task, "on": device}
-        for device in ("cpu", "cuda")
-        for peer, tasks in TASKS.items()
-        for task in tasks
-    ]
+    peers = [{"peer": peer, "task": task} for peer, tasks in TASKS.items() for task in tasks]
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
     races = [{"race": name, "on": "cpu"} for name, training in TRAININGS.items() if training.heads is not None]
-    return aimed + others + peers + trainings + races
+    aimed, others = _by_aim("cpu")
+    found = [*aimed, *others, *({**peer, "on": "cpu"} for peer in peers), *trainings, *races]
+    aimed, others = _by_aim("cuda")
+    compiled = [cell for cell in aimed + others if cell["how"] == "compiled"]
+    aimed = sorted((cell for cell in aimed if cell["how"] != "compiled"), key=lambda cell: not _aimed(cell, "GPU"))
+    others = [cell for cell in others if cell["how"] != "compiled"]
+    return [*found, *aimed, *({**peer, "on": "cuda"} for peer in peers), *compiled, *others]
+
+
+def _by_aim(device: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Cells of models with wrappers that a target concerns, and others."""
+    every = list(_grid(device))
+    aimed = [cell for cell in every if _aimed(cell) and seconds(cell, compiling=0) <= BUDGET_TARGET[device]]
+    return aimed, [cell for cell in every if not _aimed(cell) and seconds(cell, compiling=0) <= BUDGET]
 
 
 def _cell(model: str, wrapper: str, n: int, batch: int, phase: str, **how: str) -> dict[str, Any]:
@@ -107,6 +128,8 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
     for wrapper in ("sculpt", "sample", "neo") if device == "cpu" else ():
         yield _cell("tiny", wrapper, 1, 1, "forward", how="frozen")
     yield from _compiled(device)
+    if device == "cuda":
+        yield from _busy()
 
 
 def _compiled(device: str) -> Iterator[dict[str, Any]]:
@@ -114,11 +137,22 @@ def _compiled(device: str) -> Iterator[dict[str, Any]]:
         yield _cell("mlp", "vote", 16, 1, "forward", on=device, how="compiled")
         yield _cell("cnn", "vote last", 16, 64, "forward", on=device, how="compiled")
         return
-    for model in ("tiny", "mlp", "cnn", "transformer"):
-        for wrapper in ("vote", "vote last", "sculpt 1"):
+    for model in LAUNCHES:
+        for n in (16, 5):
+            for phase in ("forward", "step"):
+                yield _cell(model, "vote", n, 64, phase, on=device, how="compiled")
+    for model in LAUNCHES[:-1]:
+        for wrapper in ("vote last", "sculpt 1"):
             for phase in ("forward", "step"):
                 n = 1 if wrapper in ONE else 16
                 yield _cell(model, wrapper, n, 64, phase, on=device, how="compiled")
+
+
+def _busy() -> Iterator[dict[str, Any]]:
+    for model in BUSY:
+        for phase in ("forward", "step"):
+            for wrapper, n in (("vote", 5), ("vote last", 16)):
+                yield _cell(model, wrapper, n, ROWS[model], phase, on="cuda", dtype="bfloat16")
 
 
 def _numbers(wrapper: str) -> tuple[int, ...]:
@@ -140,34 +174,36 @@ def _phases(wrapper: str, n: int, batch: int) -> tuple[str, ...]:
     return ("forward",) if n == 64 else ("forward", "step")
 
 
-def _aimed(cell: dict[str, Any]) -> bool:
-    return any(target.holds(cell) for target in TARGETS)
+def _aimed(cell: dict[str, Any], at: str = "") -> bool:
+    """Whether a target whose name begins so concerns a cell."""
+    return any(target.holds(cell) for target in TARGETS if target.case.startswith(at))
 
 
-def seconds(cell: dict[str, Any], loop: bool | None = None) -> float:
+def seconds(cell: dict[str, Any], loop: bool | None = None, compiling: float = COMPILING) -> float:
     """What a cell takes, about.
 
     Args:
         cell: its arguments.
         loop: whether the loop over copies is measured; None: as `run` decides.
+        compiling: seconds that go into what is compiled, where something is.
     """
     on_gpu = cell["on"] == "cuda"
-    operations, least = (COST | COST_LARGE if on_gpu else COST)[cell["model"]]
-    one = least / 1e3 + operations * cell["batch"] / RATE[cell["on"]]
+    operations, least = (COST | COST_LARGE if on_gpu else COST_LARGE | COST)[cell["model"]]
+    rate = RATE_LOW if on_gpu and cell["dtype"] == "bfloat16" else RATE[cell["on"]]
+    one = least / 1e3 + operations * cell["batch"] / rate
     many = cell["n"] if cell["wrapper"] in WHOLE and (cell["phase"], cell["wrapper"]) != ("step", "sample") else 1
     ways = 1 + many + (cell["n"] if (with_loop(cell) if loop is None else loop) else 0)
     if cell["how"] == "tune":
         ways += 8 * cell["n"]
-    if cell["how"] == "compiled":
-        return 0.0
-    return 0.5 + 13 * ways * max(one * (3.5 if cell["phase"] == "step" else 1), 0.2e-3)
+    fixed = compiling if cell["how"] == "compiled" else 0.0
+    return fixed + 0.5 + 13 * ways * max(one * (3.5 if cell["phase"] == "step" else 1), 0.2e-3)
 
 
 def with_loop(cell: dict[str, Any]) -> bool:
     """Whether the loop over copies is measured: always beside methods that run all layers n times, else where it is quick."""
     if cell["wrapper"] in (*ONE, "vote dealt"):
         return False
-    return cell["wrapper"] in WHOLE or seconds(cell, loop=True) <= BUDGET
+    return cell["wrapper"] in WHOLE or seconds(cell, loop=True, compiling=0) <= BUDGET
 
 
 def possible(cell: dict[str, Any]) -> str:
@@ -198,10 +234,10 @@ def _row(**cell: Any) -> dict[str, Any]:
     case = case_of(**cell, loop=with_loop(cell))
     times = timed(case.passes, device)
     row: dict[str, Any] = {"rung": case.rung(), "rounds": len(times["wrapped"])}
-    for name in ("wrapped", "plain", "loop", "hand"):
+    for name in ("wrapped", *BESIDE):
         if name in times:
             row[f"{name}_ms"] = 1e3 * middle(times[name])[0]
-    others = {name: times[name] for name in ("plain", "loop", "hand") if name in times}
+    others = {name: times[name] for name in BESIDE if name in times}
     strategies = {name: values for name, values in times.items() if name.startswith("strategy ")}
     if strategies:
         best = min(strategies, key=lambda name: middle(strategies[name])[0])
@@ -214,6 +250,10 @@ def _row(**cell: Any) -> dict[str, Any]:
     if device == "cpu" and (guard := case.guard()) is not None:
         row["guard_us"] = 1e6 * middle(timed({"guard": guard}, device)["guard"])[0]
     row |= {"floor_ms": 1e3 * case.floor, "floor": row["wrapped_ms"] / 1e3 / case.floor, "bound": case.bound}
+    if cell["model"] in BUSY and cell["wrapper"] == "vote":
+        row |= case.utilisation(row["wrapped_ms"] / 1e3, row["loop_ms"] / 1e3)
+    if "func" in case.refused:
+        row["func_refused"] = case.refused["func"]
     # what a CUDA graph needs was taken when it was recorded
     counted = () if cell["how"] == "compiled" and device == "cuda" else ("wrapped", "plain", "loop")
     for name in counted:

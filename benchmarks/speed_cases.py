@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from speed_clock import Pass, bytes_a_second, operations, operations_a_second
-from speed_models import MAPS, batch_of, build
+from speed_models import MAPS, Encoder, batch_of, build
+from speed_targets import BUSY, LAUNCHES
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, vote
@@ -41,9 +42,12 @@ class CellPasses:
     """The passes of a cell, and what is known of them.
 
     Args:
-        passes: "wrapped", "plain", and, where there are such, "loop", "hand" and "strategy NAME" for each rung that "tune" can choose.
+        passes: "wrapped", "plain", and, where there are such, "loop", "hand", "func" and "strategy NAME" for each rung that "tune" can choose.
         floor: seconds below which no implementation can be.
         bound: what sets the floor, "operations" or "bytes".
+        work: floating-point operations of all copies one after another.
+        rate: the most of them that the device does in a second.
+        refused: why a pass is not possible for this model, by its name.
         engine: the wrapped object that can explain how it ran.
         served: the block in which it is frozen, if it is.
     """
@@ -51,6 +55,9 @@ class CellPasses:
     passes: dict[str, Pass] = field(default_factory=dict)
     floor: float = 0.0
     bound: str = ""
+    work: float = 0.0
+    rate: float = 0.0
+    refused: dict[str, str] = field(default_factory=dict)
     engine: Any = None
     served: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -62,6 +69,19 @@ class CellPasses:
         """What finds out in each call whether a graph may answer it; None where none did."""
         runtime = self.engine.__dict__["_engine"]
         return (lambda: runtime.recorded.hold(runtime.frozen)) if runtime.recorded.replays else None
+
+    def add(self, name: str, run: Pass) -> None:
+        """A pass that is not possible for every model."""
+        try:
+            run()
+            self.passes[name] = run
+        except (RuntimeError, ValueError) as error:
+            self.refused[name] = str(error).splitlines()[0][:120]
+
+    def utilisation(self, wrapped: float, loop: float) -> dict[str, float]:
+        """Millions of millions of operations a second, from the seconds of a pass, and our share of the loop's."""
+        rates = {"wrapped": self.work / wrapped, "loop": self.work / loop, "best": self.rate}
+        return {**{f"tflops_{name}": rate / 1e12 for name, rate in rates.items()}, "utilisation": loop / wrapped}
 
 
 def case_of(
@@ -95,14 +115,17 @@ def case_of(
             case.passes["loop"] = _steps([copy.deepcopy(plain) for _ in range(n)], x, y, low)
     if wrapper == "vote" and model in ("tiny", "mlp"):
         case.passes["hand"] = _by_hand(plain, n, x, y if training else None, low)
+    if on == "cuda" and wrapper == "vote" and n > 1 and model in LAUNCHES:
+        case.add("func", _by_func(plain, n, x, y if training else None, low, compiled))
     if how == "tune":
         for rung in RUNGS:
             forced = wrap(plain, wrapper, n, model, large, rung)
             run = _wrapped_pass(forced, wrapper, phase, x, y, low, compiled)
-            with contextlib.suppress(RuntimeError, ValueError):  # not possible for this model
-                run()
-                case.passes[f"strategy {rung}"] = run
+            case.add(f"strategy {rung}", run)
     case.floor, case.bound = floor(plain, wrapper, n, x, phase, on, dtype)
+    if model in BUSY:
+        case.work = n * operations(plain, x, training)[""]
+        case.rate = operations_a_second(on, torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     return case
 
 
@@ -137,7 +160,7 @@ def _wrapped_pass(
             with low():
                 return CRITERION(wrapped(x), y) if wrapper == "vote dealt" else wrapped.loss(CRITERION, x, y)
 
-        return _step(compiled(loss), wrapped, x, y)
+        return _step(compiled(loss), wrapped.parameters(), x, y)
 
     def ask(x: Tensor) -> Any:
         if wrapper != "sample last":
@@ -156,9 +179,11 @@ def _quiet(ask: Callable[[Tensor], Any], x: Tensor, low: Any) -> Pass:
     return run
 
 
-def _step(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Pass:
+def _step(
+    loss: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[nn.Parameter | Tensor], x: Tensor, y: Tensor
+) -> Pass:
     """A training step; gradients are set free at its end, so that all of its memory is its own."""
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(parameters)
 
     def run() -> None:
         loss(x, y).backward()
@@ -180,7 +205,7 @@ def _steps(models: list[Any], x: Tensor, y: Tensor, low: Any, compiled: Callable
             with low():
                 return CRITERION(model(x), y)
 
-        return _step(loss if compiled is None else compiled(loss), model, x, y)
+        return _step(loss if compiled is None else compiled(loss), model.parameters(), x, y)
 
     steps = [one(model) for model in models]
 
@@ -236,18 +261,49 @@ def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) ->
             h = torch.baddbmm(bias, h.relu() if i else h, weight)
         return h
 
+    return _of_all(every, stacked, n, x, y, low)
+
+
+def _by_func(
+    plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any, compiled: Callable[[Any], Any] | None = None
+) -> Pass:
+    """One vmap over the copies, whose parameters and buffers are stacked, as the tutorial of torch.func has it."""
+    parameters, buffers = torch.func.stack_module_state([copy.deepcopy(plain) for _ in range(n)])
+    shell = copy.deepcopy(plain).to("meta")
+    for part in shell.modules():
+        # there is no dropout in it; the fused kernels of evaluation would be called one by one
+        if isinstance(part, Encoder):
+            part.train()
+    one = torch.func.vmap(
+        lambda weights, buffers, x: torch.func.functional_call(shell, (weights, buffers), (x,)), in_dims=(0, 0, None)
+    )
+    return _of_all(lambda x: one(parameters, buffers, x), parameters.values(), n, x, y, low, compiled)
+
+
+def _of_all(
+    every: Callable[[Tensor], Tensor],
+    parameters: Iterable[nn.Parameter | Tensor],
+    n: int,
+    x: Tensor,
+    y: Tensor | None,
+    low: Any,
+    compiled: Callable[[Any], Any] | None = None,
+) -> Pass:
+    """Mean and spread of the answers [n, rows, ...] of all copies, or with a target a step of all at once."""
+    compiled = compiled or (lambda function: function)
+
     def ask(x: Tensor) -> tuple[Tensor, Tensor]:
         answers = every(x)
         return answers.mean(0), answers.std(0, correction=0)
 
     if y is None:
-        return _quiet(ask, x, low)
+        return _quiet(compiled(ask), x, low)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with low():
             return CRITERION(every(x), y.expand(n, *y.shape))
 
-    return _step(loss, stacked, x, y)
+    return _step(compiled(loss), parameters, x, y)
 
 
 # ---- floor

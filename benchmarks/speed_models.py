@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -18,15 +19,15 @@ def build(name: str, large: bool = False) -> nn.Sequential:
     """A model with weights that a seed decides.
 
     Args:
-        name: one of `MODELS`, `MAPS` or `SERVED`.
-        large: ResNet-18 and the GPT-2 shape at the widths that they have in papers, for GPUs; the others know one size.
+        name: one of `MODELS`, `MAPS`, `SERVED` or `BUSY`.
+        large: ResNet-18, the GPT-2 shape and `BUSY` at the widths that they have in papers, for GPUs; the others know one size.
 
     Returns:
         entry, body and head, in training mode, on torch's default device.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        entry, body, head = (MODELS | MAPS | SERVED)[name](large)
+        entry, body, head = (MODELS | MAPS | SERVED | BUSY)[name](large)
     return nn.Sequential(OrderedDict(entry=entry, body=body, head=head))
 
 
@@ -37,9 +38,13 @@ def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]
         Input [rows, ...], float32 or tokens int64, and target float32 of the shape of the output.
     """
     draw = torch.Generator().manual_seed(1)
-    if name in ("lstm", "gpt2"):
-        x = torch.randint(WORDS, (rows, _steps(large and name == "gpt2")), generator=draw)
-        outputs = _words(large) if name == "gpt2" else OUTPUTS
+    outputs = OUTPUTS
+    if name in ("lstm", "gpt2", "gpt2-1024"):
+        x = torch.randint(WORDS, (rows, _steps(name, large)), generator=draw)
+        outputs = OUTPUTS if name == "lstm" else _words(large)
+    elif name in BUSY:
+        x = torch.randn(rows, 3, *2 * (_pixels(large),), generator=draw)
+        outputs = _classes(large)
     else:
         x = torch.randn(rows, *INPUTS[name], generator=draw)
         outputs = 1 if name in ("tiny", "mlp", *SERVED) else OUTPUTS
@@ -151,11 +156,11 @@ class Tokens(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal attention and a two-layer network, each behind a norm (Radford et al. 2019)."""
+    """Attention, causal unless said otherwise, and a two-layer network, each behind a norm (Radford et al. 2019)."""
 
-    def __init__(self, d: int, heads: int) -> None:
+    def __init__(self, d: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
@@ -163,7 +168,7 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, steps, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(rows, steps, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(h.transpose(1, 2).reshape(rows, steps, d))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
@@ -179,15 +184,17 @@ class Decoder(nn.Module):
         return self.norm(self.blocks(x)[:, -1])
 
 
-def _gpt2(large: bool) -> Parts:
+def _gpt2(large: bool, name: str = "gpt2") -> Parts:
     """Width 128, 4 blocks; or the smallest GPT-2, width 768, 12 blocks."""
     d, heads, blocks = (768, 12, 12) if large else (128, 4, 4)
     words = _words(large)
-    return Tokens(words, _steps(large), d), Decoder(d, heads, blocks), nn.Linear(d, words, bias=False)
+    return Tokens(words, _steps(name, large), d), Decoder(d, heads, blocks), nn.Linear(d, words, bias=False)
 
 
-def _steps(large: bool) -> int:
-    return 128 if large else 32
+def _steps(name: str, large: bool) -> int:
+    if name == "gpt2-1024":
+        return 1024 if large else 64
+    return 128 if large and name == "gpt2" else 32
 
 
 def _words(large: bool) -> int:
@@ -236,3 +243,70 @@ def _unet(large: bool) -> Parts:
 
 MAPS: dict[str, Callable[[bool], Parts]] = {"unet": _unet}  # of class scores, measured for the target on maps alone
 SERVED: dict[str, Callable[[bool], Parts]] = {"small": _small}  # measured inside of `frozen` alone
+
+
+# ---- which keep a GPU busy
+class Bottleneck(nn.Module):
+    """Convolutions of 1x1, 3x3 and 1x1 with four times as many channels at the end, and a way around them (He et al. 2016)."""
+
+    def __init__(self, a: int, b: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b)
+        self.conv2, self.bn2 = nn.Conv2d(b, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b)
+        self.conv3, self.bn3 = nn.Conv2d(b, 4 * b, 1, bias=False), nn.BatchNorm2d(4 * b)
+        self.around = nn.Sequential()
+        if stride != 1 or a != 4 * b:
+            self.around = nn.Sequential(nn.Conv2d(a, 4 * b, 1, stride, bias=False), nn.BatchNorm2d(4 * b))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return F.relu(self.bn3(self.conv3(h)) + self.around(x))
+
+
+def _resnet50(large: bool) -> Parts:
+    """Width 64 as in the paper, or 8."""
+    w = 64 if large else 8
+    blocks, a = [], w
+    for stage, count in enumerate((3, 4, 6, 3)):
+        for i in range(count):
+            blocks.append(Bottleneck(a, w << stage, 2 if stage and not i else 1))
+            a = 4 * (w << stage)
+    start = [nn.BatchNorm2d(w), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    body = nn.Sequential(*start, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Conv2d(3, w, 7, 2, 3, bias=False), body, nn.Linear(a, _classes(large))
+
+
+class Patches(nn.Module):
+    """A class token and the patches of an image, each with its place; the features of the first (Dosovitskiy et al. 2021)."""
+
+    def __init__(self, patches: int, d: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.zeros(1, 1, d)), nn.Parameter(torch.zeros(1, 1 + patches, d))
+        self.blocks = nn.Sequential(*(DecoderBlock(d, heads, causal=False) for _ in range(blocks)))
+        self.norm = nn.LayerNorm(d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), x.flatten(2).mT], 1)
+        return self.norm(self.blocks(h + self.places)[:, 0])
+
+
+def _vit(large: bool) -> Parts:
+    """ViT-B/16, or width 32 and 2 blocks."""
+    d, heads, blocks = (768, 12, 12) if large else (32, 4, 2)
+    body = Patches((_pixels(large) // 16) ** 2, d, heads, blocks)
+    return nn.Conv2d(3, d, 16, 16), body, nn.Linear(d, _classes(large))
+
+
+def _pixels(large: bool) -> int:
+    return 224 if large else 32
+
+
+def _classes(large: bool) -> int:
+    return 1000 if large else OUTPUTS
+
+
+BUSY: dict[str, Callable[[bool], Parts]] = {
+    "resnet50": _resnet50,
+    "vit": _vit,
+    "gpt2-1024": functools.partial(_gpt2, name="gpt2-1024"),
+}

@@ -8,8 +8,9 @@ from typing import Any
 
 Cell = Mapping[str, Any]
 DEEP = ("cnn", "resnet18", "transformer")
-LAUNCHES = ("tiny", "mlp", "cnn", "transformer")  # of which a GPU spends its time on being told what to do
+LAUNCHES = ("mlp", "cnn", "transformer", "tiny", "lstm")  # of which a GPU spends its time on being told what to do
 LARGE = ("resnet18", "gpt2")
+BUSY = ("resnet50", "vit", "gpt2-1024")  # which keep a GPU busy
 PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only", "fit": "fit"}
 
 ONCE = (
@@ -71,8 +72,9 @@ class Target:
     Args:
         case: what is measured, in words.
         column: of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
-            "over_us" is the time over a plain pass in microseconds, "guard_us" that of finding out whether a graph may answer a call.
-        limit: the most that it may be.
+            "over_us" is the time over a plain pass in microseconds, "guard_us" that of finding out whether a graph may answer a call;
+            "utilisation" is the share of the operations a second of the loop.
+        limit: the most that it may be, of "utilisation" the least.
         holds: whether a cell belongs to it.
         faster: whether the limit is told as "so many times faster".
     """
@@ -83,8 +85,19 @@ class Target:
     holds: Callable[[Cell], bool]
     faster: bool = False
 
+    @property
+    def worst(self) -> Callable[[list[float]], float]:
+        """Which of some values is the worst."""
+        return min if self.column == "utilisation" else max
+
+    def met(self, value: float) -> bool:
+        """Whether a value is within the limit."""
+        return self.worst([value, self.limit]) == self.limit
+
     def text(self, value: float) -> str:
         """A value as it is told."""
+        if self.column == "utilisation":
+            return f"{value:.3g} of the loop's utilisation"
         if self.faster:
             return f"{1 / value:.3g} times faster"
         if self.column == "over_us":
@@ -95,7 +108,7 @@ class Target:
         return f"{value:.3g} x {what}"
 
     def aim(self) -> str:
-        return ("at least " if self.faster else "at most ") + self.text(self.limit)
+        return ("at least " if self.faster or self.column == "utilisation" else "at most ") + self.text(self.limit)
 
 
 def _is(**wanted: Any) -> Callable[[Cell], bool]:
@@ -119,8 +132,10 @@ def _targets() -> list[Target]:
         ):
             targets.append(Target(f"{name}: {words}", "plain", 1.10, _is(wrapper=wrapper, **deep)))
         targets += [
-            Target(f"vote, last layer, n = {n}: {words}", "plain", 1.15, _is(wrapper="vote last", n=n, **deep))
-            for n in (5, 16)
+            Target(f"vote, last layer, n = 5: {words}", "plain", 1.15, _is(wrapper="vote last", n=5, **deep)),
+            Target(
+                f"vote, last layer, n = 16: {words}", "plain", 1.15, _is(wrapper="vote last", n=16, on="cpu", **deep)
+            ),
         ]
         targets.append(
             Target(
@@ -161,13 +176,29 @@ def _targets() -> list[Target]:
         gpu = {"wrapper": "vote", "phase": phase, "batch": 64, "on": "cuda"}
         targets += [
             Target(
-                f"GPU, launch-bound models, vote, all layers, n = {n}: {words}",
+                f"GPU, launch-bound models, vote, all layers, n = {n}{compiled}: {words}",
                 "loop",
                 1 / times,
-                _is(n=n, model=LAUNCHES, **gpu),
+                _is(n=n, model=LAUNCHES, how=how, **gpu),
                 faster=True,
             )
+            for how, compiled in (("auto", ""), ("compiled", ", compiled"))
             for n, times in ((16, 9), (5, 3))
+        ]
+        last = {"wrapper": "vote last", "n": 16, "phase": phase, "on": "cuda"}
+        targets += [
+            Target(f"GPU, vote, last layer, n = 16: {words}", "plain", 1.05, _is(model=DEEP, batch=some, **last)),
+            Target(
+                f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote, last layer, n = 16: {words}",
+                "plain",
+                1.05,
+                _is(model=BUSY, dtype="bfloat16", **last),
+            ),
+        ]
+        busy = {"model": BUSY, "n": 5, "wrapper": "vote", "phase": phase, "on": "cuda", "dtype": "bfloat16"}
+        targets += [
+            Target(f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote, all layers: {words}", "loop", 1.02, _is(**busy)),
+            Target(f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: {words}", "utilisation", 0.9, _is(**busy)),
         ]
         targets.append(
             Target(

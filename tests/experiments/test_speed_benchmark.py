@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
@@ -52,7 +53,31 @@ def test_cells_are_json_differ_and_fit_into_a_quarter_of_an_hour(speed: ModuleTy
     assert {cell["wrapper"] for cell in here} == set(speed.WRAPPERS)
     aimed = [speed._aimed(cell) for cell in here]
     assert aimed.index(False) == sum(aimed)  # those of the targets come first
-    assert len(speed.cells(smoke=True)) == 3
+    assert {cell.get("how") for cell in speed.cells(smoke=True)} == {"auto", "tune", "compiled", None}
+
+
+def test_what_is_told_first_on_a_gpu(speed: ModuleType, targets: ModuleType) -> None:
+    cells = [cell for cell in speed.cells() if cell["on"] == "cuda"]
+    about = [target for target in targets.TARGETS if target.case.startswith("GPU")]
+
+    def kind(cell: dict[str, Any]) -> str:
+        if "peer" in cell or cell["how"] == "compiled":
+            return "peers" if "peer" in cell else "compiled"
+        if any(target.holds(cell) for target in about):
+            return "GPU"
+        return "aimed" if speed._aimed(cell) else "others"
+
+    assert list(dict.fromkeys(map(kind, cells))) == ["GPU", "aimed", "peers", "compiled", "others"]
+    found = [(c["model"], c["n"], c["phase"]) for c in cells if kind(c) == "compiled" and c["wrapper"] == "vote"]
+    assert found == [(m, n, p) for m in targets.LAUNCHES for n in (16, 5) for p in ("forward", "step")]
+    assert sum(speed.seconds(cell) for cell in cells if kind(cell) == "GPU") < 240
+    assert "lstm" in {cell["model"] for cell in cells if kind(cell) == "GPU"}
+
+
+def test_what_is_compiled_takes_the_time_that_compiling_takes(speed: ModuleType) -> None:
+    cell = speed._cell("mlp", "vote", 16, 64, "forward", on="cuda")
+    assert speed.seconds({**cell, "how": "compiled"}) == pytest.approx(speed.seconds(cell) + 30)
+    assert speed.seconds({**cell, "how": "compiled"}, compiling=0) == speed.seconds(cell)
 
 
 def test_every_target_has_cells(speed: ModuleType, targets: ModuleType) -> None:
@@ -136,7 +161,10 @@ def test_rates_are_those_of_the_best_operation(clock: ModuleType, monkeypatch: p
 
 # ---- models
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("name", ["tiny", "mlp", "cnn", "resnet18", "transformer", "lstm", "gpt2", "unet"])
+@pytest.mark.parametrize(
+    "name",
+    ["tiny", "mlp", "cnn", "resnet18", "transformer", "lstm", "gpt2", "unet", "resnet50", "vit", "gpt2-1024"],
+)
 def test_models_answer_and_cost_what_is_guessed(
     speed: ModuleType, models: ModuleType, clock: ModuleType, name: str, large: bool
 ) -> None:
@@ -146,9 +174,20 @@ def test_models_answer_and_cost_what_is_guessed(
     x, y = models.batch_of(name, 2, large)
     assert model(x.to("meta")).shape == y.shape
     assert [part for part, _ in model.named_children()] == ["entry", "body", "head"]
+    if name in models.BUSY and not large:  # for tests alone
+        return
     guess = (speed.COST | speed.COST_LARGE if large else speed.COST)[name][0]
     assert clock.operations(model, x, False)[""] / 2e6 == pytest.approx(guess, rel=0.6 if name == "tiny" else 0.01)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("name", "count"), [("resnet50", 25_557_032), ("vit", 86_567_656), ("gpt2-1024", 163_037_184)])
+def test_busy_models_are_as_large_as_published(models: ModuleType, name: str, count: int) -> None:
+    """Of torchvision's documentation, and the 124,439,808 of GPT-2 with a last layer of its own, of 50257 words and width 768."""
+    with torch.device("meta"):
+        model = models.build(name, large=True)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert count != 163_037_184 or count == 124_439_808 + 50_257 * 768
 
 
 def test_the_decoder_looks_back_only(models: ModuleType) -> None:
@@ -171,6 +210,76 @@ def test_the_loop_and_the_version_by_hand_are_the_same_work(cases: ModuleType) -
     y, risk = case.passes["wrapped"]()
     assert y.shape == risk.shape == plain.shape
     assert case.rung() == "loop"
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention on a CPU
+@pytest.mark.parametrize("name", ["tiny", "mlp", "cnn", "transformer"])
+def test_torch_func_by_hand_is_the_same_work(cases: ModuleType, models: ModuleType, name: str) -> None:
+    x, y = models.batch_of(name, 6)
+    plain = models.build(name).eval()
+    mean, std = cases._by_func(plain, 3, x, None, contextlib.nullcontext)()
+    with torch.no_grad():
+        torch.testing.assert_close(mean, plain(x), atol=1e-5, rtol=1e-4)
+    assert std.max() < 1e-5
+    stepped: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "_step", lambda loss, parameters, x, y: stepped.extend((loss, list(parameters))))
+        cases._by_func(plain.train(), 3, x, y, contextlib.nullcontext)
+    loss, parameters = stepped
+    loss(x, y).backward()
+    nn.MSELoss()(plain(x), y).backward()
+    for own, (key, other) in zip(parameters, plain.named_parameters(), strict=True):
+        for voter in 3 * own.grad:  # the loss is the mean over voters
+            torch.testing.assert_close(voter, other.grad, atol=1e-5, rtol=1e-3, msg=key)
+
+
+def test_what_torch_func_refuses_is_told(cases: ModuleType, models: ModuleType) -> None:
+    case = cases.CellPasses()
+    x = models.batch_of("lstm", 2)[0]
+    case.add("func", cases._by_func(models.build("lstm").eval(), 2, x, None, contextlib.nullcontext))
+    assert "func" not in case.passes
+    assert "lstm" in case.refused["func"]
+
+
+def test_a_gpu_has_the_version_by_torch_func(cases: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cases, "_by_func", lambda *_: lambda: asked.append("func"))
+    monkeypatch.setattr(Tensor, "to", lambda self, *_, **__: self)
+    monkeypatch.setattr(nn.Module, "to", lambda self, *_, **__: self)
+    monkeypatch.setattr(cases, "floor", lambda *_: (1.0, "bytes"))
+    for wrapper, n, there in (("vote", 3, True), ("vote", 1, False), ("vote last", 3, False)):
+        case = cases.case_of("mlp", wrapper, n, 4, "forward", "cuda", "float32", "auto", True)
+        assert ("func" in case.passes) is there
+    assert asked == ["func"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet50", "vit", "gpt2-1024"])
+def test_busy_models_in_small(speed: ModuleType, clock: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(clock, "ENOUGH", 0.0)
+    row = speed.run(**speed._cell(name, "vote", 2, 2, "step", dtype="bfloat16"))
+    assert row["utilisation"] == pytest.approx(row["loop_ms"] / row["wrapped_ms"])
+    assert row["tflops_wrapped"] == pytest.approx(row["utilisation"] * row["tflops_loop"])
+    assert row["tflops_best"] > 0
+    assert row["loop"] > 0
+    last = speed.run(**speed._cell(name, "vote last", 3, 2, "forward", dtype="bfloat16"))
+    assert last["plain"] > 0
+    assert "utilisation" not in last
+
+
+def test_utilisation_is_operations_over_time(cases: ModuleType) -> None:
+    found = cases.CellPasses(work=4e12, rate=20e12).utilisation(0.5, 0.4)
+    assert found == pytest.approx({"tflops_wrapped": 8, "tflops_loop": 10, "tflops_best": 20, "utilisation": 0.8})
+
+
+def test_a_target_of_utilisation_is_the_least(targets: ModuleType) -> None:
+    target = next(target for target in targets.TARGETS if target.column == "utilisation")
+    assert target.aim() == "at least 0.9 of the loop's utilisation"
+    assert target.worst([0.8, 0.95]) == 0.8
+    assert [target.met(value) for value in (0.89, 0.9, 1.0)] == [False, True, True]
+    loop = next(target for target in targets.TARGETS if target.column == "loop" and not target.faster)
+    assert loop.worst([0.8, 0.95]) == 0.95
+    assert [loop.met(loop.limit + more) for more in (-0.1, 0, 0.1)] == [True, True, False]
 
 
 def test_steps_train_every_copy(cases: ModuleType, models: ModuleType) -> None:
@@ -274,7 +383,7 @@ def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "ENOUGH", 0.0)
-        found = [{**cell, **speed.run(**cell)} for cell in (*speed.cells(smoke=True), *more)]
+        found = [{**cell, **speed.run(**cell)} for cell in (*speed.cells(smoke=True)[:3], *more)]  # none compiled
     assert torch.equal(torch.get_rng_state(), before)
     return found
 
@@ -304,13 +413,20 @@ def test_the_page_of_some_cells(
     like = {**rows[0], "hand": math.nan, "loop": math.nan}
     good, bad = {**like, **aimed, "plain": 1.123}, {**like, **aimed, "batch": 1024, "plain": 1.31}
     gpu = {**like, **speed._cell("mlp", "vote", 16, 64, "forward", on="cuda"), "hardware": "a GPU", "loop": 0.1}
-    gpu |= {"loop_low": 0.1, "loop_high": 0.2}
+    gpu |= {"loop_low": 0.1, "loop_high": 0.2, "func": 0.75}
+    busy = {
+        **gpu,
+        **speed._cell("vit", "vote", 5, 32, "step", on="cuda", dtype="bfloat16"),
+        "loop": 1.25,
+        "func": math.nan,
+    }
+    busy |= {"tflops_wrapped": 320.0, "tflops_loop": 400.0, "tflops_best": 700.0, "utilisation": 0.8}
     peer = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cuda", "hardware": "a GPU", "wrapped_ms": 1.0}
     peer |= {"peer_ms": 4.0, "peer_ratio": 0.25, "peer_ratio_low": 0.2, "peer_ratio_high": 0.3}
     peer |= {"memory_wrapped": 1.0, "memory_peer": 2.0}
     case = "vote, last layer, n = 5: forward"
     monkeypatch.setitem(targets.REASONS, case, "it is a test.")
-    text = speed.summary(pandas.DataFrame([*rows, good, gpu, peer, bad]), tmp_path)
+    text = speed.summary(pandas.DataFrame([*rows, good, gpu, busy, peer, bad]), tmp_path)
     assert text.count("\n### ") == 2
     lines = text.splitlines()
     assert (
@@ -322,6 +438,12 @@ def test_the_page_of_some_cells(
     assert (
         f"| {fast} | at least 9 times faster | 10 times faster (mlp, batch 64) | 10 times faster | 1 | yes |" in lines
     )
+    assert "| vit, vote, all layers, n = 5, batch 32, training step | 400 | 320 | 700 | 0.80 |" in lines
+    used = "GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: training step | at least 0.9 of the loop's utilisation"
+    assert (
+        f"| {used} | 0.8 of the loop's utilisation (vit, batch 32) | 0.8 of the loop's utilisation | 1 | no |" in lines
+    )
+    assert any("mlp, to torch.func" in line for line in lines)
     assert "| vote, last layer, n = 5 |  |  | 1.12 /  |  |  |  |  |" in lines
     told = f"- {fast}: at least 9 times faster"
     assert told not in lines

@@ -17,7 +17,7 @@ from helpers import pretend_device
 from helpers.device_models import MODELS, WRAPPERS, leaves, mlp, quiet, relu_mlp
 from helpers.other_device import DEVICE, answers, close, home, in_order, is_classes, rows, states_close
 from helpers.training_models import interrupt_after
-from workbench import Progress, compose, fit, laplace, load, neo, save, sculpt, vote
+from workbench import Progress, calibrate, compose, fit, laplace, load, neo, save, sculpt, vote
 from workbench.engine.effects import private_random as private
 from workbench.engine.effects.private_random import own_random
 from workbench.errors import WorkbenchWarning
@@ -52,6 +52,31 @@ def test_fit(name: str) -> None:
     here, there, *_ = both(lambda: WRAPPERS[name](mlp()), data, **options)
     x = data[0].double()
     close(answers(here, x), answers(there, x.to(DEVICE)), atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"folds": 3}, {"patience": 1}], ids=["", "folds", "patience"])
+def test_fit_on_the_device_that_the_environment_names(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a notebook that was written for a CPU asks for it: the model is back on the CPU afterwards."""
+    made = [compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))(mlp())]
+    made.append(copy.deepcopy(made[0]))
+    seen, found = [], []
+    for model, asked in zip(made, ("", DEVICE), strict=True):
+        monkeypatch.setenv("WORKBENCH_DEVICE", asked)
+
+        def look(_: Progress, model: Any = model) -> None:
+            seen.append(next(model.parameters()).device.type)
+
+        torch.manual_seed(0)
+        with quiet():
+            history = fit(model, rows(), epochs=2, callback=look, progress=False, dtype=torch.float64, **options)
+        assert {p.device.type for p in model.parameters()} == {"cpu"}
+        found.append(
+            calibrate(model, history).interval(rows()[0].double())
+            if "folds" in options
+            else answers(model, rows()[0].double())
+        )
+    assert list(dict.fromkeys(seen)) == ["cpu", DEVICE]
+    torch.testing.assert_close(*(list(one) for one in found), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["plain", "vote", "sample", "swag", "snapshot", "laplace", "vote of sculpt, with neo"])

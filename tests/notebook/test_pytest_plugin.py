@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import write_notebook
 
 from workbench.experiments.environment import source_digest
@@ -251,3 +252,30 @@ def test_a_case_that_needs_what_is_not_installed_is_skipped(project: pytest.Pyte
         result = pytest_in(project, "--notebooks", "-rs", "notebooks")
         result.assert_outcomes(**outcome)
         assert ("study.ipynb needs no_such_package" in str(result.stdout)) is ("skipped" in outcome)
+
+
+TRAINS = """
+import torch
+from workbench import fit, vote
+from workbench.notebook import record
+
+wrapped = vote.Wrapper(2)(torch.nn.Linear(2, 1))
+places = []
+where = lambda _: places.append(next(wrapped.parameters()).device.type)
+fit(wrapped, (torch.zeros(40, 2), torch.zeros(40, 1)), epochs=1, progress=False, callback=where)
+record(trained_on=sorted(set(places)), after=next(wrapped.parameters()).device.type)
+"""
+
+
+@pytest.mark.slow
+def test_notebooks_train_on_the_device_that_is_named(project: pytest.Pytester) -> None:
+    write(project.path / "notebooks" / "study.ipynb", TRAINS)
+    baselines = project.path / "notebooks" / "baselines" / "study"
+    baselines.mkdir(parents=True)
+    pytest_in(project, "--notebooks", "notebooks", "--update-baselines").assert_outcomes(passed=1)
+    assert json.loads((baselines / "smoke.json").read_text())["values"] == {"trained_on": ["cpu"], "after": "cpu"}
+    pytest_in(project, "--notebooks", "notebooks", "--notebook-device", "cpu").assert_outcomes(passed=1)
+    missing = pytest_in(project, "--notebooks", "notebooks", "--notebook-device", "cuda")
+    if not torch.cuda.is_available():  # it was asked for
+        missing.assert_outcomes(failed=1)
+        missing.stdout.fnmatch_lines(["*torch sees no GPU here, found 'cuda'*"])

@@ -27,6 +27,7 @@ from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
+from workbench.training.asked_device import on_asked_device
 from workbench.training.augmentation import Augmentation, augmentations, changed
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
@@ -60,6 +61,7 @@ MEANS = (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs)  
 
 
 @one_at_a_time
+@on_asked_device
 def fit(
     wrapped: nn.Module,
     data: Any,
@@ -127,7 +129,8 @@ def fit(
             `standardizes_inputs = True`, such as those of `workbench.models.tabular`, gets its inputs as they are. Say False for a model that
             was trained in original units elsewhere.
         seed: of the choice of validation rows, of the order of rows, and of all random draws of torch.
-        device: where to train; None: where the model is; "auto": CUDA if there is any, else CPU. The model stays there.
+        device: where to train; None: where the model is; "auto": CUDA if there is any, else CPU. The model stays there. The environment
+            variable WORKBENCH_DEVICE takes the place of None, and the model comes back after the training.
         dtype: floating-point type of model and rows; None: the model's.
         progress: whether to show a bar, if the training takes more than two seconds.
         checkpoint: file to keep the state in, every few seconds after an epoch. If it exists, training goes on from
