@@ -1,4 +1,4 @@
-"""What the `human` benchmark is made of: images (copies as JPEG), people's answers, published networks, and features of a ResNet-20."""
+"""What the `human` benchmark is made of: images (copies as JPEG), people's answers, networks of others and of our own, features."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ ANNOTATORS = ("random_label1", "random_label2", "random_label3")
 MEAN, SCALE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # as the published ResNet-20 was trained with
 RECIPE = {"lr": 0.05, "weight_decay": 5e-4}
 EPOCHS = 4  # of the tuned trunk, 100 s each on a core with AVX-512 for bfloat16
+OWN_RECIPE = {"lr": 0.15, "weight_decay": 1.5e-3}
+OWN_EPOCHS = 10  # of networks from scratch
 
 
 class Block(nn.Module):
@@ -73,6 +75,48 @@ class ResNet20(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.features(x))
+
+
+class Stage(nn.Module):
+    """Two 3x3 convolutions, the first one's output halved by max pooling; both start as copies of what enters."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        for conv in (self.conv1, self.conv2):
+            nn.init.dirac_(conv.weight.detach()[: conv.in_channels])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.gelu(self.bn1(F.max_pool2d(self.conv1(x), 2)))
+        return F.gelu(self.bn2(self.conv2(h)))
+
+
+class OwnNet(nn.Module):
+    """A network that learns CIFAR-10 in few passes (Jordan 2024, arXiv:2404.00498): patches are whitened, three stages follow.
+
+    Args:
+        x: standardised images [n, 3, 32, 32], whose patches of 2x2 pixels are whitened by the first layer, which is not trained.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.whiten = nn.Conv2d(3, 24, 2, bias=False)
+        patches = F.unfold(x, 2).mT.reshape(-1, 12).double()
+        variances, directions = torch.linalg.eigh(patches.mT @ patches / len(patches))
+        whitening = (directions / (variances + 5e-4).sqrt()).mT.reshape(12, 3, 2, 2).float()
+        self.whiten.weight = nn.Parameter(torch.cat([whitening, -whitening]), requires_grad=False)
+        self.stages = nn.Sequential(Stage(24, 64), Stage(64, 256), Stage(256, 256))
+        self.linear = nn.Linear(256, 10, bias=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What enters the last layer [n, 256]."""
+        return F.max_pool2d(self.stages(F.gelu(self.whiten(x))), 3).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.features(x)) / 9
 
 
 @functools.cache
@@ -177,6 +221,52 @@ def network(trunk: str, n: int) -> ResNet20:
         layout.to(memory_format=torch.contiguous_format)
         _keep(net.state_dict(), path)
     return net.eval()
+
+
+def own_predictions(labels: str, seed: int, n: int) -> dict[str, Tensor]:
+    """What a network that was trained here from scratch says; kept as `features` are.
+
+    Args:
+        labels: what of `answers` it is trained towards, on all training images but the held-out ones.
+        seed: of its weights, the order of rows and the augmentation.
+        n: How many images of each part; 0 for all.
+
+    Returns:
+        Probabilities [rows, 10], means over image, mirror image and both shifted by a pixel either way, of images held out ("held") and of test
+        images ("test"); what enters the last layer [rows, 256], likewise, of these ("held features", "test features") and of as many training
+        images as are held out ("train features").
+    """
+    path = _folder() / f"human-own-{labels}-{OWN_EPOCHS}-{n}-{seed}.pt"
+    if path.exists():
+        kept: dict[str, Tensor] = torch.load(path, weights_only=True)
+        return kept
+    loaded, held = pictures(IMAGES, n), parts(n)[1]
+    x = standardised(loaded.train.x)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = OwnNet(x[: min(5000, held.start)])
+    train(net, x[: held.start], answers(n)[labels][: held.start].float(), seed, 1 if n else OWN_EPOCHS, **OWN_RECIPE)
+    predictions = {}
+    for name, part in {
+        "train": x[: held.stop - held.start],
+        "held": x[held],
+        "test": standardised(loaded.test.x),
+    }.items():
+        probs, entering = zip(*(_of_views(net, rows) for rows in part.split(500)), strict=True)
+        predictions |= {name: torch.cat(probs), f"{name} features": torch.cat(entering)}
+    _keep(predictions, path)
+    return predictions
+
+
+@torch.no_grad()
+def _of_views(net: OwnNet, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean probabilities [n, 10] and features [n, 256] over image, mirror image, and both shifted by a pixel either way."""
+    padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
+    views = [view for shift in (padded[..., :32, :32], x, padded[..., 2:, 2:]) for view in (shift, shift.flip(-1))]
+    with torch.autocast("cpu", torch.bfloat16):
+        entering = [net.features(view.contiguous(memory_format=torch.channels_last)).float() for view in views]
+    probs = [(net.linear(rows) / 9).softmax(1) for rows in entering]
+    return torch.stack(probs).mean(0), torch.stack(entering).mean(0)
 
 
 def _folder() -> Path:

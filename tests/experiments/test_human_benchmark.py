@@ -109,5 +109,7 @@ def test_a_smoke_run_gives_a_page(bench: ModuleType, tmp_path: Path, monkeypatch
     text = bench.summary(pandas.DataFrame(rows), tmp_path)
     assert "| published | people | vote, design | 1 |" in text
     assert "| nine | people | vote, neo | 1 |" in text
+    assert "| own | people | plain | 1 |" in text
+    assert "| eleven | people | vote, neo | 1 |" in text
     assert "| all eight |" in text
     assert "at least 0.45: alone missed" in text
