@@ -36,7 +36,6 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Shared, Split
 from ..engine.tree import is_float, tree_map
 from .initialization import Draws
-from .skips import tell_of_skips
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -172,12 +171,6 @@ class Sculpt(Method):
         noise = extra(table.root, "noise")
         if noise is not None and any(noise[key] is not value for key, value in _learned(self.distribution).items()):
             self.distribution = replace(self.distribution, **noise)  # of a copy of the model
-
-    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        axes = [method.axis(Call(training=False, return_risk=True)) for method in wrapped._workbench.methods]
-        places = {axis.name: int(axis.name == self.name) for axis in axes if axis is not None}
-        if self.distribution.n_heads:
-            tell_of_skips(wrapped, self.name, places, args, kwargs)
 
     def repeats(self, training: bool) -> bool:
         return type(self.distribution).__module__.startswith("workbench.") and not isinstance(
