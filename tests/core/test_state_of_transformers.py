@@ -1,10 +1,10 @@
 """Caches of transformers: each voter keeps its own, through beam search and assisted generation as well."""
 
 import copy
-import inspect
 
 import pytest
 import torch
+from helpers.caches import CACHE
 from helpers.streams import close
 
 from workbench import neo, sculpt, vote
@@ -12,11 +12,6 @@ from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
 
-CACHE = next(
-    name
-    for name in ("cache", "past_key_values")  # as versions before 5.24 call it
-    if name in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
-)
 SIZES = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 TOKENS = torch.randint(1, 20, (3, 4), generator=torch.Generator().manual_seed(0))
 

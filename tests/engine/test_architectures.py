@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from helpers.architectures import ARCHITECTURES
+from helpers.caches import CACHE
 from helpers.conformance_reference import size
 from helpers.conformance_table import WRAPPERS, Refusal, Wrapping, is_due
 from helpers.plain_copies import (
@@ -180,9 +181,9 @@ def test_cache_of_keys_and_values_that_is_passed_by_hand_is_that_of_every_branch
             found: list[Any] = []
             cache: Any = None
             for part in ids.split([3, 3, 1], 1):
-                y = wrapped(part, past_key_values=cache, use_cache=True, return_risk=return_risk)
+                y = wrapped(part, **{CACHE: cache}, use_cache=True, return_risk=return_risk)
                 found.append(y if return_risk else (y, None))
-                cache = found[-1][0].past_key_values
+                cache = found[-1][0][CACHE]
             torch.testing.assert_close(torch.cat([y.logits for y, _ in found], 1), expected, rtol=1e-6, atol=1e-6)
             for kind in WRAPPERS[wrapper].variances if return_risk else ():
                 parts = [r if WRAPPERS[wrapper].single else r[kind] for _, r in found]
