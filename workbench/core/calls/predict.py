@@ -125,7 +125,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         record.dealt = record.dealt or call.dealt
     except Exception as error:
         # what goes wrong in the first dealt call may lie in the rows that are missing: if not, it goes wrong without dealing as well
-        if not call.dealt or (record.dealt and not isinstance(error, NotDealableError)):
+        if not call.dealt or ((record.dealt or _is_refusal(error)) and not isinstance(error, NotDealableError)):
             raise
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
         record.dealable = False
@@ -146,6 +146,14 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if len(record.methods) == 1 and len(measured) == 1 and not has_classes(record.output):
         return y, risks[measured[0]]
     return y, Risk(**risks)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the package raised it, not the model."""
+    traceback: Any = error.__traceback__
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("workbench.")
 
 
 def _why_not_dealt(error: Exception, branched: Branched) -> str:
