@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -39,9 +38,7 @@ def gpu(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = gpu("--smoke", tmp_path)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert [line.partition(": ")[0] for line in lines[-len(PARTS) :]] == PARTS
@@ -55,8 +52,6 @@ def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
         rows = list(csv.DictReader(io.TextIOWrapper(packed.extractfile("run/speed/speed.csv") or io.BytesIO())))
     kinds = {row["how"] for row in rows}
     assert {"auto", "tune"} | ({"compiled"} if shutil.which("g++") or shutil.which("clang") else set()) <= kinds
-    # of a processor, so that a busy machine does not fail it; on a quiet one it is as long
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 200
 
 
 def test_each_call_fits_into_the_time_of_a_command() -> None:
