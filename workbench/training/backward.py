@@ -9,6 +9,7 @@ from torch import Tensor
 
 from workbench.core.batches.rows import Batch
 from workbench.core.wrapped import Wrapped
+from workbench.engine.tree import tree_map
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
@@ -53,12 +54,13 @@ class Backward:
             The loss [], without gradients.
         """
         self._calls += 1
-        batch = Batch(None, x, y)
-        step = self._traced.take(batch, PER_STEP * self._calls)
+        # a copy, since a model that writes into its input would do so once more while a graph is made
+        copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+        step = self._traced.take(Batch(None, copied, y), PER_STEP * self._calls)
         if step is not None:
             step.backward()
             return step.loss
-        loss = self._loss(batch)
+        loss = self._loss(Batch(None, x, y))
         loss.backward()
         return loss.detach()
 
