@@ -51,7 +51,7 @@ def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
         assert {"run/speed/speed.csv", "run/speed/speed.json", "run/throughput/throughput.csv"} <= names
         rows = list(csv.DictReader(io.TextIOWrapper(packed.extractfile("run/speed/speed.csv") or io.BytesIO())))
     kinds = {row["how"] for row in rows}
-    assert {"auto", "tune"} | ({"compiled"} if shutil.which("g++") or shutil.which("clang") else set()) <= kinds
+    assert {"auto"} | ({"compiled"} if shutil.which("g++") or shutil.which("clang") else set()) <= kinds
 
 
 def test_each_call_fits_into_the_time_of_a_command() -> None:
