@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Batch, Source, TensorRows, place
@@ -49,6 +50,7 @@ from workbench.training.exclusive import one_at_a_time
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
 from workbench.training.loop import Loop
+from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.starting_priors import settle_priors
@@ -112,7 +114,8 @@ def fit(
             for class numbers; with folds, the likelihood of the risk heads alone where there are any.
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and the schedule.
         validation: what the best epoch is chosen by, never trained on: a share of the training rows (stratified for
-            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best). None: 0.1, none with folds.
+            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best). None: 0.1, none with folds. Three voters or
+            more that share nothing are looked at one by one: those that lose their way are told, and get the weights of their own best epoch.
         folds: cross-fitting, the recommended way to train voters: each of them trains without one of so many folds of the rows (or of the
             folds [n] that you number, such as those of groups that belong together), so that what it says there decides, without a look at
             other rows: when predictions and noise are taken from the training (ten averages of the weights are kept), how wide the noise is
@@ -325,6 +328,8 @@ def fit(
     )
     if strategy is None:
         loop.traced = TracedStep(wrapped, criterion, loop._loss)
+    if parallel is None and not isinstance(valid, DataLoader):  # which may draw other rows each time
+        loop.watch = VoterWatch.of(wrapped)
     with logged(log) as ended:
         return ended(loop.run())
 
