@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.fold_decisions import exceeds_error
 from workbench.training.history import History
@@ -55,7 +56,7 @@ def train_lengths(wrapped: Any, lengths: Sequence[int], make: Callable[[int], Cr
             warnings.warn(
                 f"training was interrupted while it tried {epochs} epochs; the model is that of {best.epochs} epochs",
                 WorkbenchWarning,
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         if ended_early := longer.interrupted or longer.stopped:
             break

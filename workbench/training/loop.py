@@ -24,6 +24,7 @@ from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.augmentation import Augmentation, changed
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
@@ -94,7 +95,7 @@ class Loop:
             warnings.warn(
                 f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {weights}, and the model can be used",
                 WorkbenchWarning,
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         return History(self.records, self.best_epoch, interrupted or stopped)
 
