@@ -22,7 +22,8 @@ def page(generation: Any, kind: str) -> str:
     It holds what `widgets.TokenRisks` shows, which reports make of it.
     """
     label, colour, values = kinds(generation)[kind]
-    highest = float(values.nan_to_num(0.0).max()) if values.numel() else 0.0
+    finite = values[values.isfinite()]
+    highest = float(finite.max()) if finite.numel() else 0.0
     style = "white-space: pre-wrap; line-height: 1.7; font-family: monospace"
     paragraphs = [
         f'<p style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
