@@ -71,7 +71,7 @@ class Design:
     """
 
     def __init__(self, pretrained: bool) -> None:
-        self.given = pretrained
+        self.pretrained = pretrained
         self.copies = 1 if pretrained else COPIES
         self._path = ""
         self._slots: list[str] = []
@@ -82,7 +82,7 @@ class Design:
         form = form_of(table.record.output)
         if form not in ("logits", "probs", "values"):
             raise ValueError(
-                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_said(form)}: wrap '
+                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_words(form)}: wrap '
                 f'the model with output="logits" if it gives scores [rows, classes], or {REMEDY}'
             )
         if table.record.state:
@@ -95,7 +95,6 @@ class Design:
                 f'evidence="design" takes its features from what enters a last nn.Linear of real numbers, and {self._path or "the model"!r}, '
                 f"taken for the last layer, is a {type(layer).__name__}: give example=... if another layer runs last, or {REMEDY}"
             )
-
         if self.part("rows").rpartition(".")[2] in layer._buffers:
             raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
 
@@ -106,11 +105,13 @@ class Design:
         device, dtype = layer.weight.device, torch.promote_types(torch.float32, layer.weight.dtype)
         drawn: dict[str, Tensor] = {}
         with torch.no_grad(), own_random(0, device):
-            draws = Draws(table, self.copies, fresh=not self.given)
+            draws = Draws(table, self.copies, fresh=not self.pretrained)
             for name, slot in table.record.slots.items():
                 value = table.value(name).detach()
                 if slot.buffer:
-                    drawn[name] = torch.stack([value if self.given else _start(slot.owners[0][1], value)] * self.copies)
+                    drawn[name] = torch.stack(
+                        [value if self.pretrained else _start(slot.owners[0][1], value)] * self.copies
+                    )
                 elif table.value(name).requires_grad:
                     drawn[name] = draws.stacked(name, value, 1.0)
         self._slots = list(drawn)
@@ -350,7 +351,7 @@ def _start(attribute: str, value: Tensor) -> Tensor:
     return torch.zeros_like(value) if attribute in ("running_mean", "num_batches_tracked") else value
 
 
-def _said(form: str) -> str:
+def _words(form: str) -> str:
     return {
         "binary": "yes or no, or several labels at once",
         "detections": "boxes",

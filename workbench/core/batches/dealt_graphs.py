@@ -109,8 +109,8 @@ def _kind_of(leaf: Any, name: str, sizes: dict[str, int]) -> str | None:
     kinds = [kind for kind, size in sizes.items() if len(leaf) == size]
     if len(kinds) < 2:
         return kinds[0] if kinds else ""
-    said = "node" if name in NODES else name.partition("_")[0]
-    return said if said in kinds else None
+    named = "node" if name in NODES else name.partition("_")[0]
+    return named if named in kinds else None
 
 
 def _graphs_of(batch: Any, graphs: Tensor) -> Any:
