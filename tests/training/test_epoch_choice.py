@@ -67,8 +67,9 @@ def test_a_longer_training_that_ends_early_is_left_out(how: str) -> None:
         return True
 
     if how == "interrupted":
-        with pytest.warns(WorkbenchWarning, match="while it tried 20 epochs; the model is that of 2 epochs"):
+        with pytest.warns(WorkbenchWarning, match="while it tried 20 epochs; the model is that of 2 epochs") as told:
             model, history = trained(plane(), (2, 20), callback=end)
+        assert told[0].filename == __file__
     else:
         model, history = trained(plane(), (2, 20), callback=end)
     assert history.interrupted

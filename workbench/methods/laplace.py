@@ -139,10 +139,6 @@ class Laplace(Method):
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
         ]
         if self.design is not None:
-            if any(
-                getattr(method, "design", None) is not None for method in table.record.methods if method is not self
-            ):
-                raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
             self.design.check(table)
         self._settle(table)
         if self.design is not None:

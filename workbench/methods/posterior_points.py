@@ -67,3 +67,6 @@ class Shift(AtLayer):
             return at_least_float32(out) + moved.to(torch.promote_types(out.dtype, torch.float32))
 
         return self.at_layer(parameters, state, inputs, shifted)
+
+
+__all__ = ["CENTRED", "Shift", "mirrored", "normal_points", "variances"]
