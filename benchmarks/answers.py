@@ -31,7 +31,6 @@ from answers_tasks import (
 from torch import Tensor
 
 from workbench import metrics, text
-from workbench.errors import require
 from workbench.experiments.bench import table
 
 if TYPE_CHECKING:
@@ -57,15 +56,6 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for task in TASKS
         for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # what takes longest first
     ]
-
-
-def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here: transformers is not installed."""
-    try:
-        require("transformers")
-    except ModuleNotFoundError as error:
-        return str(error)
-    return ""
 
 
 def answered(wrapped: Any, task: Task, asked: list[Line], seed: int) -> tuple[Tensor, dict[str, Tensor]]:

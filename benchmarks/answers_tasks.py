@@ -252,3 +252,12 @@ def trained(method: str, seed: int, epochs: int, name: str = "addition") -> Any:
             progress=False,
         )
     return wrapped.eval()
+
+
+def possible(cell: dict[str, Any]) -> str:
+    """Why a cell can't run here: transformers is not installed."""
+    try:
+        require("transformers")
+    except ModuleNotFoundError as error:
+        return str(error)
+    return ""

@@ -17,7 +17,6 @@ from language_texts import BATCH, CHARACTERS, KINDS, LAYERS, LENGTH, WIDTH, text
 from torch import Tensor
 
 from workbench import metrics
-from workbench.errors import require
 from workbench.experiments.bench import table
 
 if TYPE_CHECKING:
@@ -43,15 +42,6 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         for learned in (KINDS[:2] if not smoke else KINDS[:1])
         for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # what takes longest first
     ]
-
-
-def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here: transformers is not installed."""
-    try:
-        require("transformers")
-    except ModuleNotFoundError as error:
-        return str(error)
-    return ""
 
 
 @torch.no_grad()

@@ -43,9 +43,8 @@ KIND = {"plain": "total", "sculpt": "aleatoric", "neo": "vacuitic"}
 
 VOTERS, PRIOR = 10, 300.0
 BANDS = ("vote without prior", "vote with prior", "vote with chosen prior", "Gaussian process")
-CURVES: dict[
-    str, tuple[str, Callable[[Tensor], Tensor] | None]
-] = {  # layout of the rows, and another truth than its own
+# layout of the rows, and another truth than its own
+CURVES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
     "cubic": ("ends", None),
     "line": ("ends", lambda x: x),
     "sine": ("gap", None),

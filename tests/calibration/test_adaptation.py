@@ -67,6 +67,16 @@ def test_statistics_are_those_of_a_plain_loop_over_every_voter(wrapper: Any, pri
     assert {(norm.momentum, norm.training) for norm in norms} == {(0.1, False)}
 
 
+def test_a_last_row_alone_has_no_variance_and_does_not_count() -> None:
+    wrapped, x = vote.Wrapper(2, output="logits")(network()).eval(), draw(21, 2, 8, 8)
+    adapted, expected = adapt_batch_norm(wrapped, x, batch_size=10), adapt_batch_norm(wrapped, x[:20], batch_size=10)
+    assert all(map(torch.equal, statistics(adapted), statistics(expected)))
+    maps = network()[:-3]  # whose rows have a variance over places
+    rows: Any = vote.Wrapper(2)(maps).eval()
+    for adapted_voter, voter in zip(adapt_batch_norm(rows, x, batch_size=1).voters(), rows.voters(), strict=True):
+        torch.testing.assert_close(statistics(adapted_voter), plain(voter, list(x.split(1)), 0))
+
+
 def test_modes_stay_and_the_random_state_too() -> None:
     wrapped = sample.Wrapper(2, output="logits")(network()).train()
     before = torch.get_rng_state()
@@ -116,3 +126,5 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         adapt_batch_norm(network(), draw(9, 2, 8, 8))
     with pytest.raises(ValueError, match="prior must be 0 or more"):
         adapt_batch_norm(compose(output="logits")(network()), draw(9, 2, 8, 8), prior=-1)
+    with pytest.raises(ValueError, match="there is no row"):
+        adapt_batch_norm(compose(output="logits")(network()), draw(0, 2, 8, 8))

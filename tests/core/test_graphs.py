@@ -131,6 +131,38 @@ def test_graphs_that_come_as_tensors_are_dealt_as_well(level: str, by_name: bool
     check_dealt(y, answers, owners(batch, level))
 
 
+class Bonds(nn.Module):
+    """Sums over the nodes and edges of each graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.atom, self.bond = nn.Linear(4, 1), nn.Linear(1, 1)
+
+    def forward(self, atoms: Tensor, edge_index: Tensor, bonds: Tensor, batch: Tensor) -> Tensor:
+        edges = global_add_pool(self.bond(bonds), batch[edge_index[0]], size=int(batch.max()) + 1)
+        return global_add_pool(self.atom(atoms), batch) + edges
+
+
+class EdgeAttributes(Bonds):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
+        return super().forward(x, edge_index, edge_attr, batch)
+
+
+def test_tensors_with_as_many_nodes_as_edges_are_told_apart_by_name_or_not_dealt() -> None:
+    batch, even = Batch.from_data_list(graphs()), Batch.from_data_list(graphs())
+    kept = torch.randperm(even.num_edges)[: even.num_nodes]
+    even.edge_index, even.edge_attr = even.edge_index[:, kept], even.edge_attr[kept]
+    named, nameless = (vote.Wrapper(3)(net()).train() for net in (EdgeAttributes, Bonds))
+    for wrapped in (named, nameless):
+        inputs = batch.x, batch.edge_index, batch.edge_attr, batch.batch
+        check_dealt(wrapped(*inputs), [voter(*inputs) for voter in wrapped.voters()], torch.arange(12))
+    inputs = even.x, even.edge_index, even.edge_attr, even.batch
+    check_dealt(named(*inputs), [voter(*inputs) for voter in named.voters()], torch.arange(12))
+    with pytest.warns(WorkbenchWarning, match="no common number of rows"):
+        y = nameless(*inputs)
+    torch.testing.assert_close(y, torch.stack([voter(*inputs) for voter in nameless.voters()]).mean(0))
+
+
 def test_what_forward_writes_into_a_batch_is_seen_by_no_other_voter() -> None:
     class Doubled(Net):
         def forward(self, data: Any) -> Tensor:

@@ -149,14 +149,15 @@ def test_classes_are_scored_as_scikit_learn_does_it(tables: ModuleType) -> None:
         assert classes.scores(said, data.test.y)["accuracy"] > 0.6
 
 
-def test_longer_trainings_of_some_splits_stand_apart(tables: ModuleType) -> None:
-    costs = {"coverage": 0.9, "train": 50, "cost": 1.0}
-    rows = [
-        {"data": data, "split": 0, "method": method, "nll": nll, "rmse": 3.0, **costs}
-        for data in ("yacht", "diabetes")
-        for method, nll in (("tabular", 1.0), ("NGBoost", 2.0))
-    ]
-    alone = tables.summary(pd.DataFrame(rows), ROOT)
-    page = tables.summary(pd.DataFrame([*rows, rows[0] | {"method": tables.LONG, "nll": 0.5}]), ROOT)
-    assert page.startswith(alone)
-    assert [part.strip() for part in page.splitlines()[-1].split("|")[1:5]] == ["yacht", "1", "1.000", "0.500"]
+def test_each_recipe_of_ours_is_ranked_among_itself_and_the_rivals(tables: ModuleType) -> None:
+    costs = {"split": 0, "data": "yacht", "rmse": 3.0, "coverage": 0.9, "train": 50, "cost": 1.0}
+    methods = (("tabular", 2.0), (tables.CHOSEN, 0.5), ("NGBoost", 1.0), ("deep ensemble", 3.0))
+    page = tables.summary(pd.DataFrame([{"method": method, "nll": nll, **costs} for method, nll in methods]), ROOT)
+    lines = [[part.strip() for part in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
+    ranks = {method: (first, rank) for method, first, rank in lines[1:5]}
+    assert ranks == {
+        "tabular": ("0 of 1", "2.0"),
+        tables.CHOSEN: ("1 of 1", "1.0"),
+        "NGBoost": ("1 of 1", "1.0"),  # beside "tabular"
+        "deep ensemble": ("0 of 1", "3.0"),
+    }

@@ -116,6 +116,48 @@ def test_rows_to_validate_on_let_the_voters_say_where() -> None:
     np.testing.assert_allclose(risk, (designed + _ignorance(level * information)) / 2, rtol=1e-3)
 
 
+def test_a_model_in_training_mode_is_left_as_it_is_and_counts_as_evaluated() -> None:
+    x, net = _inputs(), nn.Sequential(*_net()[:-1], nn.Dropout(0.5), _net()[-1])
+    evaluated, training = _wrapped(net), _wrapped(net).train()
+    before, drawn = copy.deepcopy(training.state_dict()), torch.get_rng_state()
+    evaluated.fit(x)
+    training.fit(x)
+    after = training.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items() if "@design" not in name)
+    assert all(torch.equal(after[name], value) for name, value in evaluated.state_dict().items())
+    assert training.training
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+class _Named(nn.Module):
+    def __init__(self, net: nn.Module, form: Any) -> None:
+        super().__init__()
+        self.net, self.form = net, form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.net(x))
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("form", [lambda y: {"logits": y}, lambda y: (y,)], ids=["dict", "tuple"])
+def test_an_output_inside_of_a_container_has_the_same_evidence(form: Any, values: bool) -> None:
+    x = _inputs()
+
+    def risks(net: nn.Module) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            voters = vote.Wrapper(3, evidence="design", finetune=True)
+            wrapped: Any = compose(voters, sculpt.Wrapper())(net) if values else compose(voters, output="logits")(net)
+        wrapped.eval().fit(x)
+        wrapped._workbench.methods[0].tune(wrapped, x)
+        return wrapped(x, return_risk=True)[1]
+
+    bare, inside = risks(_net()), risks(_Named(_net(), form))
+    for kind in ("aleatoric", "epistemic", "total"):
+        [risk] = inside[kind].values() if isinstance(inside[kind], dict) else inside[kind]
+        assert torch.equal(risk, bare[kind])
+
+
 def test_it_is_deaf_to_labels_and_falls_with_every_row() -> None:
     net, x, train = _net(), _inputs(20, seed=3), _inputs(200)
     risks = []

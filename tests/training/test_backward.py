@@ -89,6 +89,24 @@ def test_gradients_add_up() -> None:
     assert replays > 5
 
 
+def test_a_loss_that_is_no_number_has_its_gradients_and_blames_nobody() -> None:
+    torch.manual_seed(0)
+    wrapped = vote.Wrapper(3)(mlp()).train()
+    step, (x, y) = Backward(wrapped, F.mse_loss), _batches()[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(STEPS):
+            target = y if i < STEPS // 2 else y / 0
+            gradients = []
+            for take in (step, lambda x, target: wrapped.loss(F.mse_loss, x, target).backward()):
+                wrapped.zero_grad()
+                take(x, target)
+                gradients.append([p.grad for p in wrapped.parameters()])
+            for ours, expected in zip(*gradients, strict=True):
+                torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+    assert step._traced.replays > 20
+
+
 def test_evaluation_between_steps_changes_nothing() -> None:
     torch.manual_seed(0)
     wrapped = vote.Wrapper(3)(mlp(torch.nn.Dropout(0.3))).train()

@@ -222,8 +222,9 @@ def test_a_resumed_training_ends_in_the_same_bits(
     quiet(whole, rows, **options)
     path = tmp_path / "state.pt"
     interrupt_after(2, monkeypatch)
-    with pytest.warns(WorkbenchWarning, match="interrupted after 2 of 4"):
+    with pytest.warns(WorkbenchWarning, match="interrupted after 2 of 4") as told:
         quiet(model(), rows, **options, checkpoint=path)
+    assert told[0].filename == __file__
     quiet(resumed, rows, **options, checkpoint=path)
     assert same(weights(resumed), weights(whole))
     with pytest.raises(ValueError, match="augment: there RandomFlip"):

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from workbench import calibrate, compose, fit, neo, sculpt, selective, top_uncertain, vote
+from workbench.calibration import adapt_batch_norm
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its own, of torch.jit
@@ -30,6 +32,15 @@ class Net(nn.Module):
     def forward(self, data: Any) -> Tensor:
         h = self.conv(data.x, data.edge_index).relu()
         return self.head(h if self.by_node else global_mean_pool(h, data.batch))
+
+
+class BatchNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = GCNConv(4, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.norm(self.conv(x, edges))
 
 
 def graphs(n: int = 40, by_node: bool = False) -> list[Data]:
@@ -85,6 +96,32 @@ def test_fit_takes_graphs_in_every_form(form: str) -> None:
     torch.testing.assert_close(wrapped(whole), torch.stack([voter(whole) for voter in voters]).mean(0))
 
 
+@pytest.mark.parametrize("target", [int, torch.tensor, lambda number: torch.tensor([number])])
+def test_a_dataset_gives_targets_as_numbers_or_tensors(target: Any) -> None:
+    rows = graphs(8)
+    for i, row in enumerate(rows):
+        row.y = torch.tensor([i % 2])
+    pairs = [(row, target(row.y.item())) for row in rows]
+    trained = []
+    for data in (rows, Pairs(pairs)):
+        torch.manual_seed(0)
+        wrapped: Any = vote.Wrapper(2, output="logits")(Net(outputs=2))
+        fit(wrapped, data, epochs=2, batch_size=4, optimizer=sgd, validation=0, progress=False)
+        trained.append(wrapped.state_dict())
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+class Pairs(Dataset):
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.pairs[i]
+
+
 def test_a_share_of_the_graphs_validates() -> None:
     wrapped: Any = vote.Wrapper(2)(Net())
     history = fit(wrapped, graphs(20), epochs=2, progress=False)
@@ -131,8 +168,33 @@ def test_masks_say_which_nodes_are_trained_on() -> None:
     history = fit(wrapped, one, epochs=3, optimizer=sgd, validation=one, progress=False)
     expected = sum(F.cross_entropy(voter.eval()(one)[one.val_mask], one.y[one.val_mask]).item() / 2 for voter in voters)
     assert history.records[-1][2] == pytest.approx(expected, abs=1e-5)
+    by_bool = copy.copy(one)
+    by_bool.y = one.y == 0  # which has no -100
+    scores: Any = vote.Wrapper(2, output="logits")(Net(True, outputs=2))
+    numbers = copy.deepcopy(scores)
+    fit(scores, by_bool, epochs=2, optimizer=sgd, validation=0, progress=False)
+    by_number = copy.copy(one)
+    by_number.y = by_bool.y.long()
+    fit(numbers, by_number, epochs=2, optimizer=sgd, validation=0, progress=False)
+    assert all(torch.equal(scores.state_dict()[name], value) for name, value in numbers.state_dict().items())
+    binary: Any = vote.Wrapper(2, output="binary")(Net(True))
+    with pytest.raises(ValueError, match="-100 marks what has no label"):
+        fit(binary, by_bool, epochs=1, validation=0, progress=False)
     with pytest.raises(ValueError, match=r"train_mask, val_mask.* -100 for all nodes that do not count"):
         calibrate(wrapped, one)
+
+
+def test_batch_norms_are_adapted_to_the_nodes_of_graphs() -> None:
+    net = Net()
+    net.conv = BatchNormed()
+    wrapped: Any = vote.Wrapper(2)(net)
+    rows = [graph for graph in graphs() if len(graph.x) != 3]
+    whole = Batch.from_data_list(rows)
+    hidden = [voter.conv.conv(whole.x, whole.edge_index) for voter in wrapped.voters()]
+    adapted = adapt_batch_norm(wrapped, rows, batch_size=1024)
+    for h, voter in zip(hidden, adapted.voters(), strict=True):
+        torch.testing.assert_close(voter.conv.norm.running_mean, h.mean(0))
+        torch.testing.assert_close(voter.conv.norm.running_var, h.var(0))
 
 
 def test_what_cannot_be_known_is_refused() -> None:

@@ -55,6 +55,14 @@ def test_the_model_stays_as_it_is_and_columns_without_ends_are_left_alone() -> N
         _scale((torch.ones(20, 1), torch.randn(20, 1)))
 
 
+def test_rows_in_another_precision_than_the_model_choose_about_the_same() -> None:
+    x, y = _curve(bent=0.5)
+    chosen = _scale((x, y))
+    assert _scale((x.double(), y.double())) == pytest.approx(chosen, rel=1e-3)
+    assert _scale((x.double().numpy(), y.numpy())) == pytest.approx(chosen, rel=1e-3)
+    assert _scale((x, y), dtype=torch.float64) == pytest.approx(chosen, rel=0.1)
+
+
 def test_noise_is_that_of_risk_heads_where_there_are_some() -> None:
     x, y = _curve(bent=0.0)
     torch.manual_seed(0)
@@ -70,3 +78,5 @@ def test_what_has_no_ends_or_no_prior_is_refused() -> None:
         prior_scale(vote.Wrapper(2, prior=1), _net(), (x, (y > 0).long()[:, 0]))
     with pytest.raises(ValueError, match=r"share must lie"):
         prior_scale(vote.Wrapper(2, prior=1), _net(), (x, y), share=0.6)
+    with pytest.raises(ValueError, match=r"columns must be 1 or more; found 0.15, 0.9 and 0"):
+        prior_scale(vote.Wrapper(2, prior=1), _net(), (x, y), columns=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from typing import Any
 
@@ -80,6 +81,17 @@ def test_a_saved_page_holds_what_the_widget_shows(monkeypatch: pytest.MonkeyPatc
     shown.kind = "total"
     assert "total risk of each token" in sent[2][0]["text/html"]
     assert shown._mime_() == ("text/html", shown._written.html("total"))
+
+
+def test_grounds_go_up_to_the_highest_finite_number() -> None:
+    written = hostile()
+    page = written.html("-log probability")
+    surprises = -written.log_probs[written.mask]
+    highest = float(surprises[surprises.isfinite()].max())
+    assert f"up to {highest:.2f} nats" in page
+    opacities = [int(two, 16) / 255 for two in re.findall(r"background: #[0-9A-F]{6}([0-9a-f]{2})", page)]
+    expected = [0.75 * value / highest if value < math.inf else 0.0 for value in surprises.tolist()]
+    assert opacities == pytest.approx(expected, abs=1 / 255)
 
 
 def test_pages_of_many_tokens_hold_the_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:

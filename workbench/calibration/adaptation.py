@@ -11,10 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.calibration.base import batches_of_rows, check_model, innermost
 from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.graphs import is_graph
 from workbench.core.batches.labelled import paired
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import tensors
+from workbench.engine.tree import flatten, tensors
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -34,8 +35,8 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
     Args:
         model: what a wrapper made of a model, or a calibrated model; it stays as it is.
         inputs: of the place, tensor [n, ...], or as `calibrate` takes them; as many as can be had, of all classes as they occur.
-        prior: how many rows the statistics of the training count as.
-        batch_size: rows asked for at once; a DataLoader has its own.
+        prior: how many rows (of graphs: nodes) the statistics of the training count as.
+        batch_size: rows asked for at once; a DataLoader has its own. A last row that is left alone has no variance, and does not count.
         seed: of random draws on the way; the global random state is left alone.
 
     Raises:
@@ -61,21 +62,28 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
         raise ValueError("the model has no batch norm with running statistics, and nothing else is adapted")
     momenta = [norm.momentum for norm in norms]
     like = next((p for p in adapted.parameters() if p.is_floating_point()), torch.empty(0))
-    wrapped, seen, rows = innermost(adapted), float(prior), 0
+    wrapped, rows, largest = innermost(adapted), 0, 0
     with own_random(seed, like.device), torch.no_grad(), evaluating(adapted, whole=True):
         for batch in batches_of_rows(paired(wrapped, inputs, targets=False), like, batch_size, targets=False):
             args, kwargs = opened(wrapped, batch.x)
-            count = len(next(iter(tensors((args, kwargs)))))
-            rows, seen = rows + count, seen + count
+            count = _rows_in((args, kwargs))
+            if not count or count == 1 < largest:
+                continue
+            rows, largest = rows + count, max(largest, count)
             for norm in norms:
                 # the running mean over all rows so far
-                norm.momentum, norm.training = count / seen, True
+                norm.momentum, norm.training = count / (prior + rows), True
             wrapped(*args, **kwargs)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum, norm.training = momentum, False
     if not rows:
         raise ValueError("inputs: there is no row")
     return adapted
+
+
+def _rows_in(inputs: Any) -> int:
+    graphs = [leaf for leaf in flatten(inputs)[0] if is_graph(leaf)]
+    return int(graphs[0].num_nodes) if graphs else len(next(leaf for leaf in tensors(inputs) if leaf.dim()))
 
 
 __all__ = ["adapt_batch_norm"]

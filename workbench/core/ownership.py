@@ -108,6 +108,8 @@ class Record:
     ordered: bool = False  # whether a call has shown these to be the last
     # while changed rows are trained on: inputs and targets as they were, which tell the rows apart in every epoch
     source: tuple[Any, Any] | None = None
+    # while a validation asks for them: the number of models along each axis, and the loss of each, one pair for each call
+    losses: list[tuple[dict[str, int], Tensor]] | None = None
     says_distributions: bool = False  # whether a call has shown that the model gives distributions of torch
     token: str = ""  # says which object it is, copies included; none in those pickled by an earlier version
 

@@ -91,8 +91,9 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
             rows = _answered(items, plan)
-            order = orders.setdefault(id(rows), torch.argsort(concatenate(rows)))
-            columns.append(_gather(items, plan, sizes, order))
+            if id(rows) not in orders:
+                orders[id(rows)] = torch.argsort(concatenate(rows))
+            columns.append(_gather(items, plan, sizes, orders[id(rows)]))
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
 
 

@@ -288,9 +288,10 @@ def _find(node: Any, count: int, step: int | str) -> int | None:
         names = list(node._fields)
     elif hasattr(node, "__dataclass_fields__"):
         names = list(node.__dataclass_fields__)
-    for known in (str(step), _RENAMED.get(str(step))):
-        if known in (called := [str(name) for name in names]):
-            return called.index(known)
+    names = [str(name) for name in names]
+    for name in (str(step), _RENAMED.get(str(step))):
+        if name in names:
+            return names.index(name)
     number = int(step) if str(step).lstrip("-").isdigit() else count
     return number % count if -count <= number < count else None
 

@@ -137,9 +137,8 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, fx.Node] = {}
         self._alive: dict[int, Any] = {}  # weak references, so that an object that gets the id of one is told from it
         self._values: dict[fx.Node, Any] = {}
-        self._constants: dict[
-            fx.Node, int
-        ] = {}  # what is made of no input, so that its numbers are the same each time: its memory
+        # by what is made of no input, so that its numbers are the same each time: its memory
+        self._constants: dict[fx.Node, int] = {}
         self._refusal = ""
         for i, tensor in enumerate(batch):
             self._note(self._graph.placeholder(f"batch_{i}"), tensor)
@@ -342,9 +341,8 @@ def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
     """Make inputs of the views of what is held, behind it; gives what makes them of it, None where there are none."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     constants = [node for node in inputs if not node.name.startswith("batch_")]
-    steps: list[
-        tuple[Any, int, tuple[Any, ...], dict[str, Any]]
-    ] = []  # operation, which of held and views it shows, other arguments
+    # operation, which of held and views it shows, other arguments
+    steps: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
     known = {node: i for i, node in enumerate(constants)}
     lifted = []
     for node in graph.nodes:

@@ -114,9 +114,8 @@ class Store:
         self.cells: dict[str, _Kept] = {}
         self.failures: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
-        self._digests: dict[
-            str, list[str]
-        ] = {}  # of the files made from the store, by ending: as written last, and before
+        # of the files made from the store, by ending: as written last, and before
+        self._digests: dict[str, list[str]] = {}
         files = [self._file(suffix) for suffix in (".jsonl", path.suffix, ".json", ".failed.txt")]
         for file in files:
             if file.is_symlink():

@@ -71,7 +71,7 @@ class Design:
     """
 
     def __init__(self, pretrained: bool) -> None:
-        self.given = pretrained
+        self.pretrained = pretrained
         self.copies = 1 if pretrained else COPIES
         self._path = ""
         self._slots: list[str] = []
@@ -82,7 +82,7 @@ class Design:
         form = form_of(table.record.output)
         if form not in ("logits", "probs", "values"):
             raise ValueError(
-                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_said(form)}: wrap '
+                f'evidence="design" counts the rows that speak for one of several classes or for values, and the output is {_words(form)}: wrap '
                 f'the model with output="logits" if it gives scores [rows, classes], or {REMEDY}'
             )
         if table.record.state:
@@ -95,7 +95,6 @@ class Design:
                 f'evidence="design" takes its features from what enters a last nn.Linear of real numbers, and {self._path or "the model"!r}, '
                 f"taken for the last layer, is a {type(layer).__name__}: give example=... if another layer runs last, or {REMEDY}"
             )
-
         if self.part("rows").rpartition(".")[2] in layer._buffers:
             raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
 
@@ -106,11 +105,13 @@ class Design:
         device, dtype = layer.weight.device, torch.promote_types(torch.float32, layer.weight.dtype)
         drawn: dict[str, Tensor] = {}
         with torch.no_grad(), own_random(0, device):
-            draws = Draws(table, self.copies, fresh=not self.given)
+            draws = Draws(table, self.copies, fresh=not self.pretrained)
             for name, slot in table.record.slots.items():
                 value = table.value(name).detach()
                 if slot.buffer:
-                    drawn[name] = torch.stack([value if self.given else _start(slot.owners[0][1], value)] * self.copies)
+                    drawn[name] = torch.stack(
+                        [value if self.pretrained else _start(slot.owners[0][1], value)] * self.copies
+                    )
                 elif table.value(name).requires_grad:
                     drawn[name] = draws.stacked(name, value, 1.0)
         self._slots = list(drawn)
@@ -203,8 +204,8 @@ class Design:
         """Raise ValueError where a call with these inputs shows that `fit` would refuse the model."""
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
-        y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-        _meaning_of(wrapped, y, risks, self._features(wrapped, args, kwargs)[0].shape[:-1])
+        y, risks = _answer(wrapped, args, kwargs)
+        _read(wrapped, y, risks, self._features(wrapped, args, kwargs)[0].shape[:-1])
 
     def leverage(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """h [rows], of tokens [rows, places], float64, of inputs as the model takes them."""
@@ -218,7 +219,7 @@ class Design:
         """Learn which rows there are; targets are not looked at."""
         table = table_of(wrapped)
         sums: list[Tensor] = []
-        said = torch.zeros(())
+        probabilities = torch.zeros(())  # their sum over the rows
         rows = 0
         for args, kwargs in _batches(wrapped, inputs, "design"):
             features = self._features(wrapped, args, kwargs)
@@ -228,9 +229,9 @@ class Design:
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
-            y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
-            if isinstance(meaning := _meaning_of(wrapped, y, risks, places), Classes):
-                said = said + double(meaning.probabilities(y)).flatten(0, -2).sum(0)
+            meaning, scores, _ = _read(wrapped, *_answer(wrapped, args, kwargs), places)
+            if isinstance(meaning, Classes):
+                probabilities = probabilities + double(meaning.probabilities(scores)).flatten(0, -2).sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
@@ -243,17 +244,16 @@ class Design:
         table.get(self.part("rows")).fill_(rows)
         table.get(self.part("level")).zero_()
         self._register_entropy(table)
-        table.get(self.part("entropy")).copy_(entropy(said / rows))
+        table.get(self.part("entropy")).copy_(entropy(probabilities / rows))
 
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose k on rows that no voter was trained on."""
         leverages, disagreements, classes = [], [], 0
         for args, kwargs in _batches(wrapped, held_out, "evidence"):
-            y, risks = reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
             h = self.leverage(wrapped, args, kwargs)
-            meaning = _meaning_of(wrapped, y, risks, h.shape)
-            classes = meaning.probabilities(y).shape[-1] if isinstance(meaning, Classes) else 0
+            meaning, scores, risks = _read(wrapped, *_answer(wrapped, args, kwargs), h.shape)
+            classes = meaning.probabilities(scores).shape[-1] if isinstance(meaning, Classes) else 0
             leverages.append(h.flatten())
             if classes:
                 disagreements.append(double(risks["epistemic"]).flatten())
@@ -272,23 +272,31 @@ class Design:
         """The risks with the epistemic one replaced, of classes the aleatoric one as well, and their total."""
         table, h = table_of(wrapped), self.leverage(wrapped, args, kwargs)
         level = double(table.get(self.part("level")))
-        like = risks["epistemic"]
-        if isinstance(meaning := _meaning_of(wrapped, y, risks, h.shape), Classes):
-            classes = meaning.probabilities(y[:1]).shape[-1]
+        meaning, scores, risk = _read(wrapped, y, risks, h.shape)
+        disagreement = double(risk["epistemic"])
+        if isinstance(meaning, Classes):
+            classes = meaning.probabilities(scores[:1]).shape[-1]
             epistemic = ignorance(h, classes)
-            voted = ignorance((level * double(like)).clamp_min(LEAST), classes)
+            voted = ignorance((level * disagreement).clamp_min(LEAST), classes)
             epistemic = torch.where(level > 0, (epistemic + voted) / 2, epistemic)
             known = self._has_entropy(table)
             frequencies = double(table.get(self.part("entropy"))) if known else torch.zeros_like(level)
-            aleatoric = noise(double(risks["total"]), epistemic, frequencies, classes)
+            aleatoric = noise(double(risk["total"]), epistemic, frequencies, classes)
             total = aleatoric + epistemic
         else:
-            aleatoric = double(risks["aleatoric"])
+            aleatoric = double(risk["aleatoric"])
             variance = aleatoric.square() * h.reshape(*h.shape, *[1] * (aleatoric.dim() - h.dim()))
-            variance = torch.where(level > 0, (variance + level * double(like).square()) / 2, variance)
+            variance = torch.where(level > 0, (variance + level * disagreement.square()) / 2, variance)
             epistemic, total = variance.sqrt(), (aleatoric.square() + variance).sqrt()
         measured = {"aleatoric": aleatoric, "epistemic": epistemic, "total": total}
-        return {**risks, **{name: value.to(like) for name, value in measured.items()}}
+        rebuild = flatten(risks["epistemic"])[1]
+        return {**risks, **{name: rebuild([value.to(risk["epistemic"])]) for name, value in measured.items()}}
+
+
+def _answer(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Prediction and risks in evaluation mode, with the voters' own epistemic one."""
+    with evaluating(wrapped):
+        return reduced(wrapped, run(wrapped, plan_of(wrapped, ASKED), *_own((args, kwargs)))[0], True)
 
 
 def _batches(wrapped: Any, inputs: Any, what: str) -> Iterator[tuple[tuple, dict[str, Any]]]:
@@ -308,20 +316,27 @@ def _own(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def _meaning_of(wrapped: Any, y: Any, risks: dict[str, Any], places: torch.Size) -> Classes | Values:
-    """What an output means that has class scores, or values with a noise, at each place where there are features."""
+def _read(
+    wrapped: Any, y: Any, risks: dict[str, Any], places: torch.Size
+) -> tuple[Classes | Values, Tensor, dict[str, Tensor]]:
+    """Of an output of one tensor, class scores or values with a noise at each place where there are features: its meaning, it, and its risks.
+
+    Raises:
+        ValueError: it is something else.
+    """
     leaves = flatten(y)[0]
-    meaning = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0] if len(leaves) == 1 else None
     if len(leaves) == 1 and isinstance(leaves[0], Tensor):
-        if isinstance(meaning, Values) and "aleatoric" not in risks:
+        meaning, scores = resolve(wrapped._workbench.output, lambda: names(y), leaves, 0)[0], leaves[0]
+        risk = {name: flatten(value)[0][0] for name, value in risks.items()}
+        if isinstance(meaning, Values) and "aleatoric" not in risk:
             raise ValueError(
                 'evidence="design" takes the epistemic risk of values from their noise, and nothing says one: compose with sculpt, or wrap the '
                 f'model with output="logits" if these are scores [rows, classes], or {REMEDY}'
             )
-        if isinstance(meaning, Classes) and risks["total"].shape == places:
-            return meaning
-        if isinstance(meaning, Values) and y.shape[: len(places)] == places and y.dim() <= len(places) + 1:
-            return meaning
+        if isinstance(meaning, Classes) and risk["total"].shape == places:
+            return meaning, scores, risk
+        if isinstance(meaning, Values) and scores.shape[: len(places)] == places and scores.dim() <= len(places) + 1:
+            return meaning, scores, risk
     shapes = ", ".join(str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves)
     raise ValueError(
         f'evidence="design" is for one output with class scores, or values, for each vector of features that enters the last layer; there are '
@@ -336,7 +351,7 @@ def _start(attribute: str, value: Tensor) -> Tensor:
     return torch.zeros_like(value) if attribute in ("running_mean", "num_batches_tracked") else value
 
 
-def _said(form: str) -> str:
+def _words(form: str) -> str:
     return {
         "binary": "yes or no, or several labels at once",
         "detections": "boxes",

@@ -35,10 +35,10 @@ def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tens
         >>> noise(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.0, 0.5, 0.5]), torch.tensor(1.0), 3)
         tensor([0.5000, 0.2805, 1.0000])
     """
-    most = math.log(classes)
-    prior = torch.where(prior > 0, prior, most)
-    known = (1 - epistemic / most).clamp_min(LEAST)
-    return torch.minimum(prior * (total.clamp_min(0) / prior) ** (1 / known), total.clamp_min(0))
+    highest, total = math.log(classes), total.clamp_min(0)
+    prior = torch.where(prior > 0, prior, highest)
+    known_share = (1 - epistemic / highest).clamp_min(LEAST)
+    return torch.minimum(prior * (total / prior) ** (1 / known_share), total)
 
 
 def level_of(h: Tensor, v: Tensor, classes: int) -> float:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..core.method import Call, Method, evaluating, sqrt
+from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, at_least_float32, cross_entropy
 from ..core.outputs.options import form_of, has_classes
 from ..core.outputs.resolution import resolve
 from ..core.ownership import engine_of, extra, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Shared, Split, Stacked
+from ..engine.plan import Axis, Bank, Intervention, Plan, Shared, Stacked
 from ..engine.tree import tree_map
 from ..errors import NotFittedError
 from .densities.moments import full_precision
 from .design import NAMES, Design
-from .last_layer import ASKED, AtLayer, Look, Probe, augmented, heads_of
+from .last_layer import ASKED, Look, Probe, heads_of
+from .posterior_points import CENTRED, Shift, mirrored, normal_points, variances
 from .vote import LAPLACE
 from .weight_sets import method_of
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
-    from ..engine.plan import Rule
 
-# mean 0, variance 1; the first is the model itself
-CENTRED = torch.tensor([[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64)
 PARTS = ("basis", "variance", "mixing")
 FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)  # of the prior precision, that held-out pairs choose among
 
@@ -143,10 +139,6 @@ class Laplace(Method):
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
         ]
         if self.design is not None:
-            if any(
-                getattr(method, "design", None) is not None for method in table.record.methods if method is not self
-            ):
-                raise ValueError('evidence="design" counts the rows once: give it to one of vote and laplace')
             self.design.check(table)
         self._settle(table)
         if self.design is not None:
@@ -184,11 +176,11 @@ class Laplace(Method):
             name = self._register(table, part, torch.zeros(shape if voters is None else (voters.size, *shape)))
             if part in PARTS:
                 rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
-        points = CENTRED if values else _draws(self.wrapper.n_samples, outputs)
+        points = CENTRED if values else normal_points(self.wrapper.n_samples, outputs)
         self._draws, self._size = not values, len(points)
         moved = Stacked(self.name, self._register(table, "points", points))
         none = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
-        rules[moved.name] = _mirrored(rules.get(self._slots[0], Shared(self._slots[0])), moved, none)
+        rules[moved.name] = mirrored(rules.get(self._slots[0], Shared(self._slots[0])), moved, none)
 
     def part(self, name: str) -> str:
         """The name of a registered tensor: "basis", "variance" and "mixing" of `Posterior`, and "points"."""
@@ -213,7 +205,9 @@ class Laplace(Method):
         return Axis(self.name, self._size, "same")
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
-        return None if self.axis(call) is None else _Shift(self, table)
+        if self.axis(call) is None:
+            return None
+        return Shift(self.layer_names(table), [self.part(part) for part in (*PARTS, "points")], self._draws)
 
     def forget(self, table: Table) -> None:
         table.get(self.part("variance")).zero_()
@@ -317,56 +311,6 @@ def _voters(table: Table) -> Axis | None:
     return next((method.axis(ASKED) for method in table.record.methods if method.members), None)
 
 
-def _mirrored(rule: Rule, layers: Rule, none: Rule) -> Rule:
-    """What the layer's own branches get, and those that have another layer in its place do not."""
-    return Split(rule.axis, (layers, *[none] * (len(rule.options) - 1))) if isinstance(rule, Split) else layers
-
-
-def _draws(n: int, outputs: int) -> Tensor:
-    """Standard normal draws [n, outputs] in opposite pairs, scaled so that mean 0 and variance 1 hold exactly."""
-    half = torch.randn(n // 2, outputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = torch.cat([half, -half, half.new_zeros(n % 2, outputs)])
-    return points / points.square().mean(0).sqrt()
-
-
-def _variances(phi: Tensor, basis: Tensor, variance: Tensor) -> Tensor:
-    """h of `Posterior`: [..., outputs] for features [..., inputs]."""
-    with full_precision(phi):
-        squares = torch.einsum("...d,kde->...ke", phi, basis).square()
-        return squares[..., 0, :] @ variance if len(basis) == 1 else (squares * variance.mT).sum(-1)
-
-
-class _Shift(AtLayer):
-    """Moves the outputs by as many standard deviations as the branch's point says."""
-
-    def __init__(self, method: Laplace, table: Table) -> None:
-        super().__init__(method.layer_names(table))
-        self.parts = [method.part(part) for part in (*PARTS, "points")]
-        self.mixed = method._draws
-
-    def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        self._held = [installed[part] for part in self.parts]
-        return installed
-
-    def active(
-        self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
-    ) -> AbstractContextManager[Any] | None:
-        (basis, variance, mixing, point), self._held = self._held, []  # nothing of a branch may outlive it
-        self.trail = ()
-
-        def shifted(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-            self.trail = (*self.trail, "layer")
-            phi = augmented(features, bias is not None).to(basis.dtype)
-            moved = sqrt(_variances(phi, basis, variance)) * point
-            if self.mixed:
-                with full_precision(phi):
-                    moved = moved @ mixing.mT
-            # half precision could not hold the sum: a deviation that is small beside the output would be lost
-            return at_least_float32(out) + moved.to(torch.promote_types(out.dtype, torch.float32))
-
-        return self.at_layer(parameters, state, inputs, shifted)
-
-
 def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
     """Sum of -log p of the classes in a batch."""
     place = next(wrapped.parameters()).device
@@ -457,7 +401,7 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
             taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
         basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
         with full_precision(basis):
-            v = _variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
+            v = variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
         scores = at_least_float32(taps["outputs"]) / (1 + math.pi * v / 8).sqrt()
         probs.append(scores.sigmoid() if form_of(wrapped._workbench.output) == "binary" else scores.softmax(-1))
     return torch.stack(probs).mean(0)

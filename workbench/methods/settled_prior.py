@@ -57,7 +57,7 @@ def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         if probe.calls != 1:
             return False
         phi, values = double(rows_of(probe.taps["features"])), double(probe.taps["weights"])
-        phi = phi[torch.linspace(0, len(phi) - 1, min(len(phi), MOST_VECTORS)).round().long()]
+        phi = phi[torch.linspace(0, len(phi) - 1, min(len(phi), MOST_VECTORS), dtype=torch.float64).round().long()]
         with full_precision(phi):
             products = phi.mT @ phi / len(phi)
             ridge = RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATIC = Path(__file__).parents[1] / "widgets" / "static"
-# all scripts that a page may have, by what they make something of
+# all scripts that a page may have, by the attribute of the elements that they work on
 _SCRIPTS = {"data-wb-linked": "linked.js", "data-wb-tokens": "tokens.js"}
 
 
@@ -116,8 +116,8 @@ def _with_scripts(soup: Any) -> str:
     """The page; with those of our own scripts, and a policy that allows them alone, for which outputs hold something."""
     scripts = [
         (_STATIC / name).read_text(encoding="utf-8") + "\nupgrade();\n"
-        for held, name in _SCRIPTS.items()
-        if soup.select_one(f"main [{held}]")
+        for attribute, name in _SCRIPTS.items()
+        if soup.select_one(f"main [{attribute}]")
     ]
     if not scripts:
         return str(soup)

@@ -22,34 +22,35 @@ def page(generation: Any, kind: str) -> str:
     It holds what `widgets.TokenRisks` shows, which reports make of it.
     """
     label, colour, values = kinds(generation)[kind]
-    highest = float(values.nan_to_num(0.0).max()) if values.numel() else 0.0
+    finite = values[values.isfinite()]
+    highest = float(finite.max()) if finite.numel() else 0.0
     style = "white-space: pre-wrap; line-height: 1.7; font-family: monospace"
     paragraphs = [
         f'<p style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
         for row in range(len(generation.tokens))
     ]
     legend = f"<small>{label} of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
-    held = ""
+    data = ""
     if int(generation.lengths.sum()) <= MOST_HELD:
         state = json.dumps({"content": content(generation), "kind": kind}, separators=(",", ":"), allow_nan=False)
         # in single quotes, since JSON is full of double ones
-        held = f" data-wb-tokens='{escape(state, quote=False).replace(chr(39), '&#x27;')}'"
-    return f'<div class="workbench-text tex2jax_ignore mathjax_ignore"{held}>{"".join(paragraphs)}{legend}</div>'
+        data = f" data-wb-tokens='{escape(state, quote=False).replace(chr(39), '&#x27;')}'"
+    return f'<div class="workbench-text tex2jax_ignore mathjax_ignore"{data}>{"".join(paragraphs)}{legend}</div>'
 
 
 def kinds(generation: Any) -> dict[str, tuple[str, str, Tensor]]:
     """What tokens can be coloured by: its label, its colour and its values [n, t], by name."""
-    known = {name: (f"{name} risk", COLOURS[name], generation.risk[name]) for name in generation.risk.names()}
-    return {**known, "-log probability": ("−log probability", MODELS[3][0], -generation.log_probs)}
+    risks = {name: (f"{name} risk", COLOURS[name], generation.risk[name]) for name in generation.risk.names()}
+    return {**risks, "-log probability": ("−log probability", MODELS[3][0], -generation.log_probs)}
 
 
 def content(generation: Any) -> dict[str, Any]:
     """Texts, risks, alternatives and what each member says of them, for JSON; a number that is not finite is None."""
-    known = kinds(generation)
-    risks = torch.stack([values for _, _, values in known.values()], -1).tolist()
+    by_name = kinds(generation)
+    risks = torch.stack([values for _, _, values in by_name.values()], -1).tolist()
     return {
         "members": len(generation.member_log_probs),
-        "kinds": [{"name": name, "label": label, "colour": colour} for name, (label, colour, _) in known.items()],
+        "kinds": [{"name": name, "label": label, "colour": colour} for name, (label, colour, _) in by_name.items()],
         "totalOnDark": TOTAL_ON_DARK,
         "sequences": [
             {
@@ -70,21 +71,21 @@ def _name(generation: Any, row: int) -> str:
 
 def _choices(generation: Any, row: int, i: int) -> dict[str, Any]:
     """The token, and the alternatives that it is one of; it is the first where it was not among them."""
-    token, others = int(generation.tokens[row, i]), generation.alternatives[row, i].tolist()
-    members = generation.member_alternative_probs
-    shares = generation.alternative_probs[row, i].tolist()
-    each: list[list[float]] = [[] for _ in others] if members is None else members[:, row, i].T.tolist()
-    if token not in others:
-        others = [token, *others]
-        shares = [math.exp(float(generation.log_probs[row, i])), *shares]
-        each = [generation.member_log_probs[:, row, i].exp().tolist(), *each]
-    words = _words(generation, generation.tokens.new_tensor(others))
-    written = others.index(token)
+    token, choices = int(generation.tokens[row, i]), generation.alternatives[row, i].tolist()
+    by_member = generation.member_alternative_probs
+    probs = generation.alternative_probs[row, i].tolist()
+    member_probs: list[list[float]] = [[] for _ in choices] if by_member is None else by_member[:, row, i].T.tolist()
+    if token not in choices:
+        choices = [token, *choices]
+        probs = [math.exp(float(generation.log_probs[row, i])), *probs]
+        member_probs = [generation.member_log_probs[:, row, i].exp().tolist(), *member_probs]
+    words = _words(generation, generation.tokens.new_tensor(choices))
+    written = choices.index(token)
     return {
         "word": _readable(words[written]),
         "choices": [
-            [_readable(word), _short(share), [*map(_short, parts)]]
-            for word, share, parts in zip(words, shares, each, strict=True)
+            [_readable(word), _short(prob), [*map(_short, by_members)]]
+            for word, prob, by_members in zip(words, probs, member_probs, strict=True)
         ],
         "written": written,
     }

@@ -38,6 +38,12 @@ class Checkpoint:
         self.runs: dict[str, str] = {}
         self._written = float("-inf")
 
+    def beside(self, ending: str, **settings: str) -> Checkpoint:
+        """One of other settings, in a file whose name has this ending; logged to the same runs."""
+        other = Checkpoint(f"{self.path}{ending}", self.settings | settings)
+        other.runs = self.runs
+        return other
+
     def read(self) -> dict[str, Any] | None:
         """The stored state, None if there is no file yet.
 

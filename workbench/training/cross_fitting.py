@@ -26,6 +26,7 @@ from workbench.engine.plan import Split
 from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tree_map
 from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.methods.vote import NAME as VOTERS
 from workbench.risk import Risk
 from workbench.training.batches import Batches, Pairs
@@ -252,7 +253,7 @@ class CrossFit:
             warnings.warn(
                 f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {state}, and the model can be used",
                 WorkbenchWarning,
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         if not self.snapshots:
             return History(self.records, 0, self.interrupted or self.stopped)

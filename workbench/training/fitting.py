@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Batch, Source, TensorRows, place
@@ -43,10 +45,12 @@ from workbench.training.defaults import (
     one_cycle,
     resolve_device,
 )
+from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
 from workbench.training.loop import Loop
+from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
 from workbench.training.starting_priors import settle_priors
@@ -66,7 +70,7 @@ def fit(
     wrapped: nn.Module,
     data: Any,
     *,
-    epochs: int = 100,
+    epochs: int | Sequence[int] = 100,
     batch_size: int | None = None,
     lr: float | Sequence[float] = LR,
     weight_decay: float | Sequence[float] = 0.0,
@@ -98,7 +102,9 @@ def fit(
         data: a workbench Data (its training rows) or the name of one, a pair (x, y) of tensors or arrays with x [n, ...] (or a
             tuple of positional or a dict of keyword arguments) and y float [n, outputs] or integer class numbers [n], a
             torch Dataset of pairs (x, y), or a DataLoader, which is used as it is. Rows and batches may be dicts with "labels".
-        epochs: passes over the rows.
+        epochs: passes over the rows. With folds several numbers may be given, such as (100, 300, 900): each is a training from the start, and
+            the next one is tried as long as the last was better, on rows that its voters have not seen, by more than the standard error.
+            The best is kept; with a checkpoint, each has a file of its own.
         batch_size: rows in a step, at least 2; None: the power of two next to n / 16, between 32 and 256.
         lr: peak learning rate (with folds: rates) of Adam (Kingma & Ba 2015), with linear warm-up over the first 5 % of the steps and a
             cosine to zero after it (Loshchilov & Hutter 2017).
@@ -108,7 +114,8 @@ def fit(
             for class numbers; with folds, the likelihood of the risk heads alone where there are any.
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and the schedule.
         validation: what the best epoch is chosen by, never trained on: a share of the training rows (stratified for
-            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best). None: 0.1, none with folds.
+            class numbers), rows as for `data`, or 0 for none (the last epoch then is the best). None: 0.1, none with folds. Three voters or
+            more that share nothing are looked at one by one: those that lose their way are told, and get the weights of their own best epoch.
         folds: cross-fitting, the recommended way to train voters: each of them trains without one of so many folds of the rows (or of the
             folds [n] that you number, such as those of groups that belong together), so that what it says there decides, without a look at
             other rows: when predictions and noise are taken from the training (ten averages of the weights are kept), how wide the noise is
@@ -183,8 +190,9 @@ def fit(
     parallel = None if strategy == "eager" else strategy
     _check_combination(folds, changes, class_weight, criterion, parallel)
     rates, decays = pair_settings(lr, weight_decay, folds)
-    for rate, decay in zip(rates, decays, strict=True):
-        check_numbers(epochs, batch_size, rate, decay, optimizer, patience, dtype)
+    lengths = lengths_of(epochs, folds)
+    for length, rate, decay in itertools.product(lengths, rates, decays):
+        check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None and (family := trained_alone(wrapped)) is not None:
@@ -237,7 +245,7 @@ def fit(
             **({} if weighted is None else {"class weight": _describe_weights(weighted)}),
         }
         if cut is None:
-            steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, epochs)
+            steps_with, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
             settings["optimizer"] = _describe_optimizer(steps_with, scheduler is not None)
         else:
             settings["folds"] = hashlib.sha256(cut[0].numpy().tobytes()).hexdigest()
@@ -258,7 +266,12 @@ def fit(
     log = None
     if tracker is not None:
         name = data if isinstance(data, str) else getattr(data, "name", None)
-        tracked: dict[str, Any] = {**settings, "epochs": epochs, "batch size": size, "seed": seed}
+        tracked: dict[str, Any] = {
+            **settings,
+            "epochs": lengths[0] if len(lengths) == 1 else lengths,
+            "batch size": size,
+            "seed": seed,
+        }
         tracked |= {"data": name} if isinstance(name, str) else {}
         tracked |= {} if cut is None else {"folds": len(cut[0].unique())}
         if optimizer is None:  # whose settings are these two
@@ -266,28 +279,35 @@ def fit(
         log = callback = TrainingLog(tracker, tracked, callback, keeper)
     if cut is not None and isinstance(train, TensorRows):
         fold, layout = cut
-        cross_fit = CrossFit(
-            wrapped=wrapped,
-            rows=train.to(target, dtype),
-            parts=[FoldedRows(torch.arange(len(train)), fold)],
-            layout=layout,
-            lr=rates,
-            weight_decay=decays,
-            criterion=criterion,
-            whole=criterion in MEANS,
-            epochs=epochs,
-            batch_size=size,
-            schedule=one_cycle,
-            seed=seed,
-            progress=progress,
-            checkpoint=keeper,
-            callback=callback,
-        )
-        if strategy is None:
-            cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
+        on_device = train.to(target, dtype)
+
+        def make(length: int) -> CrossFit:
+            kept = keeper if len(lengths) == 1 or keeper is None else keeper.beside(f".{length}", epochs=str(length))
+            if log is not None:
+                log.epochs_before = sum(shorter for shorter in lengths if shorter < length)
+            cross_fit = CrossFit(
+                wrapped=wrapped,
+                rows=on_device,
+                parts=[FoldedRows(torch.arange(len(train)), fold)],
+                layout=layout,
+                lr=rates,
+                weight_decay=decays,
+                criterion=criterion,
+                whole=criterion in MEANS,
+                epochs=length,
+                batch_size=size,
+                schedule=one_cycle,
+                seed=seed,
+                progress=progress,
+                checkpoint=kept,
+                callback=callback,
+            )
+            if strategy is None:
+                cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
+            return cross_fit
+
         with logged(log) as ended:
-            cross_fit.run()
-            return ended(cross_fit.finish())
+            return ended(train_lengths(wrapped, lengths, make))
     loop = (Loop if parallel is None else ParallelLoop)(
         wrapped=wrapped,
         criterion=criterion,
@@ -295,7 +315,7 @@ def fit(
         scheduler=scheduler,
         train=batches,
         valid=None if valid is None else Batches(valid, 4 * size, target, dtype),
-        epochs=epochs,
+        epochs=lengths[0],
         patience=patience,
         seed=seed,
         progress=progress,
@@ -308,6 +328,8 @@ def fit(
     )
     if strategy is None:
         loop.traced = TracedStep(wrapped, criterion, loop._loss)
+    if parallel is None and not isinstance(valid, DataLoader):  # which may draw other rows each time
+        loop.watch = VoterWatch.of(wrapped)
     with logged(log) as ended:
         return ended(loop.run())
 

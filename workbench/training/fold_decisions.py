@@ -127,9 +127,19 @@ def _best_scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> t
         return at, float(factors[k]), terms[at, k]
 
     usual, small = best(FACTORS), best(SMALL_FACTORS)
-    gain = small[2] - usual[2]
-    at, factor, _ = small if gain.mean() > gain.std() / math.sqrt(len(gain)) else usual
+    at, factor, _ = small if exceeds_error(small[2] - usual[2]) else usual
     return at, factor
+
+
+def exceeds_error(gain: Tensor) -> bool:
+    """Whether the mean of gains [n, ...] is larger than its standard error over the n rows.
+
+    Example:
+        >>> exceeds_error(torch.tensor([0.9, 1.1, 1.0])), exceeds_error(torch.tensor([-1.0, 1.0, 0.1]))
+        (True, False)
+    """
+    of_rows = gain.reshape(len(gain), -1).mean(1)
+    return bool(of_rows.mean() > of_rows.std() / math.sqrt(len(of_rows)))
 
 
 def pool(terms: Tensor) -> tuple[tuple[float, ...], Tensor]:

@@ -64,14 +64,21 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
         raise ValueError(
             f"folds: {vote.n_voters} voters can't be shared out evenly to {several}; take n_voters={groups}, {2 * groups} ..."
         )
+    if (name := shared_by_voters(wrapped)) is not None:
+        raise ValueError(
+            f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
+            f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
+        )
+    return Layout(parts, settings, folds, vote.n_voters // groups)
+
+
+def shared_by_voters(wrapped: Any) -> str | None:
+    """The first parameter that is trained and of which voters have no values of their own; None if there is none."""
     stacked = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
     for name, parameter in wrapped.named_parameters():
         if parameter.requires_grad and name not in stacked and not name.startswith(EXTRAS):
-            raise ValueError(
-                f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
-                f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
-            )
-    return Layout(parts, settings, folds, vote.n_voters // groups)
+            return name
+    return None
 
 
 def _stacked(rule: Rule) -> list[str]:

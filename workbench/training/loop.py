@@ -8,6 +8,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +25,13 @@ from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.augmentation import Augmentation, changed
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
 from workbench.training.history import History
+from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback, Progress, Stopped, call_back
 from workbench.training.running_loss import RunningLoss
 from workbench.training.traced_step import TracedStep
@@ -56,6 +59,7 @@ class Loop:
         augment: what each batch is changed by, in this order.
         changes: draws for these.
         traced: takes the steps that it can; None takes all as torch runs them.
+        watch: of the voters, which brings back those that lose their way; None looks at none by itself.
     """
 
     wrapped: Wrapped
@@ -74,11 +78,13 @@ class Loop:
     augment: tuple[Augmentation, ...] = ()
     changes: torch.Generator | None = None
     traced: TracedStep | None = None
+    watch: VoterWatch | None = None
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = math.inf
     lr: float = math.nan  # of the last step
     steps: int = 0  # made so far
+    lost: str = ""  # what to say of voters that lost their way
 
     def run(self) -> History:
         """Train; the model ends with the best weights, in eval mode."""
@@ -88,13 +94,15 @@ class Loop:
         except BaseException as error:
             surroundings.restore(error)
             raise
+        if self.lost:
+            warnings.warn(self.lost, WorkbenchWarning, stacklevel=user_stacklevel())
         if interrupted:
             best = self.best_epoch
             weights = f"the weights of epoch {best} are kept" if best else "the weights stay as they are"
             warnings.warn(
                 f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {weights}, and the model can be used",
                 WorkbenchWarning,
-                stacklevel=3,
+                stacklevel=user_stacklevel(),
             )
         return History(self.records, self.best_epoch, interrupted or stopped)
 
@@ -105,6 +113,8 @@ class Loop:
             surroundings = Surroundings()
             try:
                 self._resume()
+                if self.watch is not None and self.valid is not None and not self.records:
+                    self._validate(0, self.valid)
                 self._epochs()
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state(), force=True)
@@ -122,6 +132,8 @@ class Loop:
             except BaseException:
                 self._finish(go_back=self.best_epoch > 0)
                 raise
+            if self.watch is not None and self.best_epoch > 0:
+                self.lost = self.watch.bring_back()
             self._fit_in_closed_form()
         return interrupted, stopped
 
@@ -163,6 +175,8 @@ class Loop:
                 if self.valid is None or self._collectors() or validation < self.best_loss:
                     self.best = copy.deepcopy(self.wrapped.state_dict())
                     self.best_epoch, self.best_loss = epoch, validation
+                    if self.watch is not None:
+                        self.watch.choose()
                 self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
@@ -242,14 +256,20 @@ class Loop:
 
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:
+        """The loss after an epoch; after epoch 0, which is before the training, the watch alone looks at it."""
         self.wrapped.eval()
         losses = RunningLoss(self._not_finite)
         # the same draws in every epoch, so that losses of two epochs differ by their weights only
         with own_random(self.seed, batches.device):
             for batch in batches:
-                losses.add(self._mean(self._loss(batch)), f"the validation of epoch {epoch}", batch)
+                with nullcontext() if self.watch is None else self.watch.listening(len(batch)):
+                    loss = self._mean(self._loss(batch))
+                if epoch:
+                    losses.add(loss, f"the validation of epoch {epoch}", batch)
             mean = losses.mean()
-        if not losses.rows:
+        if self.watch is not None:
+            self.watch.see(epoch)
+        if epoch and not losses.rows:
             raise ValueError("validation: there was no batch; can the loader be gone through only once?")
         return mean
 
@@ -288,6 +308,7 @@ class Loop:
             "best": self.best,
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss,
+            **({} if self.watch is None else {"voters": self.watch.state()}),
         }
 
     def _generators(self) -> dict[str, torch.Generator]:
@@ -319,6 +340,8 @@ class Loop:
                 for epoch, loss, validation, lr, seconds in state["records"]
             ]
             self.steps = state["steps"]
+            if self.watch is not None and "voters" in state:
+                self.watch.load(state["voters"], self.train.device)
             self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]
 
 

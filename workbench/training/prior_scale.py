@@ -52,9 +52,10 @@ def prior_scale(
         >>> prior_scale(vote.Wrapper(3, prior=10), net, (x, x**3), epochs=5) >= 0
         True
     """
-    if not 0 < share < 0.5 or not 0 < coverage < 1:
+    if not 0 < share < 0.5 or not 0 < coverage < 1 or columns < 1:
         raise ValueError(
-            f"share must lie between 0 and 0.5 and coverage between 0 and 1; found {share!r} and {coverage!r}"
+            "share must lie between 0 and 0.5, coverage between 0 and 1, and columns must be 1 or more; "
+            f"found {share!r}, {coverage!r} and {columns!r}"
         )
     rows = read(data)
     x, y = (rows.x, rows.y) if isinstance(rows, TensorRows) else (None, None)
@@ -81,28 +82,31 @@ def _without_ends(x: Tensor, y: Tensor, columns: int, share: float) -> Iterator[
     ranks = x.double().argsort(0).argsort(0).double()
     targets = y.double().reshape(len(y), -1).argsort(0).argsort(0).double()
     telling = torch.corrcoef(torch.cat([ranks, targets], 1).mT)[: x.shape[1], x.shape[1] :].abs().amax(1)
-    found = 0
+    left = columns
     for column in telling.nan_to_num().argsort(descending=True):
         values = x[:, column].double()
         low, high = values.quantile(share), values.quantile(1 - share)
         inside = (values >= low) & (values <= high)
-        if found < columns and 2 <= int(inside.sum()) < len(x):
-            found += 1
+        if left and 2 <= int(inside.sum()) < len(x):
+            left -= 1
             yield inside
 
 
 @torch.no_grad()
 def _factor(wrapped: Any, x: Tensor, y: Tensor, inside: Tensor, z: float, coverage: float) -> float:
     """What the scale would have to be multiplied by."""
-    said, risk = wrapped(x, return_risk=True)
-    distance = (y - said.reshape(y.shape)).double().abs()
-    epistemic, noise = risk, None
-    if not isinstance(risk, Tensor):
-        epistemic, noise = risk.epistemic, risk.aleatoric
+    like = next(p for p in wrapped.parameters() if p.is_floating_point())
+    mean, risk = wrapped(x.to(like.device, like.dtype), return_risk=True)
+
+    def as_targets(values: Tensor) -> Tensor:
+        return values.to(y.device, torch.float64).reshape(y.shape)
+
+    distance = (y.double() - as_targets(mean)).abs()
+    epistemic, noise = (risk, None) if isinstance(risk, Tensor) else (risk.epistemic, risk.aleatoric)
     if noise is None:
         noise = distance[inside].square().mean().sqrt().expand_as(distance)
-    spread = ((distance / z).square() - noise.double().reshape(y.shape).square()).clamp_min(0).sqrt()
-    factors = spread / epistemic.double().reshape(y.shape).clamp_min(1e-12)
+    spread = ((distance / z).square() - as_targets(noise).square()).clamp_min(0).sqrt()
+    factors = spread / as_targets(epistemic).clamp_min(1e-12)
     return float(factors[~inside].flatten().quantile(coverage))
 
 

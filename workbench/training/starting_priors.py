@@ -23,7 +23,7 @@ def settle_priors(wrapped: Wrapped, train: Source) -> None:
     if not voting or not isinstance(train, TensorRows):
         return
     like = next(p for p in wrapped.parameters() if p.is_floating_point())
-    few = torch.linspace(0, len(train) - 1, min(len(train), MOST_ROWS)).round().long()
+    few = torch.linspace(0, len(train) - 1, min(len(train), MOST_ROWS), dtype=torch.float64).round().long()
     args, kwargs = opened(wrapped, train.take(few).to(like.device, like.dtype).x)
     if (scaling := unshadowed(wrapped, "scaling")) is not None:
         args, kwargs = scaling.inputs(args, kwargs)

@@ -19,6 +19,7 @@ from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import CPU, generator_of
 from workbench.engine.traced_graph import Graph, same, share_memory
 from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.traceable import StepFacts, UntraceableError
 
 log = logging.getLogger("workbench")
@@ -195,8 +196,7 @@ class TracedStep:
 
     def _as_ever(self, batch: Batch, facts: StepFacts) -> Step:
         loss = self.loss(batch)
-        if loss.isfinite():
-            loss.backward()
+        loss.backward()
         step = Step(loss.detach(), facts.parameters, [parameter.grad for parameter in facts.parameters])
         for parameter in facts.parameters:
             parameter.grad = None
@@ -209,7 +209,7 @@ class TracedStep:
                 f"{self.wrapped._workbench_name()}: something outside of the model has changed what its steps compute, and since some step "
                 f'after number {runs // 2} of this training they were taken without it. Train once more with strategy="eager"',
                 WorkbenchWarning,
-                stacklevel=2,
+                stacklevel=user_stacklevel(),
             )
 
 

@@ -35,6 +35,7 @@ class TrainingLog:
         self.runs: dict[str, str] = {} if checkpoint is None else checkpoint.runs
         self.deliver = Delivery(tracker)
         self.begun = False
+        self.epochs_before = 0  # of shorter trainings of the same run
 
     def __call__(self, progress: Progress) -> Any:
         if not self.begun:
@@ -43,7 +44,7 @@ class TrainingLog:
         if progress.epoch_ended:
             values = {"loss": float(progress.loss), "validation_loss": progress.validation_loss, "lr": progress.lr}
             known = {name: value for name, value in values.items() if not math.isnan(value)}
-            self.deliver(lambda: self.tracker.log(known, progress.epoch))
+            self.deliver(lambda: self.tracker.log(known, self.epochs_before + progress.epoch))
         return None if self.callback is None else self.callback(progress)
 
     def _begin(self) -> None:

@@ -146,35 +146,35 @@ def _dependence(
         return {place: leaf for place, leaf in zip(places, branched.leaves, strict=True) if is_float(leaf)}
 
     copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
-    parts = [(count, rows)]  # how many of a kind there are, and which of them
+    kinds = [(count, rows)]  # how many of a kind there are, and which of them the voter is given
     if graphs is None:
-        some = [
+        chosen = [
             leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
             for leaf in copies
         ]
     else:
-        some = graphs.cut(copies, rows)
-        parts += [(len(owner), one) for owner, (one,) in zip(graphs.owners, graphs.parts([rows]), strict=True)]
+        chosen = graphs.cut(copies, rows)
+        kinds += [(len(owner), places) for owner, (places,) in zip(graphs.owners, graphs.parts([rows]), strict=True)]
     with torch.no_grad(), evaluating(wrapped):
         try:
             among = answers(copies)  # what is wrong with the inputs is the model's to say
             try:
-                alone = answers(some)
+                alone = answers(chosen)
             except Exception:  # it does not take fewer rows
                 return MIXED
             if among.keys() != alone.keys():
                 return MIXED
-            if numbers := [place for place, whole in among.items() if not whole.dim()]:
-                return f"{NUMBER} ({', '.join(numbers)})"
+            if scalars := [place for place, whole in among.items() if not whole.dim()]:
+                return f"{NUMBER} ({', '.join(scalars)})"
             answered = {
-                place: [one for n, one in parts if (len(whole), len(alone[place])) == (n, len(one))]
+                place: [numbers for n, numbers in kinds if (len(whole), len(alone[place])) == (n, len(numbers))]
                 for place, whole in among.items()
             }
             for place, whole in among.items():
                 if not answered[place]:
                     return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} {'rows' if graphs is None else 'graphs'})"
             if all(
-                any(_alike(whole[one.to(whole.device)], alone[place]) for one in answered[place])
+                any(_alike(whole[numbers.to(whole.device)], alone[place]) for numbers in answered[place])
                 for place, whole in among.items()
             ):
                 return ""

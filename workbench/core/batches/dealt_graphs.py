@@ -12,6 +12,8 @@ from ...engine.tree import flatten
 from .call_arguments import positional_names
 from .graphs import is_graph_batch
 
+NODES = ("x", "z", "pos")  # arguments that hold something of each node, by their names in torch_geometric
+
 
 class DealtGraphs:
     """The graphs among the inputs of a call, of which each voter can be given some; see `of`.
@@ -28,7 +30,12 @@ class DealtGraphs:
 
     @classmethod
     def of(cls, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> DealtGraphs | None:
-        """The graphs of batches among the inputs, or of tensors that are given as `edge_index` and `batch`; None if there are none."""
+        """The graphs of batches among the inputs, or of tensors that are given as `edge_index` and `batch`.
+
+        Returns:
+            None if there are none, or if it cannot be told of which parts a tensor is: it has as many rows as there are nodes and as there are
+            edges, and its name says neither.
+        """
         if torch.compiler.is_dynamo_compiling():
             return None
         leaves = flatten((args, kwargs))[0]
@@ -56,32 +63,36 @@ class DealtGraphs:
         return cls(count, [owner for batch in batches for owner in _owners(batch)], cut)
 
     @classmethod
-    def _of_tensors(cls, leaves: Sequence[Any], named: dict[str, Any], edges: Tensor, nodes: Tensor) -> DealtGraphs:
+    def _of_tensors(
+        cls, leaves: Sequence[Any], named: dict[str, Any], edges: Tensor, nodes: Tensor
+    ) -> DealtGraphs | None:
         count = int(nodes.max()) + 1
         of_edges = nodes[edges[0]]
+        sizes = {"node": len(nodes), "edge": len(of_edges), "graph": count}
         names = {id(value): name for name, value in named.items() if isinstance(value, Tensor)}
         known = [names.get(id(leaf), "") for leaf in leaves]
+        kinds = [_kind_of(leaf, name, sizes) for leaf, name in zip(leaves, known, strict=True)]
+        if None in kinds:
+            return None
 
         def cut(leaves: Sequence[Any], graphs: Tensor) -> list[Any]:
-            kept_nodes, kept_edges = (_parts(owner, graphs, count) for owner in (nodes, of_edges))
+            kept = {
+                "node": _parts(nodes, graphs, count),
+                "edge": _parts(of_edges, graphs, count),
+                "graph": graphs.to(nodes.device),
+            }
             place = torch.full_like(nodes, -1)
-            place[kept_nodes] = torch.arange(len(kept_nodes), device=nodes.device)
+            place[kept["node"]] = torch.arange(len(kept["node"]), device=nodes.device)
             number = nodes.new_full((count,), -1)
-            number[graphs.to(nodes.device)] = torch.arange(len(graphs), device=nodes.device)
+            number[kept["graph"]] = torch.arange(len(graphs), device=nodes.device)
             new = []
-            for leaf, name in zip(leaves, known, strict=True):
+            for leaf, name, kind in zip(leaves, known, kinds, strict=True):
                 if name == "edge_index":
-                    new.append(place[leaf[:, kept_edges]])
+                    new.append(place[leaf[:, kept["edge"]]])
                 elif name == "batch":
-                    new.append(number[leaf[kept_nodes]])
-                elif not isinstance(leaf, Tensor) or not leaf.dim():
-                    new.append(leaf)
-                elif len(leaf) == len(nodes) and not (len(leaf) == len(of_edges) and name.startswith("edge")):
-                    new.append(leaf[kept_nodes])
-                elif len(leaf) == len(of_edges):
-                    new.append(leaf[kept_edges])
+                    new.append(number[leaf[kept["node"]]])
                 else:
-                    new.append(_rows(leaf, graphs, count))
+                    new.append(leaf.index_select(0, kept[kind].to(leaf.device)) if kind else leaf)
             return new
 
         return cls(count, [nodes, of_edges], cut)
@@ -89,6 +100,17 @@ class DealtGraphs:
     def parts(self, rows: Sequence[Tensor] | Tensor) -> list[list[Tensor]]:
         """For each kind of part the numbers of those that are of some graphs, for each voter."""
         return [[_parts(owner, graphs, self.count) for graphs in rows] for owner in self.owners]
+
+
+def _kind_of(leaf: Any, name: str, sizes: dict[str, int]) -> str | None:
+    """Of which parts a leaf holds one each: "node", "edge" or "graph", by their numbers; "" if of none, None where that cannot be told."""
+    if not isinstance(leaf, Tensor) or not leaf.dim() or name in ("edge_index", "batch"):
+        return ""
+    kinds = [kind for kind, size in sizes.items() if len(leaf) == size]
+    if len(kinds) < 2:
+        return kinds[0] if kinds else ""
+    named = "node" if name in NODES else name.partition("_")[0]
+    return named if named in kinds else None
 
 
 def _graphs_of(batch: Any, graphs: Tensor) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ...engine.effects.private_random import own_random
 from ..outputs.meanings import IGNORED
 from .graphs import is_graph, is_graph_batch
 
@@ -32,8 +33,11 @@ def graphs_paired(data: Any, mask: str | None = None, targets: bool = True) -> A
     if isinstance(data, tuple | list) and len(data) == 2 and is_graph(data[0]) and isinstance(data[1], Tensor):
         return _one_batch(tuple(data))
     numbered = isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__")
-    if numbered and len(data) and is_graph(data[0]):
-        return GraphRows(data, mask, targets)
+    if numbered and len(data):
+        with own_random(0):  # a row may be augmented at random
+            first = data[0]
+        if is_graph(first):
+            return GraphRows(data, mask, targets)
     return data
 
 
@@ -55,19 +59,19 @@ def pair_of(graph: Any, mask: str | None = None) -> tuple[Any, Tensor]:
             f"data: y is {y.dtype} {list(y.shape)}, and {why} {list(counted.shape)} says which nodes count, which is known for class numbers "
             "[nodes] alone: train with wrapped.loss(criterion, ...), whose criterion takes the nodes that count"
         )
-    return graph, y.masked_fill(~counted, IGNORED)
+    return graph, y.long().masked_fill(~counted, IGNORED)  # not as bool, in which -100 is True
 
 
 def _counted(graph: Any, y: Tensor, mask: str | None) -> tuple[Tensor | None, str]:
     """Which nodes count, and what says so; None where all targets do."""
     if "input_id" in graph and "batch_size" in graph:  # the nodes around these were drawn by a loader of neighbours
         return torch.arange(len(y), device=y.device) < int(graph["batch_size"]), "batch_size"
-    found = [name for name in MASKS if name in graph]
-    if mask in found:
+    masks = [name for name in MASKS if name in graph]
+    if mask in masks:
         return graph[mask], str(mask)
-    if found:
+    if masks:
         raise ValueError(
-            f"data: the graphs have {', '.join(found)}, and it cannot be told which nodes are meant here: {_PAIRS}, where y is {IGNORED} "
+            f"data: the graphs have {', '.join(masks)}, and it cannot be told which nodes are meant here: {_PAIRS}, where y is {IGNORED} "
             "for all nodes that do not count"
         )
     return None, ""

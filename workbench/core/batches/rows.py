@@ -203,7 +203,10 @@ def _collated(rows: list[Any]) -> Any:
     if is_graph(rows[0]):
         return batched(rows)
     if isinstance(rows[0], tuple) and is_graph(rows[0][0]):
-        return batched([graph for graph, _ in rows]), torch.cat([y for _, y in rows])
+        targets = [torch.as_tensor(y) for _, y in rows]
+        # of several nodes or rows each, or one number for each graph
+        join = torch.cat if targets[0].dim() else torch.stack
+        return batched([graph for graph, _ in rows]), join(targets)
     try:
         return default_collate(rows)
     except RuntimeError as error:

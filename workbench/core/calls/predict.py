@@ -222,14 +222,17 @@ def loss_of_branches(
         rows, targets = together
         total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
     else:
-        total = _mean_loss(record, branched.rebuild, models, leaves, criterion, y, pair)
+        terms = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
+        if record.losses is not None:
+            record.losses.append((dict(zip(axes, models, strict=False)), terms.detach()))
+        total = terms.mean()
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
             total = total + term
     return total
 
 
-def _mean_loss(
+def _losses(
     record: Any,
     rebuild: Callable[[list[Any]], Any],
     models: Sequence[int],
@@ -238,13 +241,13 @@ def _mean_loss(
     y: Any,
     pair: Any,
 ) -> Tensor:
-    """The mean over the models of `loss_of_model`, in their order."""
+    """What `loss_of_model` says of each model, in their order."""
     answers = [_of_models(leaf, models) for leaf in leaves]
     terms = [
         loss_of_model(record, rebuild, [of_leaf[k] for of_leaf in answers], criterion, y, pair)
         for k in range(math.prod(models))
     ]
-    return torch.stack(terms).mean()
+    return torch.stack(terms)
 
 
 def _of_models(leaf: Any, models: Sequence[int]) -> Sequence[Any]:

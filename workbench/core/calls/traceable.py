@@ -137,9 +137,8 @@ class _Forms:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
-        self._quick: dict[
-            bool, Any
-        ] = {}  # in inference mode or not: what says so in a fourth of the time, where torch has it
+        # in inference mode or not: what says so in a fourth of the time, where torch has it
+        self._quick: dict[bool, Any] = {}
 
     def hold(self) -> bool:
         """Whether nothing has changed."""

@@ -1,0 +1,128 @@
+"""A voter that loses its way in a training is told, and gets the weights of its own best epoch; the others stay as they were."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import compose, fit, sample, sculpt, vote
+from workbench.errors import WorkbenchWarning
+from workbench.training import Progress
+from workbench.training import checkpoint as checkpoint_module
+from workbench.training.lost_voters import VoterWatch, mean_of_voters
+
+VOTERS, EPOCHS = 4, 20
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1, generator=torch.Generator().manual_seed(1))
+
+
+def made(*parts: Any, **options: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return compose(vote.Wrapper(VOTERS, **options), *parts)(
+            nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        )
+
+
+def hurt(progress: Progress) -> None:
+    """Let voter 2 say the same of all rows after the first epoch."""
+    if progress.epoch > 1 or progress.epoch_ended:
+        weights = dict(progress.wrapped.named_parameters())
+        with torch.no_grad():
+            weights["2.weight@vote"][2], weights["2.bias@vote"][2] = 0.0, 1.0
+
+
+def trained(model: Any, **options: Any) -> Any:
+    x, y = rows()
+    split = {"validation": (x[150:], y[150:])}
+    return fit(model, (x[:150], y[:150]), epochs=EPOCHS, batch_size=32, lr=0.01, progress=False, **split, **options)
+
+
+@pytest.mark.parametrize("parts", [(), (sculpt.Wrapper(),)])
+def test_a_lost_voter_is_told_and_gets_the_weights_of_its_own_best_epoch(parts: tuple[Any, ...]) -> None:
+    states: list[dict[str, Tensor]] = []
+
+    def callback(progress: Progress) -> None:
+        if progress.epoch_ended:
+            states.append({name: value.clone() for name, value in progress.wrapped.state_dict().items()})
+        hurt(progress)
+
+    model = made(*parts)
+    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters lost .* voter 2 .* weights of epoch 1 ") as told:
+        history = trained(model, callback=callback)
+    assert Path(told[0].filename).name == Path(__file__).name
+    state = model.state_dict()
+    for name, value in state.items():
+        for k in range(VOTERS if "@vote" in name else 0):
+            epoch = 1 if k == 2 else history.best_epoch
+            assert torch.equal(value[k], states[epoch - 1][name][k]), (name, k)
+    assert history.best_epoch == EPOCHS
+
+
+def test_the_losses_of_voters_are_those_of_plain_models() -> None:
+    x, y = rows()
+    model = made(sample.Wrapper(3))
+    watch = VoterWatch.of(model)
+    model.eval()
+    with torch.no_grad(), watch.listening(50):
+        loss = model.loss(nn.functional.mse_loss, x[:50], y[:50])
+    with torch.no_grad(), watch.listening(150):
+        model.loss(nn.functional.mse_loss, x[50:], y[50:])
+    watch.see(0)
+    plain = made()
+    watched = VoterWatch.of(plain.eval())
+    with torch.no_grad(), watched.listening(200):
+        whole = plain.loss(nn.functional.mse_loss, x, y)
+    watched.see(0)
+    expected = [(one(x) - y).square().mean().item() for one in plain.voters()]
+    assert watched.latest.tolist() == pytest.approx(expected)
+    assert float(whole) == pytest.approx(sum(expected) / VOTERS)
+    assert watch.latest.shape == (VOTERS,)
+    assert math.isfinite(loss)
+    assert mean_of_voters({"sample": 2, "vote": 3}, torch.arange(6.0)).tolist() == [1.5, 2.5, 3.5]
+
+
+def test_trainings_without_a_lost_voter_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, alone = made(sculpt.Wrapper()), made(sculpt.Wrapper())
+    history = trained(watched)
+    monkeypatch.setattr(VoterWatch, "of", lambda wrapped: None)
+    other = trained(alone)
+    assert [record[:4] for record in history.records] == [record[:4] for record in other.records]
+    assert all(torch.equal(value, alone.state_dict()[name]) for name, value in watched.state_dict().items())
+
+
+def test_noise_alone_loses_nobody() -> None:
+    x, _ = rows()
+    for seed in range(5):
+        y = torch.randn(200, 1, generator=torch.Generator().manual_seed(seed))
+        fit(made(sculpt.Wrapper()), (x, y), epochs=20, seed=seed, progress=False)
+
+
+def test_it_is_brought_back_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+
+    def interrupt(progress: Progress) -> None:
+        hurt(progress)
+        if progress.epoch == 5:
+            raise KeyboardInterrupt
+
+    with pytest.warns(WorkbenchWarning):
+        trained(made(), callback=interrupt, checkpoint=tmp_path / "state")
+    resumed, whole = made(), made()
+    for model, options in ((resumed, {"checkpoint": tmp_path / "state"}), (whole, {})):
+        with pytest.warns(WorkbenchWarning, match="voter 2 had"):
+            trained(model, callback=hurt, **options)
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{"share": 1}, {"share": "rank1"}, {"use_bias": False}])
+def test_voters_that_share_what_is_trained_are_left_together(options: dict[str, Any]) -> None:
+    assert VoterWatch.of(made(**options)) is None

@@ -1,0 +1,69 @@
+"""Choose how long cross-fitted voters train: each length is a training of its own, tried as long as a longer one was better."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
+from workbench.training.cross_fitting import CrossFit
+from workbench.training.fold_decisions import exceeds_error
+from workbench.training.history import History
+
+
+def lengths_of(epochs: Any, folds: Any) -> list[Any]:
+    """The numbers of epochs to try, the smallest first.
+
+    Raises:
+        ValueError: there are several without folds, or not each above the one before.
+    """
+    lengths = list(epochs) if isinstance(epochs, Sequence) and not isinstance(epochs, str) else [epochs]
+    if len(lengths) > 1 and folds is None:
+        raise ValueError(f"epochs={epochs}: several lengths need folds=, by which they are compared")
+    if not lengths or any(longer <= shorter for shorter, longer in itertools.pairwise(lengths)):
+        raise ValueError(f"epochs={epochs}: give each length once, the shortest first, such as (100, 300, 900)")
+    return lengths
+
+
+def train_lengths(wrapped: Any, lengths: Sequence[int], make: Callable[[int], CrossFit]) -> History:
+    """Train for each length from the same start, until one was not better than the one before; the model becomes the best.
+
+    Better is a mean log density of the rows by those who have not seen them that is larger by more than its standard error
+    (one-standard-error rule, Breiman et al. 1984). A longer training that is ended early is left out.
+
+    Args:
+        wrapped: the model.
+        lengths: numbers of epochs, the smallest first.
+        make: make(epochs) gives the training.
+
+    Returns:
+        The course of the training that was kept.
+    """
+    start = copy.deepcopy(wrapped.state_dict()) if len(lengths) > 1 else {}
+    best = make(lengths[0])
+    best.run()
+    ended_early = best.interrupted or best.stopped
+    for epochs in () if ended_early else lengths[1:]:
+        wrapped.load_state_dict(start)
+        longer = make(epochs)
+        longer.run()
+        if longer.interrupted:
+            warnings.warn(
+                f"training was interrupted while it tried {epochs} epochs; the model is that of {best.epochs} epochs",
+                WorkbenchWarning,
+                stacklevel=user_stacklevel(),
+            )
+        if ended_early := longer.interrupted or longer.stopped:
+            break
+        if not exceeds_error(longer.decide().log_prob - best.decide().log_prob):
+            break
+        best = longer
+    return dataclasses.replace(best.finish(), interrupted=ended_early)
+
+
+__all__ = ["lengths_of", "train_lengths"]
