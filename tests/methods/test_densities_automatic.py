@@ -107,7 +107,7 @@ def test_a_head_that_is_not_linear_leaves_the_scores_that_need_none() -> None:
         assert torch.equal(copied(X, return_risk=True)[1], found(X, return_risk=True)[1])
 
 
-def test_without_outliers_there_is_no_discriminator() -> None:
+def test_without_outliers_it_is_the_mean_of_eight_scores() -> None:
     class Tokens(nn.Module):
         """Class scores of the mean embedding."""
 
@@ -123,8 +123,22 @@ def test_without_outliers_there_is_no_discriminator() -> None:
         torch.manual_seed(0)
         model = Tokens().eval()
     wrapped: Any = neo.Wrapper(density="auto", output="logits")(model).eval().fit(ids)
-    assert not density(wrapped).discriminator.fitted
-    assert wrapped(ids, return_risk=True)[1].isfinite().all()
+    whole = density(wrapped)
+    assert not whole.discriminator.fitted
+    assert list(whole.parts) == ["energy", "react", "signature", "knn", "relative", "vim", "fdbd", "scale"]
+    with torch.no_grad():
+        pooled = model.table(ids).mean(1)
+        h, y = model.head[:2](pooled), model(ids)
+        alone: Any = neo.DENSITIES["relative"]()
+        alone.fit([h], y)
+        torch.testing.assert_close(whole.parts["relative"]([h], y), alone.eval()([h], y), rtol=1e-3, atol=1e-3)
+        risks = [part([pooled, h] if part.needs_features else [], y) for part in whole.parts.values()]
+        score = sum(10 * torch.asinh(risk / 10) for risk in risks) / 8
+        found = wrapped(ids, return_risk=True)[1]
+        torch.testing.assert_close(found, (score - whole.centre) / whole.scale, rtol=1e-3, atol=1e-3)
+    other: Any = neo.Wrapper(density="auto", output="logits")(copy.deepcopy(model)).eval()
+    other.load_state_dict(wrapped.state_dict())
+    assert torch.equal(other(ids, return_risk=True)[1], found)
     few: Any = neo.Wrapper(density="auto", output="logits")(net()).eval().fit(X.split(4))
     assert not density(few).discriminator.fitted
 

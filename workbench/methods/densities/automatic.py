@@ -10,14 +10,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.methods.densities.base import Density
+from workbench.methods.densities.classes import Neighbours
 from workbench.methods.densities.discriminator import Discriminator
+from workbench.methods.densities.distances import RelativeMahalanobis
 from workbench.methods.densities.features import Features, Head, Rows
+from workbench.methods.densities.head import BoundaryDistance, VirtualLogit
 from workbench.methods.densities.moments import full_precision
 from workbench.methods.densities.scores import Energy
-from workbench.methods.densities.shaping import ClippedEnergy
+from workbench.methods.densities.shaping import ClippedEnergy, ScaledEnergy
 from workbench.methods.densities.signature import Signature
 
 PARTS: dict[str, type[Density]] = {"energy": Energy, "react": ClippedEnergy, "signature": Signature}
+ALONE: dict[str, type[Density]] = {  # where no outliers are made
+    **PARTS,
+    "knn": Neighbours,
+    "relative": RelativeMahalanobis,
+    "vim": VirtualLogit,
+    "fdbd": BoundaryDistance,
+    "scale": ScaledEnergy,
+}
 _REACH = 10.0  # standard deviations up to which a risk counts as it is; beyond, by its logarithm
 _USUAL = 2.5  # standard deviations of the signature that say nothing yet
 _QUIET = 0.9  # share of the held-out rows of which the discriminator says next to nothing
@@ -31,7 +42,8 @@ class Automatic(Density):
     most rows and outweigh the rest where they are sure; g(r) = 10 asinh(r / 10) of a risk r in standard deviations, t the log odds that a row
     is made up, from the reduced features of all layers, and q their 90 % quantile on held-out rows. The outliers are made of training inputs
     (`made_outliers`): means of two rows, noise, values of other rows and, of pictures, their pieces, smoothed, faded, turned and other changes.
-    Where none are made, as of token numbers, the discriminator is left out.
+    Where none are made, as of token numbers, score is the mean of g(r) over these three, neighbours, relative Mahalanobis distance, ViM,
+    fDBD and, after a ReLU, SCALE.
 
     Which scores, and the constants, were chosen on two networks and all kinds of outliers of `workbench bench ood_pairs`; its page reports
     others.
@@ -99,8 +111,9 @@ class Automatic(Density):
 
     def _learn(self, rows: Rows) -> None:
         parts = nn.ModuleDict()
-        for name, kind in PARTS.items():
-            if kind.needs_head and rows.head is None:
+        for name, kind in (PARTS if self._outliers else ALONE).items():
+            negative = kind is ScaledEnergy and bool((rows.layers[-1] < 0).any())
+            if (kind.needs_head and rows.head is None) or negative:
                 continue
             part: Density = kind().to(self.centre)
             features = rows.layers if rows.reduced else rows.layers[0]
@@ -120,11 +133,11 @@ class Automatic(Density):
     def _score(self, rows: Rows) -> Tensor:
         with full_precision(rows.layers[-1]):
             risks = {name: _lifted((part._score(rows) - part.centre) / part.scale) for name, part in self._named()}
+            if not self.discriminator.fitted:
+                return torch.stack(list(risks.values())).mean(0)
             far = F.softplus(2 * (risks.pop("signature") - _USUAL)) / 2
-            score = sum(risks.values()) / len(risks) + far
-            if self.discriminator.fitted:
-                score = score + F.softplus(self.discriminator(self._reduced(rows)) - self.quiet) / 2
-        return score
+            made_up = F.softplus(self.discriminator(self._reduced(rows)) - self.quiet) / 2
+            return torch.stack(list(risks.values())).mean(0) + far + made_up
 
     def _reduced(self, rows: Rows) -> Tensor:
         """Features [m, d] of all layers, as the signature has them."""
@@ -148,7 +161,7 @@ class Automatic(Density):
         names = {key[len(start) :].split(".")[0] for key in state_dict if key.startswith(start)}
         if not self.fitted:  # children are loaded after their parent, so they only have to exist by then
             self.parts = nn.ModuleDict(
-                {name: PARTS[name]().to(self.centre).requires_grad_(False) for name in PARTS if name in names}
+                {name: kind().to(self.centre).requires_grad_(False) for name, kind in ALONE.items() if name in names}
             ).train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
