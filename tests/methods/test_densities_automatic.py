@@ -215,3 +215,13 @@ def test_of_pictures_pieces_shapes_and_colours_are_changed() -> None:
     assert "colours" not in grey
     assert len(grey) == 19
     assert len(list(unlike((x[..., :7],), 16, 0))) == 4
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert {args[0].dtype for _, args in unlike((x.to(dtype),), 16, 0)} == {dtype}
+
+
+def test_autocast_around_fit_changes_nothing() -> None:
+    plain, cast = Automatic(), Automatic()
+    plain.fit([X], X[:, :3], outliers=[([X + 3], X[:, :3])])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast.fit([X], X[:, :3], outliers=[([X + 3], X[:, :3])])
+    assert torch.equal(plain.eval()([X], X[:, :3]), cast.eval()([X], X[:, :3]))
