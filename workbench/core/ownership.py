@@ -311,6 +311,8 @@ class Table:
             chosen = set(paths[paths.index(layers[-n]) :])
         else:
             chosen = self._ran_last(n, layers)
+        # the bias of a parametrised layer
+        chosen |= {f".{path}".partition(".parametrizations.")[0][1:] for path in chosen}
         return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
 
     def _ran_last(self, n: int, layers: list[str]) -> set[str]:
