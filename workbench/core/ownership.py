@@ -16,7 +16,7 @@ from ..engine.clone import is_scripted, places, structural_copy
 from ..engine.plan import Bank, RankOne, Rule, Shared
 from ..engine.tree import is_float, version
 from ..introspect.references import used_by
-from .calls.lone_calls import Alone
+from .calls.lone_calls import Alone, Taken
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution
@@ -394,6 +394,8 @@ class Table:
         for name, view in self.views.items():
             if view.grad_fn is not None:  # torch refuses to copy it, and would not say which layer this is
                 view.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, name, model)
+                if view._base is None or len(view._base) > 1:
+                    view.register_hook(Taken(name, self.record))
         for container, key, name in references:
             container[key] = self.views[name]
 
