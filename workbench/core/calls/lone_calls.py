@@ -106,7 +106,7 @@ def watch_layers(table: Any) -> None:
 
 
 # ---- parameters without their layers
-class Taken:
+class TakenByLoss:
     """Hook of what stands in the place of a parameter, that of the first voter: warns once where a loss takes it past the model's call.
 
     Args:
@@ -178,4 +178,4 @@ def _tell_parameters(root: Any, function: types.FunctionType) -> None:
             return
 
 
-__all__ = ["Alone", "Taken", "watch_layers", "watched_methods"]
+__all__ = ["Alone", "TakenByLoss", "watch_layers", "watched_methods"]
