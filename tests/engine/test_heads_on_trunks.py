@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, sculpt, vote
+from workbench.errors import NonTensorOutputError
 from workbench.training import fit, traced_step
 
 
@@ -112,6 +113,55 @@ def test_voters_run_once_each(build: type[nn.Module]) -> None:
     _step(wrapped)
     for row in wrapped.explain().rows:
         assert row[2:4] == ("vmap", "3 passes, and 6 of the last layers")
+
+
+class Kept:
+    """An object with the features of one voter."""
+
+    def __init__(self, features: Tensor) -> None:
+        self.features = features
+
+
+class Saying(Network):
+    """Gives out what it makes of the features that both heads share, and no tensor."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make = [make]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        features = F.relu(self.trunk(x))
+        return self.head(features), self.make[0](features)
+
+
+@pytest.mark.parametrize("make", [Kept, lambda features: float(features.detach().sum())])
+def test_what_is_no_tensor_is_not_taken_from_one_voter(make: Callable[[Tensor], Any]) -> None:
+    wrapped, x = _wrapped(lambda: Saying(make)).eval(), _rows()[0]
+    with torch.no_grad(), pytest.raises(NonTensorOutputError):
+        wrapped(x, return_risk=True)
+
+
+class Remembering(Network):
+    """Writes into a buffer where features are large, which they are in some voters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = F.relu(self.trunk(x))
+        if float(features.sum()) > 5:
+            self.largest += features.detach().max()
+        return self.head(features)
+
+
+def test_buffers_that_some_voters_write_into_are_those_of_a_pass_for_each_branch() -> None:
+    wrapped, looped, x = _wrapped(Remembering).eval(), _wrapped(Remembering, "loop").eval(), _rows()[0]
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped(x, return_risk=True)[0], looped(x, return_risk=True)[0])
+    (largest,) = [buffer for name, buffer in wrapped.named_buffers() if "largest" in name]
+    assert (largest > 0).tolist() == [True, False, False]
+    assert all(map(torch.equal, wrapped.buffers(), looped.buffers()))
 
 
 def test_a_model_that_vmap_refuses_runs_as_ever() -> None:

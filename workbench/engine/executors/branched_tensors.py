@@ -38,7 +38,13 @@ def heads_on_trunks(plan: Plan) -> bool:
     """Whether each model along the outer of two axes has a trunk of its own, with heads along the inner one."""
     if len(plan.axes) != 2 or not plan.axes[1].own_first or plan.axes[0].randomness == "same" or plan.shares_trunk:
         return False
-    if plan.dealt or plan.state or plan.interventions or any(rule.factors for rule in plan.rules.values()):
+    if (
+        plan.dealt
+        or plan.state
+        or plan.ragged is not None
+        or plan.interventions
+        or any(rule.factors for rule in plan.rules.values())
+    ):
         return False
     return any(plan.axes[1].name not in rule.axes() for rule in plan.rules.values())
 
