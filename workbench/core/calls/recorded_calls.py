@@ -30,9 +30,7 @@ from .traceable import Facts, UntraceableError
 log = logging.getLogger("workbench")
 
 LEAST_CALLS = 15  # of a kind before: making a graph, and its first runs, take about as long
-LEAST_SHORT = (
-    3  # of calls that are short, whose graph is made in a few milliseconds; for the first of an object's graphs
-)
+LEAST_SHORT = 3  # of short calls, whose graphs are made in a few milliseconds; for the first of an object's graphs
 SHORT = 0.001  # seconds of such a call
 EARLY = 4  # graphs made so soon at most, for who asks in many forms asks few times in each
 LEAST_FROZEN = 1  # of them inside of a `frozen` block, which says that more will come
