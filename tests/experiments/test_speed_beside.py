@@ -48,6 +48,60 @@ def test_how_long_graphs_are_made_is_told(speed: ModuleType) -> None:
     assert making.seconds > 0
 
 
+def test_races_are_run_with_members_of_tabm(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    trainings = sys.modules["speed_fit"]
+    name = "vote of sculpt, last layer, 5 x 8-50-50-1"
+    monkeypatch.setattr(trainings, "TRAININGS", {name: replace(speed.TRAININGS[name], epochs=2, rows=32, batch=16)})
+    monkeypatch.setattr(trainings, "ROUNDS", 2)
+    row = {"race": name, "on": "cpu", **speed.run(race=name, on="cpu")}
+    assert row.keys() >= {"tabm_s", "tabm_nll", "tabm_reached", "fit_tabm", "stacked_s"}
+    page = sys.modules["speed_page"]._races(pandas.DataFrame([row]))
+    assert "TabM" in page
+    assert "laplace-torch" not in page
+
+
+def test_members_of_tabm_share_weights_and_learn(speed: ModuleType) -> None:
+    trainings = sys.modules["speed_fit"]
+    case = replace(speed.TRAININGS["vote of sculpt, last layer, 5 x 8-50-50-1"], rows=128, epochs=40)
+    torch.manual_seed(0)
+    x, y, *_ = trainings._data(case)
+    nlls = [trainings.nll_of(trainings._tabm(replace(case, epochs=epochs), x, y)(x).detach(), y) for epochs in (1, 40)]
+    assert nlls[1] < nlls[0] - 0.3
+    assert trainings._tabm(replace(case, epochs=1), x, y)(x[:3]).shape == (5, 3, 2)
+
+
+def test_a_training_with_laplace_torch_ends_with_its_posterior(
+    speed: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Laplace:
+        def __init__(self, model: nn.Module, likelihood: str, subset_of_weights: str) -> None:
+            self.model = model
+            asked.extend((likelihood, subset_of_weights))
+
+        def fit(self, loader: Any) -> None:
+            asked.append(f"{sum(len(x) for x, _ in loader)} rows")
+
+        def optimize_prior_precision(self, method: str) -> None:
+            asked.append(method)
+
+        def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.model(x), torch.ones(len(x), 1, 1)
+
+    trainings = sys.modules["speed_fit"]
+    monkeypatch.setitem(sys.modules, "laplace", types.SimpleNamespace(Laplace=Laplace))
+    monkeypatch.setattr(trainings, "lacking", lambda peer: "")
+    name = "laplace, 8-50-50-1"
+    monkeypatch.setattr(
+        trainings, "TRAININGS", {name: replace(speed.TRAININGS[name], epochs=1, rows=32, batch=16, rounds=2)}
+    )
+    row = speed.run(training=name, on="cpu")
+    assert row.keys() >= {"laplace_torch_s", "fit_laplace_torch", "laplace_torch_rmse"}
+    assert asked == 2 * ["regression", "last_layer", "32 rows", "marglik"]
+
+
 # ---- peers
 def test_a_peer_that_is_not_there_or_broken_is_told(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = sys.modules["speed_peers"]
