@@ -20,6 +20,7 @@ from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
 from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
 from ..batches.dealt_graphs import DealtGraphs
+from ..batches.dict_rows import as_inputs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
 from ..joint_loss import joined
@@ -340,5 +341,6 @@ def fit(wrapped: Any, inputs: Any) -> None:
             f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} nothing to fit in closed form; "
             "to train the model call workbench.fit(wrapped, data)"
         )
+    inputs = as_inputs(inputs)
     for method in methods:
         method.fit(wrapped, inputs)
