@@ -79,6 +79,8 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
         if intervention.plain_dtypes:
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
+    if (observe := wrapped.__dict__["_engine"].observe) is not None:
+        observe(branched)
     return branched, results
 
 
