@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from workbench import calibrate, fit, selective, top_uncertain, vote
+from workbench import calibrate, fit, neo, selective, top_uncertain, vote
 from workbench.core.batches.own_loss import pairing_of
 from workbench.outputs import Binary, Values
 
@@ -142,6 +142,17 @@ def test_every_form_gives_the_pairs_that_one_writes(name: str, form: str) -> Non
     assert all(torch.equal(ours[key], wanted[key]) for key in wanted)
     assert torch.equal(selective(wrapped, data).error, selective(wrapped, pair).error)
     assert torch.equal(top_uncertain(wrapped, data, 5).indices, top_uncertain(wrapped, pair, 5).indices)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_fitted_in_closed_form_takes_the_same_forms(form: str) -> None:
+    case = LABELLED["bert classes"]
+    batch = case.batch(21)
+    x = {name: value for name, value in batch.items() if name != "labels"}
+    wrapped, wanted = (neo.Wrapper(output=case.output)(case.build()) for _ in range(2))
+    wrapped.fit(FORMS[form](batch))
+    wanted.fit((x, batch["labels"]))
+    torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted.state_dict()))
 
 
 def losses(history: Any) -> list[Any]:

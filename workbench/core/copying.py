@@ -13,6 +13,7 @@ from ..engine.clone import attributes, places
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
 from .ownership import MARK, Record, table_of
+from .quantised import left_alone
 from .runtime import plain_clone, portable, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import SETTINGS, Loading, described
@@ -41,7 +42,8 @@ class Persistent(Freezable):
                 return tensor.to(moved.device, torch.float32)
             return moved
 
-        result = super()._apply(each, *args, **kwargs)
+        with left_alone(self, fn):
+            result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
             restore(self)
         return result

@@ -98,6 +98,8 @@ class Record:
     chunk: int | None = None  # how many branches run at once under vmap
     verbose: int = 0
     rows: int | None = None  # number of training rows, which the regularising terms need
+    trainings: tuple[dict[str, Any], ...] = ()  # what is known of the rows of each, see `saving.training_data`
+    data: str | None = None  # what the user says of them
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     dealt: bool = False  # whether a call with dealt rows has gone well
     told: set[str] = field(default_factory=set)  # warnings that were given

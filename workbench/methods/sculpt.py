@@ -207,17 +207,17 @@ class Sculpt(Method):
         labels = meaning.labels(target, prediction)
         scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(auxiliary))
         if labels.is_floating_point():
-            return self._of_classes().loss_function(labels, scores, noise)
+            return self.of_classes().loss_function(labels, scores, noise)
         kept = labels != IGNORED
-        losses = self._of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
+        losses = self.of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
         if labels.device.type == "cpu" and not values_unavailable() and bool(kept.all()):
             return losses.mean()
         return losses.where(kept, 0.0).sum() / kept.sum()
 
     def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
-        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
+        return self.of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
 
-    def _of_classes(self) -> Any:
+    def of_classes(self) -> Any:
         """The distribution of class labels; normal noise is that of the logits."""
         if type(self.distribution) is Normal:
             return LogitNormal()

@@ -13,6 +13,7 @@ from ..core.method import Call, Method
 from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
+from ..core.quantised import refuse_quantised
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
@@ -135,6 +136,12 @@ class Vote(Method):
         if candidates and not parameters:
             raise ValueError(self._all_frozen(table, candidates))
         self._check(table, parameters)
+        refuse_quantised(
+            table,
+            [name for name in parameters if not (isinstance(self.wrapper.share, str) and self._factored(table, name))],
+            "each voter would have it anew, in floating point",
+            "layer.weight.requires_grad_(False) on the quantised layers lets all voters share them",
+        )
         if self.wrapper.prior:
             self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
