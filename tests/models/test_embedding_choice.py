@@ -82,3 +82,16 @@ def test_the_hidden_layers_have_the_activation_that_was_asked_for() -> None:
     assert sum(isinstance(module, nn.ReLU) for module in tabular(data, activation="relu")) == 2
     with pytest.raises(ValueError, match="activation must be one of 'silu', 'relu'; found 'gelu'"):
         tabular(data, activation="gelu")  # type: ignore[arg-type]
+
+
+def test_the_number_of_threads_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(choice, "left_out_error", lambda x, y: float(seen.append(torch.get_num_threads()) or 0))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        choice.helps(rows(20), rows(20), rows(20)[:, :1])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1]

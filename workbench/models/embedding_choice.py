@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -69,7 +72,19 @@ def helps(plain: Tensor, embedded: Tensor, y: Tensor) -> bool:
     targets = ((targets - targets.mean(0)) / spread)[:, spread > 0]
     if len(plain) < FEWEST or not targets.shape[1]:
         return False
-    return left_out_error(embedded.double(), targets) < left_out_error(plain.double(), targets)
+    with _one_thread():
+        return left_out_error(embedded.double(), targets) < left_out_error(plain.double(), targets)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Several threads are slower on such small matrices, by hundreds of times where other processes keep a core from one of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 __all__ = ["chosen_rows", "helps", "left_out_error"]
