@@ -169,7 +169,7 @@ without an intent has a higher risk than one that has one; *AUPR* with those out
     return f"""{text}
 
 Scores on the plain network: neo's densities, fitted on the training sentences and their intents. *Unknown words*: the share of words that no
-training sentence has, without a network. Numbers of words give `auto` no outliers to weigh its scores by, so that they weigh the same.
+training sentence has, without a network. Numbers of words give `auto` no outliers to learn from; it is the mean of eight scores here.
 
 {_table(frame[alone], ["network", "risk"], telling, by="auroc")}
 

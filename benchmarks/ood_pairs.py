@@ -1,13 +1,12 @@
 """Every score of strangeness on the same networks: eight classes of CIFAR-10 against the two left out, other sets, and bad cameras.
 
 The images are copies as JPEG, so no number here stands beside a published one. A network of eight classes is trained for each seed, with other
-classes left out. Everything is fitted on training images alone. But which scores `auto` weighs, and on which made-up outliers, was chosen on a
-network with another seed and two further classes left out, against the same other sets and shifts; those reported here had no part in that.
+classes left out. Everything is fitted on training images alone. But what `auto` is made of, and which outliers it makes, was chosen on two
+networks with other seeds and other classes left out, against the same other sets and shifts; those reported here had no part in that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,16 @@ from workbench.methods.made_outliers import unlike
 if TYPE_CHECKING:
     import pandas as pd
 
-METHODS = tuple(name for name in DENSITIES if name != "flow")
+WITHOUT = "auto without like shifts"
+LIKE_SHIFTS = ("noisy", "smooth", "smoother", "zoomed", "faded", "flat")  # of the outliers that `auto` makes
+METHODS = (*(name for name in DENSITIES if name != "flow"), WITHOUT)
 PAIRS = ("near", *FAR)
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
     """Every network."""
     return [
-        {"seed": seed, "epochs": 1 if smoke else 8, "rows": 300 if smoke else 0} for seed in range(1 if smoke else 2)
+        {"seed": seed, "epochs": 1 if smoke else 8, "rows": 300 if smoke else 0} for seed in range(1 if smoke else 3)
     ]
 
 
@@ -50,12 +51,13 @@ def run(seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
     known = {
         name: _features(seen_by, pixels) for name, pixels in (("train", x[::step]), ("usual", usual), *strange.items())
     }
-    made = [_features(seen_by, torch.cat(kind)) for kind in zip(*_outliers(x[:: max(1, len(x) // 2000)]), strict=True)]
+    made = {kind: _features(seen_by, pixels) for kind, pixels in _outliers(x[:: max(1, len(x) // 500)][:500]).items()}
     head = net.head.weight.detach(), net.head.bias.detach()
     results = []
     for method in METHODS:
-        density = DENSITIES[method]()
-        options: dict[str, Any] = {"outliers": made} if density.takes_outliers else {}
+        density = DENSITIES["auto" if method == WITHOUT else method]()
+        outliers = [rows for kind, rows in made.items() if method != WITHOUT or kind not in LIKE_SHIFTS]
+        options: dict[str, Any] = {"outliers": outliers} if density.takes_outliers else {}
         density.fit(*_asked(density, known["train"]), y[::step] if density.uses_labels else None, head=head, **options)
         with torch.no_grad():
             risks = {name: density.eval()(*_asked(density, rows)) for name, rows in known.items() if name != "train"}
@@ -66,10 +68,13 @@ def run(seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
     return results
 
 
-def _outliers(x: Tensor) -> Iterator[list[Tensor]]:
-    """Batch by batch what `wrapped.fit` makes for `auto`."""
-    for seed, part in enumerate(x.split(500)):
-        yield list(unlike(part, len(part), seed))
+def _outliers(x: Tensor) -> dict[str, Tensor]:
+    """By kind what `wrapped.fit` makes for `auto` of batches of 125."""
+    made: dict[str, list[Tensor]] = {}
+    for seed, part in enumerate(x.split(125)):
+        for kind, pixels in unlike(part, len(part), seed):
+            made.setdefault(kind, []).append(pixels)
+    return {kind: torch.cat(parts) for kind, parts in made.items()}
 
 
 @torch.no_grad()
@@ -91,8 +96,7 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
     import pandas as pd
 
     frame = frame.assign(kind=[name.split()[0] for name in frame["out"]])
-    best = frame.groupby(["seed", "out"])["auroc"].transform("max")
-    single = frame[frame["method"] != "auto"].groupby(["seed", "out"])["auroc"].max()
+    single = frame[~frame["method"].isin(["auto", WITHOUT])].groupby(["seed", "out"])["auroc"].max()
     lines = []
     for method, group in frame.groupby("method", sort=False):
         kinds = group.groupby("kind", sort=False)["auroc"].mean()
@@ -108,17 +112,19 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
             }
         )
     lines.sort(key=lambda line: line["mean"], reverse=True)
-    place = 1 + [line["density"] for line in lines].index("auto")
-    pairs = len(best) // frame["method"].nunique()
+    names = [line["density"] for line in lines if line["density"] != WITHOUT]
     networks, accuracy = frame["seed"].nunique(), frame["accuracy"].mean()
     return f"""AUROC, means over {networks} networks (accuracy {accuracy:.3f} on their eight classes) and, of shifts, over severities 1 to 5;
 *mean* over the kinds. *Behind the best single*: how far the AUROC lies below that of the best other score on the same network and images, over
-all {pairs} pairs, and the share of them where it is at most .01. *near* are the two classes left out, each the look-alike of one
-that is known (cat and dog, truck and automobile), *camvid* road scenes.
+all {len(single)} pairs, and the share of them where it is at most .01. *near* are the two classes left out, most of them look-alikes of one
+that is known (cat and dog, truck and automobile, deer and horse), *camvid* road scenes. *{WITHOUT}*: learned without the made-up outliers
+that are noisy, smooth, zoomed or faded, as the shifts here are; pictures in a frame, as digits and clothes have one here, are among the others.
 
 {table(pd.DataFrame(lines))}
 
-Aimed at: `auto` within .01 of the best single score on every pair, which is missed, and first on average, where it is number {place}
-of {len(lines)}. Networks of the same recipe and seeds, trained on another processor, put it fifth, .008 behind the first: two networks do
-not settle who is first. Being the least behind the best single score, .02 to .03 on average, held on both. Outliers made of training
-inputs don't tell which score is best on a pair. The networks were trained beforehand, some five minutes each on a quiet core."""
+Aimed at: `auto` first on average, where it is number {1 + names.index("auto")} of {len(names)}, and within .01 of the best single score
+on every pair, which is missed: on near classes and road scenes, where one score is better than the mean of the two that rank them and the alarms
+add noise, and on a few slight shifts. Which score is best on near classes differs from network to network, and training data don't tell:
+classes left out of the densities and of the last layer spoke for ReAct on both networks of the design, and it was best on one. Where nothing
+made-up is like a shift, blur above all, `auto` is behind ASH and SCALE. The networks were trained beforehand, some five
+minutes each on a quiet core."""

@@ -16,9 +16,9 @@ from workbench import data
 from workbench.atomic import replacing
 from workbench.data.files import cache_folder
 
-# by seed: cat and truck; dog and automobile; deer and airplane; horse and ship
-UNSEEN = {0: (3, 9), 1: (5, 1), 2: (4, 0), 9: (7, 8)}
-DESIGN = 9  # the seed that the automatic choice was designed on
+# by seed: cat and truck; dog and automobile; deer and airplane; bird and frog; horse and ship
+UNSEEN = {0: (3, 9), 1: (5, 1), 2: (4, 0), 8: (2, 6), 9: (7, 8)}
+DESIGN = (8, 9)  # the seeds that the automatic combination was designed on
 SHIFTS = tuple((kind, severity) for kind in ("noise", "blur", "contrast", "jpeg") for severity in range(1, 6))
 FAR = ("mnist", "fashion-mnist", "camvid")
 

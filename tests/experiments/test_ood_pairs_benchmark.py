@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT
 
 from workbench.experiments.worker import load_file
+from workbench.methods import made_outliers
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,16 @@ def models(bench: ModuleType) -> ModuleType:
     return load_file(ROOT / "benchmarks" / "ood_pairs_models.py")
 
 
-def test_cells_are_json_and_the_network_of_the_design_is_not_among_them(bench: ModuleType, models: ModuleType) -> None:
+def test_cells_are_json_and_the_networks_of_the_design_are_not_among_them(
+    bench: ModuleType, models: ModuleType
+) -> None:
     for smoke in (True, False):
         cells = bench.cells(smoke)
         assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)
-        assert models.DESIGN not in {cell["seed"] for cell in cells}
-    assert "auto" in bench.METHODS
+        assert not {cell["seed"] for cell in cells} & {*models.DESIGN}
+    assert {"auto", bench.WITHOUT} <= {*bench.METHODS}
+    made = {**made_outliers.KINDS, **made_outliers.PICTURES}
+    assert {*bench.LIKE_SHIFTS} < {*made}
 
 
 def test_shifts_grow_and_leave_the_random_state_alone(models: ModuleType) -> None:
@@ -45,7 +50,7 @@ def test_shifts_grow_and_leave_the_random_state_alone(models: ModuleType) -> Non
 
 def test_the_table_says_how_far_each_lies_behind_the_best_single_one(bench: ModuleType, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    aurocs = {"msp": (0.7, 0.6), "vim": (0.5, 0.8), "auto": (0.9, 0.7)}
+    aurocs = {"msp": (0.7, 0.6), "vim": (0.5, 0.8), "auto": (0.9, 0.7), bench.WITHOUT: (1.0, 0.9)}
     rows = [
         {"seed": 0, "method": method, "out": out, "auroc": auroc, "fpr95": 0.5, "accuracy": 0.85}
         for method, both in aurocs.items()

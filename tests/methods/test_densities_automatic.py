@@ -1,4 +1,4 @@
-"""The automatic combination of scores: its weights, what it is made of, and the outliers that are made for it."""
+"""The automatic combination of scores: what it is made of, its discriminator, and the outliers that are made for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.density_rows import draw
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from workbench import neo
+from workbench import metrics, neo
 from workbench.methods.densities import Automatic, Signature
-from workbench.methods.densities.automatic import _regressed
+from workbench.methods.densities.discriminator import Discriminator
 from workbench.methods.made_outliers import gathered, unlike
 from workbench.outputs import Logits
 
@@ -32,48 +31,83 @@ def density(wrapped: Any) -> Automatic:
     return wrapped.get_submodule("extras@workbench").density
 
 
-def test_weights_are_those_of_a_logistic_regression() -> None:
-    usual, strange = draw(300, 3, seed=2), [draw(100, 3, seed=3) + torch.tensor([2.0, 0, -1]), draw(50, 3, seed=4) * 3]
-    unit = usual.double().std(0).numpy()
-
-    def loss(free: np.ndarray) -> float:
-        """With weights instead of their softplus: the same minimum, where it is inside."""
-        z = usual.double().numpy() / unit @ free[:3] + free[3]
-        value = np.logaddexp(0, z).mean() + 0.01 * free[:3].sum()
-        for rows in strange:
-            value += np.logaddexp(0, -(rows.double().numpy() / unit @ free[:3] + free[3])).mean() / 2
-        return float(value)
-
-    best = minimize(loss, np.full(4, 0.1), bounds=[(0, None)] * 3 + [(None, None)]).x
-    np.testing.assert_allclose(_regressed(usual, strange), best[:3] / unit, atol=2e-2)
+def softplus(x: Tensor) -> np.ndarray:
+    return np.logaddexp(0, x.double().numpy())
 
 
-def test_the_score_is_the_weighted_sum_of_what_each_says() -> None:
+def test_the_score_is_made_of_what_each_says() -> None:
     wrapped: Any = neo.Wrapper(density="auto", output="logits")(net()).eval().fit(X)
     whole = density(wrapped)
-    assert list(whole.shares) == ["signature", "knn", "energy", "relative", "vim", "fdbd", "react", "scale"]
-    assert min(whole.shares.values()) >= 0
-    assert len(set(whole.shares.values())) > 1
+    assert list(whole.parts) == ["energy", "react", "signature"]
     with torch.no_grad():
-        h = net()[:2](X)
+        h, y = net()[:2](X), net()(X)
         alone = Signature()
-        alone.fit([X, h], net()(X))
+        alone.fit([X, h], y)
         torch.testing.assert_close(whole.parts["signature"]([X, h]), alone.eval()([X, h]), rtol=1e-4, atol=1e-4)
         parts: Any = whole.parts.values()
-        risks = [part([X, h] if part.needs_features else [], net()(X)) for part in parts]
-        score = sum(w * 10 * torch.asinh(r / 10) for w, r in zip(whole.shares.values(), risks, strict=True))
+        energy, react, signature = (
+            10 * np.arcsinh(part([X, h] if part.needs_features else [], y).double().numpy() / 10) for part in parts
+        )
+        mean, unit = (torch.cat([reduce.get_buffer(name) for reduce in alone.reductions]) for name in ("mean", "unit"))
+        odds = whole.discriminator((torch.cat([X, h], 1) - mean) / unit)
+        score = (
+            (energy + react) / 2
+            + softplus(torch.from_numpy(2 * (signature - 2.5))) / 2
+            + softplus(odds - whole.quiet) / 2
+        )
         found = wrapped(X, return_risk=True)[1]
-        torch.testing.assert_close(found, (score - whole.centre) / whole.scale, rtol=1e-4, atol=1e-4)
+        expected = (score - whole.centre.item()) / whole.scale.item()
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+        new = draw(1000, 5, seed=6)
+        loud = whole.discriminator((torch.cat([new, net()[:2](new)], 1) - mean) / unit) > whole.quiet
+    assert loud.double().mean().item() == pytest.approx(0.1, abs=0.06)
+
+
+def test_the_discriminator_ranks_as_the_ratio_of_densities() -> None:
+    """Of two Gaussians, one wider and off: log p(x | made up) - log p(x | usual) is known."""
+    usual, strange = draw(4000, 2, seed=2), draw(4000, 2, seed=3) * 2 + torch.tensor([1.0, 0.0])
+    discriminator = Discriminator()
+    before = torch.get_rng_state()
+    discriminator.fit(usual, [strange[:2000], strange[2000:]])
+    assert torch.equal(torch.get_rng_state(), before)
+    x = draw(500, 2, seed=4) * 1.5
+    ratio = x.square().sum(1) / 2 - ((x - torch.tensor([1.0, 0.0])) / 2).square().sum(1) / 2 - 2 * np.log(2)
+    found = discriminator(x)
+    assert np.corrcoef(found.numpy(), ratio.numpy())[0, 1] > 0.9
+    assert (found - ratio)[x.norm(dim=1) < 2].abs().mean() < 0.3
+    by_hand = 5 * torch.asinh((x - discriminator.mean) / discriminator.unit / 5)
+    for i in (0, 1):
+        hidden = [
+            max(0.0, sum(float(w) * float(z) for w, z in zip(weights, by_hand[i], strict=True)) + float(bias))
+            for weights, bias in zip(discriminator.inner_weight, discriminator.inner_bias, strict=True)
+        ]
+        odds = sum(float(w) * h for w, h in zip(discriminator.outer_weight[0], hidden, strict=True))
+        assert float(found[i]) == pytest.approx(odds + float(discriminator.outer_bias), abs=1e-4)
+
+
+def test_it_hears_what_the_class_scores_do_not() -> None:
+    """Columns that depend on one another in training, drawn one by one: the energy alone can't tell."""
+    x = draw(600, 5, seed=7)
+    x[:, 1:] = x[:, :1] + 0.1 * x[:, 1:]
+    apart = draw(200, 5, seed=8)
+    risk = {}
+    for name in ("auto", "energy"):
+        wrapped: Any = neo.Wrapper(density=name, output="logits")(net()).eval().fit(x[:400])
+        with torch.no_grad():
+            risk[name] = metrics.auroc(wrapped(x[400:], return_risk=True)[1], wrapped(apart, return_risk=True)[1])
+    assert risk["energy"] < 0.8 < 0.97 < risk["auto"]
 
 
 def test_a_head_that_is_not_linear_leaves_the_scores_that_need_none() -> None:
     found: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval().fit(X)
-    assert list(density(found).shares) == ["signature", "knn", "energy", "relative"]
-    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert torch.equal(other(X, return_risk=True)[1], found(X, return_risk=True)[1])
+    assert list(density(found).parts) == ["energy", "signature"]
+    other: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval()
+    other.load_state_dict(found.state_dict())
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found)), other):
+        assert torch.equal(copied(X, return_risk=True)[1], found(X, return_risk=True)[1])
 
 
-def test_without_outliers_all_scores_weigh_the_same() -> None:
+def test_without_outliers_it_is_the_mean_of_eight_scores() -> None:
     class Tokens(nn.Module):
         """Class scores of the mean embedding."""
 
@@ -89,9 +123,24 @@ def test_without_outliers_all_scores_weigh_the_same() -> None:
         torch.manual_seed(0)
         model = Tokens().eval()
     wrapped: Any = neo.Wrapper(density="auto", output="logits")(model).eval().fit(ids)
-    assert set(density(wrapped).shares.values()) == {1.0}
+    whole = density(wrapped)
+    assert not whole.discriminator.fitted
+    assert list(whole.parts) == ["energy", "react", "signature", "knn", "relative", "vim", "fdbd", "scale"]
+    with torch.no_grad():
+        pooled = model.table(ids).mean(1)
+        h, y = model.head[:2](pooled), model(ids)
+        alone: Any = neo.DENSITIES["relative"]()
+        alone.fit([h], y)
+        torch.testing.assert_close(whole.parts["relative"]([h], y), alone.eval()([h], y), rtol=1e-3, atol=1e-3)
+        risks = [part([pooled, h] if part.needs_features else [], y) for part in whole.parts.values()]
+        score = sum(10 * torch.asinh(risk / 10) for risk in risks) / 8
+        found = wrapped(ids, return_risk=True)[1]
+        torch.testing.assert_close(found, (score - whole.centre) / whole.scale, rtol=1e-3, atol=1e-3)
+    other: Any = neo.Wrapper(density="auto", output="logits")(copy.deepcopy(model)).eval()
+    other.load_state_dict(wrapped.state_dict())
+    assert torch.equal(other(ids, return_risk=True)[1], found)
     few: Any = neo.Wrapper(density="auto", output="logits")(net()).eval().fit(X.split(4))
-    assert set(density(few).shares.values()) == {1.0}
+    assert not density(few).discriminator.fitted
 
 
 def test_what_has_no_class_scores_of_rows_is_refused() -> None:
@@ -107,18 +156,72 @@ def test_what_has_no_class_scores_of_rows_is_refused() -> None:
 def test_made_inputs_are_means_of_two_rows_and_values_of_others() -> None:
     before = torch.get_rng_state()
     x, ids = draw(40, 3, 2), torch.arange(40)
-    mixed, drawn = unlike(((x,), {"ids": ids, "scale": torch.ones(3)}), 40, 0)
+    made = dict(unlike(((x,), {"ids": ids, "scale": torch.ones(3)}), 40, 0))
+    assert list(made) == ["mixed", "extrapolated", "drawn", "noisy"]
     assert torch.equal(torch.get_rng_state(), before)
-    for _, kwargs in (mixed, drawn):
+    for _, kwargs in made.values():
         assert torch.equal(kwargs["ids"], ids)
         assert torch.equal(kwargs["scale"], torch.ones(3))
+    mixed, away, values, noisy = (args[0] for args, _ in made.values())
     pairs = (x[:, None] + x[None]) / 2
-    assert all(any(torch.equal(row, pair) for pair in pairs[i]) for i, row in enumerate(mixed[0][0]))
-    values = drawn[0][0]
+    assert all(any(torch.equal(row, pair) for pair in pairs[i]) for i, row in enumerate(mixed))
+    torch.testing.assert_close((mixed + away) / 2, x)
     assert all(value in x[:, i, j] for i in range(3) for j in range(2) for value in values[:, i, j])
     assert not torch.equal(values, x)
+    assert (noisy <= x.amax(0)).all()
+    assert (noisy >= x.amin(0)).all()
+    assert 0 < (noisy - x).abs().mean() < x.std()
     assert list(unlike((ids,), 40, 0)) == list(unlike((x[:7],), 7, 0)) == []
-    made = [([x[:2, 0]], x[:2, 1], 0), ([x[2:4, 0]], x[2:4, 1], 1), ([x[4:6, 0]], x[4:6, 1], 0)]
-    first, second = gathered(made)
+    parts = [([x[:2, 0]], x[:2, 1], "a"), ([x[2:4, 0]], x[2:4, 1], "b"), ([x[4:6, 0]], x[4:6, 1], "a")]
+    first, second = gathered(parts)
     assert torch.equal(first[0][0], x[[0, 1, 4, 5], 0])
     assert torch.equal(second[1], x[2:4, 1])
+
+
+def test_of_pictures_pieces_shapes_and_colours_are_changed() -> None:
+    x = draw(16, 3, 12, 9, seed=5)
+    made = {name: args[0] for name, (args, _) in unlike(((x,), {}), 16, 0)}
+    assert len(made) == 20
+    assert all(changed.shape == x.shape and changed.isfinite().all() for changed in made.values())
+    assert all(not torch.equal(changed, x) for changed in made.values())
+    for name in ("pieces", "shuffled", "upside down", "turned"):
+        torch.testing.assert_close(made[name].flatten(2).sort(2).values, x.flatten(2).sort(2).values)
+    low, high = x.min(), x.max()
+    torch.testing.assert_close(made["inverted"], low + high - x)
+    assert set(made["black and white"].unique().tolist()) == {low.item(), high.item()}
+    assert torch.equal(made["colours"], x[:, [2, 0, 1]])
+    torch.testing.assert_close(
+        made["smooth"][3, 1, 5, 4], torch.stack([x[3, 1, i, j] for i in (4, 5, 6) for j in (3, 4, 5)]).mean()
+    )
+    for name, most in (("faded", 0.6), ("flat", 0.021)):
+        spread = (made[name] - made[name].mean((2, 3), keepdim=True)).std((1, 2, 3)) / x.std((1, 2, 3))
+        assert (spread < most + 0.02).all(), name
+    collage = made["collage"]
+    quarters = [(slice(6), slice(4)), (slice(6), slice(4, 9)), (slice(6, 12), slice(4)), (slice(6, 12), slice(4, 9))]
+    sources = [
+        [
+            next(i for i in range(16) if torch.equal(collage[n][:, rows, columns], x[i][:, rows, columns]))
+            for rows, columns in quarters
+        ]
+        for n in range(16)
+    ]
+    assert all(row[0] == row[3] == n for n, row in enumerate(sources))
+    assert any(len(set(row)) == 3 for row in sources)
+    window = made["window"]
+    assert (window == low).all(1).float().mean((1, 2)).min() > 0.8
+    small = made["shrunk"]
+    torch.testing.assert_close(small[2, 0, 3, 2], x[2, 0, :2, :2].mean())
+    grey = [name for name, _ in unlike((x[:, :1],), 16, 0)]
+    assert "colours" not in grey
+    assert len(grey) == 19
+    assert len(list(unlike((x[..., :7],), 16, 0))) == 4
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert {args[0].dtype for _, args in unlike((x.to(dtype),), 16, 0)} == {dtype}
+
+
+def test_autocast_around_fit_changes_nothing() -> None:
+    plain, cast = Automatic(), Automatic()
+    plain.fit([X], X[:, :3], outliers=[([X + 3], X[:, :3])])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast.fit([X], X[:, :3], outliers=[([X + 3], X[:, :3])])
+    assert torch.equal(plain.eval()([X], X[:, :3]), cast.eval()([X], X[:, :3]))

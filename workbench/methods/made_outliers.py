@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..engine.tree import tensors, tree_map
 
 FEWEST = 8  # rows of a batch that others are made of
+SMALLEST = 8  # pixels of a side, for a picture to be changed as one
 
 
-def unlike(inputs: Any, rows: int, seed: int) -> Iterator[Any]:
-    """The same inputs with other numbers: the means of two rows, and each value from a row drawn anew.
+def unlike(inputs: Any, rows: int, seed: int) -> Iterator[tuple[str, Any]]:
+    """The same inputs with other numbers, kind by kind with its name; see `KINDS` and, for pictures [rows, channels, height, width], `PICTURES`.
 
     Nothing where no input is a floating tensor [rows, ...], as with token numbers, or where rows are fewer than eight.
 
@@ -23,21 +25,135 @@ def unlike(inputs: Any, rows: int, seed: int) -> Iterator[Any]:
         rows: how many rows the batch has.
         seed: of the draws; no global random state is used.
     """
-    if rows < FEWEST or not any(_changes(leaf, rows) for leaf in tensors(inputs)):
+    changing = [leaf for leaf in tensors(inputs) if _changes(leaf, rows)]
+    if rows < FEWEST or not changing:
         return
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(rows, generator=generator)
-    yield tree_map(lambda leaf: (leaf + leaf[order.to(leaf.device)]) / 2 if _changes(leaf, rows) else leaf, inputs)
+    pictures = [leaf for leaf in changing if _is_picture(leaf)]
+    kinds = {**KINDS, **PICTURES} if pictures else KINDS
+    if all(leaf.shape[1] == 1 for leaf in pictures):
+        kinds = {name: change for name, change in kinds.items() if name != "colours"}
+    for name, change in kinds.items():
+        draws = Draws(seed, rows)
 
-    def drawn(leaf: Any) -> Any:
-        if not _changes(leaf, rows):
-            return leaf
-        return leaf.gather(0, torch.randint(rows, leaf.shape, generator=generator).to(leaf.device))
+        def changed(leaf: Any, name: str = name, change: Any = change, draws: Draws = draws) -> Any:
+            return change(leaf, draws) if _changes(leaf, rows) and (name in KINDS or _is_picture(leaf)) else leaf
 
-    yield tree_map(drawn, inputs)
+        yield name, tree_map(changed, inputs)
 
 
-def gathered(made: Sequence[tuple[list[Tensor], Tensor, int]]) -> list[tuple[list[Tensor], Tensor]]:
+class Draws:
+    """Random numbers, the same for every tensor of a batch where rows are dealt anew."""
+
+    def __init__(self, seed: int, rows: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.randperm(rows, generator=self.generator)
+        self.share = torch.rand(rows, generator=self.generator)
+
+    def others(self, x: Tensor, turn: int = 0) -> Tensor:
+        """The rows in another order."""
+        return x[self.order.roll(turn).to(x.device)]
+
+    def shares(self, x: Tensor) -> Tensor:
+        """A number in [0, 1) for each row, [rows, 1, ...]."""
+        return self.share.to(x).reshape(-1, *[1] * (x.dim() - 1))
+
+    def below(self, most: int) -> int:
+        return int(torch.randint(most, (), generator=self.generator))
+
+    def like(self, x: Tensor) -> Tensor:
+        """Standard normal."""
+        return torch.randn(x.shape, generator=self.generator).to(x)
+
+
+def _drawn(x: Tensor, draws: Draws) -> Tensor:
+    return x.gather(0, torch.randint(len(x), x.shape, generator=draws.generator).to(x.device))
+
+
+def _noisy(x: Tensor, draws: Draws) -> Tensor:
+    noisy = x + draws.shares(x) * x.std(0) * draws.like(x)
+    return noisy.minimum(x.amax(0)).maximum(x.amin(0))
+
+
+def _collage(x: Tensor, draws: Draws) -> Tensor:
+    """Quarters of three pictures."""
+    x, height, width = x.clone(), x.shape[2] // 2, x.shape[3] // 2
+    x[:, :, :height, width:] = draws.others(x)[:, :, :height, width:]
+    x[:, :, height:, :width] = draws.others(x, 1)[:, :, height:, :width]
+    return x
+
+
+def _pieces(x: Tensor, draws: Draws) -> Tensor:
+    """Stripes of a quarter of the height and the width in another order."""
+    for dim in (2, 3):
+        parts = x.tensor_split(4, dim)
+        x = torch.cat([parts[i] for i in torch.randperm(4, generator=draws.generator)], dim)
+    return x
+
+
+def _shuffled(x: Tensor, draws: Draws) -> Tensor:
+    """All pixels in another order."""
+    places = torch.randperm(x[0, 0].numel(), generator=draws.generator).to(x.device)
+    return x.flatten(2)[:, :, places].reshape(x.shape)
+
+
+def _smooth(x: Tensor, size: int) -> Tensor:
+    return F.avg_pool2d(F.pad(x, [size // 2] * 4, mode="reflect"), size, 1)
+
+
+def _zoomed(x: Tensor, draws: Draws) -> Tensor:
+    """A window of a quarter of both sides, as large as the picture."""
+    height, width = x.shape[2:]
+    top, left = draws.below(height - height // 4 + 1), draws.below(width - width // 4 + 1)
+    window = x[:, :, top : top + height // 4, left : left + width // 4]
+    return F.interpolate(window, size=(height, width), mode="bilinear")
+
+
+def _window(x: Tensor, draws: Draws) -> Tensor:
+    """A window of three eighths of both sides, and the least value elsewhere."""
+    height, width = (3 * side // 8 for side in x.shape[2:])
+    top, left = draws.below(x.shape[2] - height + 1), draws.below(x.shape[3] - width + 1)
+    alone = x.amin().expand(x.shape).clone()
+    alone[:, :, top : top + height, left : left + width] = x[:, :, top : top + height, left : left + width]
+    return alone
+
+
+def _shrunk(x: Tensor, draws: Draws) -> Tensor:
+    """Half as large, and the least value around it."""
+    small = F.avg_pool2d(x, 2)
+    height, width = (whole - part for whole, part in zip(x.shape[2:], small.shape[2:], strict=True))
+    frame = [width // 2, width - width // 2, height // 2, height - height // 2]
+    return F.pad(small, frame, value=float(x.amin()))
+
+
+KINDS = {
+    "mixed": lambda x, draws: (x + draws.others(x)) / 2,
+    "extrapolated": lambda x, draws: x + (x - draws.others(x)) / 2,
+    "drawn": _drawn,
+    "noisy": _noisy,
+}
+PICTURES = {
+    "collage": _collage,
+    "pieces": _pieces,
+    "shuffled": _shuffled,
+    "smooth": lambda x, draws: _smooth(x, 3),
+    "smoother": lambda x, draws: _smooth(x, 5),
+    "zoomed": _zoomed,
+    "window": _window,
+    "shrunk": _shrunk,
+    "faded": lambda x, draws: x.lerp(x.mean((1, 2, 3), keepdim=True).expand_as(x), 0.4 + 0.5 * draws.shares(x)),
+    "flat": lambda x, draws: x.lerp(x.mean((2, 3), keepdim=True).expand_as(x), 1 - 0.02 * draws.shares(x)),
+    "dark": lambda x, draws: x.amin() + (0.1 + 0.4 * draws.shares(x)) * (x - x.amin()),
+    "inverted": lambda x, draws: x.amax() + x.amin() - x,
+    "black and white": lambda x, draws: torch.where(
+        x < x.flatten(1).median(1).values[:, None, None, None], x.amin(), x.amax()
+    ),
+    "upside down": lambda x, draws: x.flip(2),
+    "turned": lambda x, draws: x.mT if x.shape[2] == x.shape[3] else x.flip(2, 3),
+    "colours": lambda x, draws: x.roll(1, 1),
+}
+
+
+def gathered(made: Sequence[tuple[list[Tensor], Tensor, str]]) -> list[tuple[list[Tensor], Tensor]]:
     """Features and class scores of all batches, by kind."""
     kinds = dict.fromkeys(kind for *_, kind in made)
     parts = [[(features, scores) for features, scores, of in made if of == kind] for kind in kinds]
@@ -49,6 +165,10 @@ def gathered(made: Sequence[tuple[list[Tensor], Tensor, int]]) -> list[tuple[lis
 
 def _changes(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1 and len(leaf) == rows
+
+
+def _is_picture(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() == 4 and min(leaf.shape[2:]) >= SMALLEST
 
 
 __all__ = ["gathered", "unlike"]

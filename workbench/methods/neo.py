@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Take = Callable[[str, FeatureMap], Tensor]
 MOST_SITES = 5
 MOST_ROWS = 20_000
-MOST_OUTLIERS = 4000
+MOST_OUTLIERS = 10_000
 _PLAIN = ("signature", "gaussian")  # densities whose risk is the same operations for all rows
 
 
@@ -84,7 +84,8 @@ class Wrapper(_Wrapper):
         '"knn" (distance to the 50th neighbour there, Sun et al. 2022); of the class scores "msp" (Hendrycks & Gimpel 2017), "max_logit" '
         '(Hendrycks et al. 2022), "energy" (Liu et al. 2020) or "gen" (Liu et al. 2023); of both "vim" (Wang et al. 2022), "fdbd" (Liu & Qin '
         '2024) or "nnguide" (Park et al. 2023); the energy of changed features, "react" (Sun et al. 2021), "ash" (Djurisic et al. 2023) or '
-        '"scale" (Xu et al. 2024); "auto", several of these weighed on outliers made of the training inputs; or a `Density`.',
+        '"scale" (Xu et al. 2024); "auto", energy, react and the signature beside a small network that tells training inputs from outliers '
+        "made of them; or a `Density`.",
     )
     per: Literal["row", "position", "image"] | None = setting(
         default=None,
@@ -273,7 +274,7 @@ class Neo(Method):
         collected: list[list[Tensor]] = []
         logits: list[Tensor | None] = []
         labels: list[Tensor | None] = []
-        made: list[tuple[list[Tensor], Tensor, int]] = []
+        made: list[tuple[list[Tensor], Tensor, str]] = []
         measured: list[int] | None = None  # the shape of targets that are numbers
         rows = 0
         with torch.no_grad():
@@ -284,7 +285,7 @@ class Neo(Method):
                 labels.append(class_numbers(target, logits[-1]))
                 measured = measured or measurements(target)
                 if density.takes_outliers and self.rows_first and sum(len(part[1]) for part in made) < MOST_OUTLIERS:
-                    made += self._outliers(wrapped, args, kwargs, n, len(made))
+                    made += self._outliers(wrapped, args, kwargs, n, rows)
                 rows += n
                 if rows >= MOST_ROWS:
                     break
@@ -319,9 +320,9 @@ class Neo(Method):
 
     def _outliers(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, seed: int
-    ) -> Iterator[tuple[list[Tensor], Tensor, int]]:
+    ) -> Iterator[tuple[list[Tensor], Tensor, str]]:
         """Features, class scores and the kind of rows that are made of those of a batch."""
-        for kind, inputs in enumerate(unlike((args, kwargs), rows, seed)):
+        for kind, inputs in unlike((args, kwargs), rows, seed):
             y, n, features, _ = self.features(wrapped, *inputs)
             if (scores := class_scores(wrapped, y, n)) is not None:
                 yield features, scores, kind
