@@ -33,17 +33,17 @@ def intervals(prediction: Tensor, target: Tensor, every: int, coverage: float, s
         for i, row in enumerate(prediction.double().numpy())
     ]
 
-    class Given(models.GlobalNaiveSeasonal):  # type: ignore[misc, name-defined]
+    class Fixed(models.GlobalNaiveSeasonal):  # type: ignore[misc, name-defined]
         """Forecasts that are known already."""
 
         def historical_forecasts(self, *args: Any, **kwargs: Any) -> Any:
             return [forecasts]
 
-    given = Given(input_chunk_length=steps, output_chunk_length=steps)
-    given.fit(whole)
+    fixed = Fixed(input_chunk_length=steps, output_chunk_length=steps)
+    fixed.fit(whole)
     quantiles = [(1 - coverage) / 2, 0.5, (1 + coverage) / 2]
-    model = models.ConformalNaiveModel(given, quantiles, cal_length=scores, cal_stride=every)
-    said = model.historical_forecasts(
+    model = models.ConformalNaiveModel(fixed, quantiles, cal_length=scores, cal_stride=every)
+    answers = model.historical_forecasts(
         whole,
         forecast_horizon=steps,
         stride=every,
@@ -53,7 +53,7 @@ def intervals(prediction: Tensor, target: Tensor, every: int, coverage: float, s
     )
     ends = np.full((len(prediction), steps, 2), np.inf)
     ends[..., 0] = -np.inf
-    for one in said:
-        ends[int(one.start_time()) // every] = one.values()[:, [0, -1]]
+    for answer in answers:
+        ends[int(answer.start_time()) // every] = answer.values()[:, [0, -1]]
     lower, upper = torch.tensor(ends).to(prediction).unbind(-1)
     return lower, upper

@@ -119,7 +119,7 @@ def run(
 
 def of_head(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: int) -> list[dict[str, Any]]:
     """Train a head on features and compare its risks with people."""
-    known, (scores, risk, scores_held, risk_held) = answers(rows), trained(on, labels, wrapper, seed, rows, epochs)
+    known, (scores, risks, scores_held, risks_held) = answers(rows), trained(on, labels, wrapper, seed, rows, epochs)
     held = parts(rows)[1]
     temperature = fit_temperature(scores_held, known["clean"][held])
     common = {
@@ -127,10 +127,10 @@ def of_head(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: in
         "tempered": cross_entropy((scores / temperature).softmax(1), shares(known["counts"])),
         "held": cross_entropy(scores_held.softmax(1), known["people"][held]),
     }
-    here, there = _risks(wrapper, scores, risk), _risks(wrapper, scores_held, risk_held)
+    here, there = _risks(wrapper, scores, *risks), _risks(wrapper, scores_held, *risks_held)
     results = []
-    for name, risks in here.items():
-        row = {"method": name, **judged(scores.softmax(1), *risks, known["truth"], known["counts"]), **common}
+    for name, of_name in here.items():
+        row = {"method": name, **judged(scores.softmax(1), *of_name, known["truth"], known["counts"]), **common}
         _, aleatoric, epistemic = there[name]
         if epistemic is not None:
             row["entangled_held"] = rank_correlation(aleatoric, epistemic)
@@ -140,11 +140,11 @@ def of_head(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: in
 
 def of_nine(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: int) -> list[dict[str, Any]]:
     """The eight published networks, tempered, and as a ninth member of their ensemble a head on tuned features."""
-    known, (scores, risk, *_) = answers(rows), trained("tuned", labels, wrapper, seed, rows, epochs)
+    known, (scores, (risk, designed), *_) = answers(rows), trained("tuned", labels, wrapper, seed, rows, epochs)
     eight = tempered(published_logits(rows), known["truth"], seed).softmax(2)
     probs = (eight.sum(0) + scores.softmax(1)) / 9
     aleatoric, total = (entropy(eight).sum(0) + risk.aleatoric.double()) / 9, entropy(probs)
-    epistemic = {wrapper: total - aleatoric, f"{wrapper}, design": risk.epistemic, f"{wrapper}, neo": risk.vacuitic}
+    epistemic = {wrapper: total - aleatoric, f"{wrapper}, design": designed.epistemic, f"{wrapper}, neo": risk.vacuitic}
     return [
         {"method": name, **judged(probs, total, aleatoric, own, known["truth"], known["counts"])}
         for name, own in epistemic.items()
@@ -186,7 +186,7 @@ def _strangeness(network: dict[str, Tensor]) -> Tensor:
 
 
 def trained(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: int) -> tuple[Tensor, Any, Tensor, Any]:
-    """Scores and risks that a head gives test images, and those that it gives held-out training images."""
+    """Scores and risks that a head gives test images, and held-out training images; risks of `vote` as disagreement and by design."""
     known, seen = answers(rows), features(on, rows)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -194,17 +194,20 @@ def trained(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: in
         pairs = seen["train"], known[labels][parts(rows)[0]]
         fit(wrapped, pairs, epochs=epochs, batch_size=BATCH, seed=seed, progress=False)
         with torch.no_grad():
-            scores, risk = wrapped(seen["test"], return_risk=True)
-            scores_held, risk_held = wrapped(seen["held"], return_risk=True)
-    return scores.double(), risk, scores_held.double(), risk_held
+            scores, designed = wrapped(seen["test"], return_risk=True)
+            scores_held, designed_held = wrapped(seen["held"], return_risk=True)
+            for method in wrapped._workbench.methods:
+                method.refines = False
+            risk, risk_held = (wrapped(seen[name], return_risk=True)[1] for name in ("test", "held"))
+    return scores.double(), (risk, designed), scores_held.double(), (risk_held, designed_held)
 
 
-def _risks(wrapper: str, scores: Tensor, risk: Any) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+def _risks(wrapper: str, scores: Tensor, risk: Any, designed: Any) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
     """Total, aleatoric and epistemic risk as disagreement, by design, and with neo's in the place of the epistemic one."""
     total, aleatoric = entropy(scores.softmax(1)), risk.aleatoric.double()
     found = {wrapper: (total, aleatoric, total - aleatoric if "epistemic" in risk else None)}
     if "vacuitic" in risk:
-        found[f"{wrapper}, design"] = risk.total, aleatoric, risk.epistemic
+        found[f"{wrapper}, design"] = designed.total, designed.aleatoric.double(), designed.epistemic
         found[f"{wrapper}, neo"] = total, aleatoric, risk.vacuitic
     return found
 

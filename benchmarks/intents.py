@@ -99,8 +99,9 @@ def _ask(wrapped: Any) -> Callable[[Tensor], Answers]:
             return scores, {"aleatoric": risk.aleatoric}
         if getattr(wrapped._workbench.methods[0], "design", None) is None:
             return scores, risks
-        entropy = torch.special.entr(scores.softmax(1)).sum(1)
-        plain = {"total": entropy, "aleatoric": risk.aleatoric, "epistemic": entropy - risk.aleatoric}
+        of_voters = torch.stack([voter(x).softmax(1) for voter in wrapped.voters()])
+        total, aleatoric = (torch.special.entr(probs).sum(-1) for probs in (of_voters.mean(0), of_voters))
+        plain = {"total": total, "aleatoric": aleatoric.mean(0), "epistemic": total - aleatoric.mean(0)}
         return scores, {**plain, "epistemic by design": risk.epistemic, "total by design": risk.total}
 
     return ask

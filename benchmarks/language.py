@@ -45,7 +45,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def said(wrapped: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def predict(wrapped: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probabilities [n, t, characters] of the next characters, and scores [n, t] of them, higher for less trust."""
     several = bool(wrapped._workbench.methods)
     probs, risks = [], []
@@ -67,7 +67,7 @@ def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: i
         torch.manual_seed(seed)
         for kind in sorted(KINDS, key=lambda kind: kind != learned):  # its own first, which others are compared with
             x, y = windows(texts(kind)[1], asked, 1)
-            logs, scores = said(wrapped, x)
+            logs, scores = predict(wrapped, x)
             logs, y = logs[:, READ:].double(), y[:, READ:]
             scores = {name: values[:, READ:].double() for name, values in scores.items()}
             wrong = logs.argmax(-1) != y
@@ -84,14 +84,14 @@ def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: i
                 "perplexity": nll.mean(1).exp(),
             }
             for name, values in by_text[kind].items():
-                told, mixed = scores.get(name), bool(wrong.any()) and not bool(wrong.all())
+                by_token, mixed = scores.get(name), bool(wrong.any()) and not bool(wrong.all())
                 foreign = kind != learned
                 rows.append(
                     {
                         **same,
                         "score": name,
-                        "error_auroc": metrics.error_auroc(told.flatten(), wrong.flatten()).item()
-                        if told is not None and mixed
+                        "error_auroc": metrics.error_auroc(by_token.flatten(), wrong.flatten()).item()
+                        if by_token is not None and mixed
                         else float("nan"),
                         "auroc": metrics.auroc(by_text[learned][name], values).item() if foreign else float("nan"),
                     }
@@ -120,17 +120,17 @@ def _section(frame: pd.DataFrame, learned: str) -> str:
     import pandas as pd
 
     kinds = list(dict.fromkeys(frame["kind"]))
-    groups = sorted(frame.groupby("method"), key=lambda found: list(WRAPPERS).index(str(found[0])))
+    groups = sorted(frame.groupby("method"), key=lambda named: list(WRAPPERS).index(str(named[0])))
     quality, telling = [], []
     for method, group in groups:
         row = {"method": str(method)}
         for kind in kinds:
-            some = group[group["kind"] == kind].drop_duplicates("seed")
+            runs = group[group["kind"] == kind].drop_duplicates("seed")
             for name, label in (("accuracy", "right"), ("perplexity", "perplexity"), ("ece", "ECE")):
-                row[f"{kind}: {label}"] = _number(some[name], 3 if name != "perplexity" else 2)
+                row[f"{kind}: {label}"] = _number(runs[name], 3 if name != "perplexity" else 2)
         quality.append(row)
-        for score, some in group.groupby("score", sort=False):
-            by_kind = {kind: some[some["kind"] == kind] for kind in kinds}
+        for score, runs in group.groupby("score", sort=False):
+            by_kind = {kind: runs[runs["kind"] == kind] for kind in kinds}
             row = {"method": str(method), "score": str(score)}
             row |= {f"wrong: {kind}": _number(by_kind[kind]["error_auroc"]) for kind in kinds}
             row |= {f"foreign: {kind}": _number(by_kind[kind]["auroc"]) for kind in kinds if kind != learned}

@@ -47,11 +47,11 @@ def texts(kind: str) -> tuple[str, str]:
 @functools.cache
 def _parts(path: Path) -> tuple[str, str]:
     """The docstrings of a module, and its code without docstrings and comments."""
-    tree, found = ast.parse(path.read_text(encoding="utf-8")), []
+    tree, docstrings = ast.parse(path.read_text(encoding="utf-8")), []
     for node in _documented(tree):
-        found.append(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
+        docstrings.append(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
         node.body = node.body[1:] or [ast.Pass()]
-    return "\n\n".join(found), ast.unparse(tree)
+    return "\n\n".join(docstrings), ast.unparse(tree)
 
 
 def _documented(tree: ast.Module) -> Iterator[Any]:
@@ -74,8 +74,8 @@ def windows(text: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     numbers = {character: number for number, character in enumerate(CHARACTERS)}
     n = (len(text) - 1) // LENGTH
     every = torch.tensor([numbers[character] for character in text[: n * LENGTH + 1]])
-    some = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count]
-    return every[:-1].view(n, LENGTH)[some], every[1:].view(n, LENGTH)[some]
+    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count]
+    return every[:-1].view(n, LENGTH)[drawn], every[1:].view(n, LENGTH)[drawn]
 
 
 def trained(method: str, kind: str, seed: int, epochs: int, count: int) -> Any:

@@ -53,18 +53,18 @@ def run(data: str, method: str, epochs: int, seed: int) -> dict[str, float]:
     between = (~ends).nonzero()[:, 0]
     between = between[torch.randperm(len(between), generator=torch.Generator().manual_seed(seed))]
     tested, trained = between[: len(between) // 5], between[len(between) // 5 :]
-    given: dict[str, Any] = {"epochs": epochs, "seed": seed, "progress": False}
+    settings: dict[str, Any] = {"epochs": epochs, "seed": seed, "progress": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
         scale = None if method == WITHOUT else PRIOR
         if method == CHOSEN:
-            scale = prior_scale(wrapper(PRIOR), net, (x[trained], y[trained]), **given)
+            scale = prior_scale(wrapper(PRIOR), net, (x[trained], y[trained]), **settings)
         wrapped = wrapper(scale)(net)
-        fit(wrapped, (x[trained], y[trained]), **given)
+        fit(wrapped, (x[trained], y[trained]), **settings)
     with torch.no_grad():
-        said, risk = wrapped(x, return_risk=True)
-    error, width = (y - said).abs(), NINETY * risk.total
+        mean, risk = wrapped(x, return_risk=True)
+    error, width = (y - mean).abs(), NINETY * risk.total
     return {
         "held_ends": float((error <= width)[ends].double().mean()),
         "held_between": float((error <= width)[tested].double().mean()),

@@ -37,8 +37,8 @@ def masks(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
         for image, classes in zip(images.split(16), y.split(16), strict=True):
             p = model(image).softmax(1)
             counts = classes != VOID
-            own = p.gather(1, classes.where(counts, 0)[:, None])[:, 0]
-            for each, known, all_classes in zip(own, counts, p, strict=True):
+            of_truth = p.gather(1, classes.where(counts, 0)[:, None])[:, 0]
+            for each, known, all_classes in zip(of_truth, counts, p, strict=True):
                 missed.append(_below(each[known]))
                 sizes.append(len(all_classes) * (1 - _below(all_classes[:, known].flatten())))
         return torch.stack(missed), torch.stack(sizes)
@@ -69,9 +69,9 @@ def labels(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             p = head.eval()(_features(model, images)).sigmoid()
-        given = p[:, None] >= 1 - THRESHOLDS[:, None]
-        false = (given & ~y_test[:, None].bool()).sum(2) / given.sum(2).clamp_min(1)
-        return false.double(), (given & y_test[:, None].bool()).sum(2) / y_test[:, None].sum(2)
+        labelled = p[:, None] >= 1 - THRESHOLDS[:, None]
+        false = (labelled & ~y_test[:, None].bool()).sum(2) / labelled.sum(2).clamp_min(1)
+        return false.double(), (labelled & y_test[:, None].bool()).sum(2) / y_test[:, None].sum(2)
 
     return _judged(body, x_test, losses, _tested, standardised)
 
@@ -116,12 +116,12 @@ def _judged(
     prepared: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> list[dict[str, Any]]:
     """One row for each way to calibrate and camera: the mean loss of images that were not held out, over random halves."""
-    found: dict[str, dict[tuple[str, int], tuple[Tensor, Tensor]]] = {"as trained": {}, "adapted": {}}
+    by_model: dict[str, Losses] = {"as trained": {}, "adapted": {}}
     with torch.no_grad():
         for camera in CAMERAS:
             images = prepared(x if camera[0] == "none" else shifted(x, *camera))
             for name, net in (("as trained", model), ("adapted", adapt_batch_norm(model, images, batch_size=250))):
-                found[name][camera] = losses(net, images)
+                by_model[name][camera] = losses(net, images)
     orders = [torch.randperm(len(x), generator=torch.Generator().manual_seed(split)) for split in range(SPLITS)]
     results = []
     for camera in CAMERAS:
@@ -132,7 +132,7 @@ def _judged(
             ("other cameras held out", "as trained", others),
             ("adapted, other cameras", "adapted", others),
         ):
-            known, (new, size) = found[by], found[by][camera]
+            known, (new, size) = by_model[by], by_model[by][camera]
             risks, sizes = [], []
             for order in orders:
                 held, judged = order.chunk(2)

@@ -4,6 +4,7 @@ how long these take until their test NLL is that of `fit`."""
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import math
 import time
@@ -17,7 +18,9 @@ import torch.nn.functional as F
 from speed_cases import noisy
 from speed_clock import middle
 from speed_models import batch_of, build
+from speed_peers import lacking
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import compose, fit, laplace, neo, sample, sculpt, snapshot, swag, vote
 from workbench.training import traced_step
@@ -129,6 +132,10 @@ def _by_hand(training: Training) -> dict[str, Callable[..., Predict]]:
     if training.method is None and not isinstance(training.model, str):
         ways["func"] = lambda *rows: _func(training, fresh(), *rows)
         ways["stacked"] = lambda *rows: _stacked(training, fresh(), *rows)
+    if training.heads is not None:
+        ways["tabm"] = lambda *rows: _tabm(training, *rows)
+    if type(training.method) is laplace.Wrapper and not lacking("laplace-torch"):
+        ways["laplace_torch"] = lambda *rows: _laplace_torch(training, fresh(), *rows)
     return ways
 
 
@@ -167,6 +174,7 @@ def trained(training: str, on: str) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     errors: dict[str, list[float]] = {name: [] for name in ways}
     making: list[float] = []
+    importlib.import_module("torch._dynamo")  # as the first optimizer of a process does, which takes a second
     # the first one is to get warm, which does not count beside long steps
     for round_ in range(-1 if case.rounds == ROUNDS else 0, case.rounds):
         for name, run in ways.items():
@@ -341,12 +349,64 @@ def _stacked(training: Training, models: list[nn.Module], x: Tensor, y: Tensor, 
             x = torch.baddbmm(bias, x, weight).relu()
         return torch.baddbmm(layers[-1][1], x, layers[-1][0])
 
+    _train_together(training, members, parameters, x, y, reach)
+    return members
+
+
+def _tabm(training: Training, x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
+    """As many members as there are voters, which share their weights but for factors of a row and a column, and biases and the last layer.
+
+    As TabM has them (Gorishniy et al., ICLR 2025): those in front of the first layer start as random signs, all others as ones.
+    """
+    n, layers = training.n, [layer for layer in training.network().modules() if isinstance(layer, nn.Linear)]
+    parameters: list[Tensor] = []
+
+    def own(tensor: Tensor) -> Tensor:
+        parameters.append(tensor.detach().clone().requires_grad_())
+        return parameters[-1]
+
+    shared: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # before, weight, behind, bias
+    for i, layer in enumerate(layers[:-1]):
+        before = torch.ones(n, 1, layer.in_features)
+        before = before if i else before.bernoulli_(0.5) * 2 - 1
+        bias = layer.bias.expand(n, 1, -1)
+        shared.append((own(before), own(layer.weight), own(torch.ones(n, 1, layer.out_features)), own(bias)))
+    heads = [nn.Linear(layers[-1].in_features, layers[-1].out_features) for _ in range(n)]
+    weights, biases = (
+        own(torch.stack([head.weight.T for head in heads])),
+        own(torch.stack([head.bias[None] for head in heads])),
+    )
+
+    def members(x: Tensor) -> Tensor:
+        h = x.expand(n, *x.shape)
+        for before, weight, behind, bias in shared:
+            h = (F.linear(h * before, weight) * behind + bias).relu()
+        return torch.baddbmm(biases, h, weights)
+
+    _train_together(training, members, parameters, x, y, reach)
+    return members
+
+
+def _train_together(
+    training: Training, members: Predict, parameters: list[Tensor], x: Tensor, y: Tensor, reach: Reach | None
+) -> None:
+    """One optimizer for all members [n, rows, outputs], each with a loss of its own."""
     optimizer = torch.optim.Adam(parameters, fused=True)
     for inputs, targets in _batches(training, x, y, members, reach, optimizer):
         optimizer.zero_grad()
-        (len(models) * _loss(members(inputs), targets.expand(len(models), *targets.shape))).backward()
+        (training.n * _loss(members(inputs), targets.expand(training.n, *targets.shape))).backward()
         optimizer.step()
-    return members
+
+
+def _laplace_torch(training: Training, models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
+    """The loop, and then the posterior of the last layer by laplace-torch, with the prior of the largest marginal likelihood."""
+    from laplace import Laplace
+
+    _loop(training, models, True, x, y)
+    posterior = Laplace(models[0].eval(), "regression", subset_of_weights="last_layer")
+    posterior.fit(DataLoader(TensorDataset(x, y), batch_size=256))
+    posterior.optimize_prior_precision(method="marglik")
+    return lambda x: posterior(x)[0][None]
 
 
 __all__ = ["TRAININGS", "nll_of", "raced", "trained"]

@@ -95,37 +95,45 @@ def run_classes(method: str, seed: int, epochs: int, rows: int) -> dict[str, Any
         rows: training rows at most.
     """
     start, whole = time.process_time(), load("adult")
-    few = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
+    drawn = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
     data = Data.from_arrays(
-        whole.train.x[few], whole.train.y[few], test=(whole.test.x, whole.test.y), classes=whole.classes, name=CLASSES
+        whole.train.x[drawn],
+        whole.train.y[drawn],
+        test=(whole.test.x, whole.test.y),
+        classes=whole.classes,
+        name=CLASSES,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if method in ("MLP", "deep ensemble"):
-            said = by_hand(data, seed, 1 if method == "MLP" else MEMBERS)
+            probabilities = by_hand(data, seed, 1 if method == "MLP" else MEMBERS)
         else:
-            said = boosted_trees(data, seed) if method == BOOSTED else ours(data, method, epochs, seed)
+            probabilities = boosted_trees(data, seed) if method == BOOSTED else ours(data, method, epochs, seed)
     return {
-        **scores(said, data.test.y),
+        **scores(probabilities, data.test.y),
         "train": len(data.train),
         "cost": time.process_time() - start,
         **({"package": f"scikit-learn {version('scikit-learn')}"} if method == BOOSTED else {}),
     }
 
 
-def scores(said: Tensor, y: Tensor) -> dict[str, float]:
+def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
     """Of probabilities [rows, classes] and class numbers [rows]."""
-    return {"nll": float(categorical_nll(said, y)), "accuracy": float(accuracy(said, y)), "ece": float(ece(said, y))}
+    return {
+        "nll": float(categorical_nll(probabilities, y)),
+        "accuracy": float(accuracy(probabilities, y)),
+        "ece": float(ece(probabilities, y)),
+    }
 
 
 def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
     """A line for each method: means over seeds."""
-    told = []
+    rows = []
     for method in METHODS:
         here = frame[frame["method"] == method]
         if len(here):
             score = {"NLL": "nll", "accuracy": "accuracy", "ECE": "ece"}
-            told.append(
+            rows.append(
                 {
                     "method": method,
                     "rows": f"{int(here['train'].max()):,}",
@@ -134,4 +142,4 @@ def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
                     "seconds of the processor": f"{here['cost'].median():.0f}",
                 }
             )
-    return told
+    return rows

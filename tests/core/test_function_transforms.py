@@ -116,6 +116,17 @@ def test_risk_is_exported(kind: str, inputs: str, strict: bool) -> None:
     same(exported(given, return_risk=True), expected)
 
 
+def test_an_export_of_dealt_rows_is_refused_and_the_remedies_work() -> None:
+    x, other = torch.randn(7, 3), torch.randn(7, 3)
+    wrapped: Any = vote.Wrapper(3)(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))).train()
+    with pytest.raises(RuntimeError, match=r"wrapped\.eval\(\).*tile_and_reduce"):
+        torch.export.export(wrapped, (x,))
+    expected = torch.stack([voter(other) for voter in wrapped.voters()]).mean(0)
+    trained = torch.export.export(wrapped, (x,), {"tile_and_reduce": True}).module()
+    torch.testing.assert_close(trained(other, tile_and_reduce=True), expected)
+    torch.testing.assert_close(torch.export.export(wrapped.eval(), (x,)).module()(other), expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_strict_export_before_any_call_is_refused_with_the_remedy() -> None:
     wrapped: Any = vote.Wrapper(3)(mlp()).eval()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
+from workbench.core.batches.row_weights import row_weights
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its own, of torch.jit
@@ -176,6 +177,31 @@ def test_what_forward_writes_into_a_batch_is_seen_by_no_other_voter() -> None:
         given = copy.copy(batch)
         torch.testing.assert_close(wrapped(given, return_risk=True)[0], plain.mean(0))
         torch.testing.assert_close(given.x, 2 * batch.x)  # as if called once
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+@pytest.mark.parametrize("features", [False, True])
+def test_a_graph_has_its_weight_in_every_batch(features: bool, by_node: bool) -> None:
+    """Voters that start alike learn different things only so, where many graphs are of one class."""
+    rows = [Data(x=torch.randn(n, 2) if features else None, num_nodes=n, edge_index=edges) for n, edges in various()]
+    for row in rows:
+        row.y = torch.zeros(row.num_nodes if by_node else 1, dtype=torch.long)
+
+    def weights(numbers: list[int]) -> dict[int, Tensor]:
+        batch = Batch.from_data_list([rows[i] for i in numbers])
+        drawn = row_weights(batch, batch.y, 3)
+        sizes = [len(rows[i].y) for i in numbers]
+        return dict(zip(numbers, drawn.split(sizes, 1), strict=True))
+
+    together, apart = weights(list(range(8))), weights([5, 2, 7])
+    if not by_node or features:  # nodes without features may be alike
+        assert all(torch.equal(apart[i], together[i]) for i in apart)
+    assert len({float(drawn[0, 0]) for drawn in together.values()}) == 8
+
+
+def various() -> list[tuple[int, Tensor]]:
+    """Nodes and edges of graphs, some with as many."""
+    return [(n, torch.randint(n, (2, m))) for n, m in [(4, 6), (4, 8), (5, 6), (6, 9), (7, 7), (4, 7), (9, 8), (6, 6)]]
 
 
 def test_a_dealt_step_gives_each_voter_the_gradient_of_its_graphs() -> None:

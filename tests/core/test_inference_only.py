@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -197,3 +200,16 @@ def test_weight_sets_that_an_intervention_puts_in_place_are_no_unused_ones(gradi
     with torch.set_grad_enabled(gradients):
         _, risk = wrapped.eval()(x, return_risk=True)
     torch.testing.assert_close(risk, answers(wrapped, x).std(0, unbiased=False))
+
+
+def test_first_predictions_do_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch; from workbench import compose, sample, sculpt, vote\n"
+        "for wrapper in vote.Wrapper(2), sculpt.Wrapper(n_layers=1), compose(vote.Wrapper(2), sample.Wrapper(2)):\n"
+        "    wrapped = wrapper(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))).eval()\n"
+        "    with torch.no_grad(): wrapped(torch.ones(4, 2), return_risk=True)\n"
+        "print({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys())"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, "set()"), done.stderr

@@ -118,6 +118,35 @@ def test_parameters_of_the_first_voter_alone_are_told_once(method: str, args: tu
     assert len(told(lambda: getattr(twin, method)(*args))) == 1
 
 
+def lasso(model: nn.Module) -> Tensor:
+    return sum((m.weight.abs().sum() for m in model.modules() if isinstance(m, nn.Linear)), torch.zeros(()))
+
+
+@pytest.mark.parametrize("penalty", [lasso, lambda model: model.head.weight.square().sum()], ids=["loop", "layer"])
+def test_a_loss_in_a_loop_that_takes_parameters_of_the_first_voter_is_told_once(penalty: Any) -> None:
+    wrapped = vote.Wrapper(3)(Encoder())
+
+    def step() -> None:
+        (wrapped(X).square().mean() + penalty(wrapped)).backward()
+
+    (message,) = told(lambda: [step(), step()])
+    assert "weight'" in message
+    assert "named_parameters()" in message
+    for twin in (copy.deepcopy(vote.Wrapper(3)(Encoder())), pickle.loads(pickle.dumps(vote.Wrapper(3)(Encoder())))):
+        assert len(told(penalty(twin).backward)) == 1
+    single, shared = vote.Wrapper(1)(Encoder()), sample.Wrapper()(Encoder())
+    assert not told(lambda: [penalty(single).backward(), penalty(shared).backward()])
+    assert not told(lambda: [penalty(voter).backward() for voter in wrapped.voters()])
+
+
+def test_a_penalty_of_all_voters_is_not_told() -> None:
+    wrapped = vote.Wrapper(3)(Encoder())
+    weights = [tensor for name, tensor in wrapped.named_parameters() if "weight" in name]
+    assert not told(lambda: (wrapped(X).mean() + sum(weight.abs().sum() for weight in weights) / 3).backward())
+    gradients = [row for weight in weights for row in weight.grad.flatten(1)]
+    assert all(gradient.any() for gradient in gradients)
+
+
 def test_the_remedies_hold() -> None:
     """A penalty beside the prediction reaches every voter, and a wrapped method answers with the mean."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,63 @@ def test_the_card_says_what_a_reader_has_to_know(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     wrapped.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def card_of(folder: Path) -> str:
+    text = (folder / "README.md").read_text()
+    return text[text.index("## Data") : text.index("## Load it")]
+
+
+def test_the_card_says_of_the_data_what_is_known_and_no_more(tmp_path: Path) -> None:
+    labels = torch.arange(20) % 3
+    ids = torch.randint(20, (20, 6))
+    data = workbench.data.Data.from_arrays(
+        ids, labels, test=[0, 1, 2, 3], features=[f"word {i}" for i in range(6)], name="words"
+    )
+    wrapped: Any = vote.Wrapper(2, output=CLASSES)(bert())
+    wrapped.save_pretrained(tmp_path)
+    assert "not recorded" in card_of(tmp_path)
+    assert "trained by" not in card_of(tmp_path)
+
+    for _ in range(2):  # the same rows once more are the same rows
+        workbench.fit(wrapped, data, epochs=1, validation=0.25, progress=False)
+    workbench.fit(wrapped, (ids, labels), epochs=1, validation=0, progress=False)
+    wrapped.save_pretrained(tmp_path / "trained", data="Titles of books | 1900 to 1950.")
+    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    expected = f"""## Data
+
+Titles of books | 1900 to 1950.
+
+| data | rows | columns | checksum | trained by |
+|---|---|---|---|---|
+| words, split 0 | 12, and 4 to validate on | {", ".join(f"word {i}" for i in range(6))} | sha256 {data.checksum} | workbench.fit, {today} |
+| not recorded | 20 | not recorded | not recorded | workbench.fit, {today} |
+
+"""
+    assert card_of(tmp_path / "trained") == expected
+    again = workbench.from_pretrained(tmp_path / "trained")
+    again.save_pretrained(tmp_path / "again")
+    assert card_of(tmp_path / "again") == expected
+    workbench.save(again, tmp_path / "file.safetensors")
+    loaded = workbench.load(tmp_path / "file.safetensors", bert())
+    loaded.save_pretrained(tmp_path / "loaded", data="Other words.")
+    assert card_of(tmp_path / "loaded") == expected.replace("Titles of books | 1900 to 1950.", "Other words.")
+    for said in (3, " "):
+        with pytest.raises(TypeError, match="data: found"):
+            wrapped.save_pretrained(tmp_path / "trained", data=said)
+
+
+def test_rows_of_loaders_are_known_where_all_of_a_dataset_are_taken(tmp_path: Path) -> None:
+    rows = torch.utils.data.TensorDataset(torch.randint(20, (12, 6)), torch.arange(12) % 3)
+    some = torch.utils.data.SubsetRandomSampler([0, 1, 2, 3])
+    for loader, said in (
+        (torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True), "| not recorded | 12 |"),
+        (torch.utils.data.DataLoader(rows, batch_size=4, sampler=some), "| not recorded | not recorded |"),
+    ):
+        wrapped: Any = vote.Wrapper(2, output=CLASSES)(bert())
+        workbench.fit(wrapped, loader, epochs=1, validation=0, progress=False)
+        wrapped.save_pretrained(tmp_path)
+        assert said in card_of(tmp_path)
 
 
 # ---- adapters

@@ -185,7 +185,11 @@ def test_adapters_on_a_base_of_bitsandbytes_learn_as_those_of_plain_models(bits:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_base_of_bitsandbytes_is_saved_and_copied(bits: int, tmp_path: Path) -> None:
-    wrapped = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+    wrapped: Any = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
     expected = wrapped(input_ids=IDS).logits
     workbench.save(wrapped, tmp_path / "model")
     if bits == 8:
@@ -195,20 +199,76 @@ def test_a_base_of_bitsandbytes_is_saved_and_copied(bits: int, tmp_path: Path) -
             workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base"))
         again = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
         again.load_state_dict(wrapped.state_dict(), strict=False)
-    for model in (again, copy.deepcopy(wrapped)):
+    wrapped.save_pretrained(tmp_path / "folder")
+    resumed: Any = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+    resumed.load_adapter(tmp_path / "folder", "default")  # as a Trainer goes on from a checkpoint
+    for model in (again, resumed, copy.deepcopy(wrapped)):
         torch.testing.assert_close(model(input_ids=IDS).logits, expected)
 
 
+def _perceptron() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def _by_torchao(names: tuple[str, ...] = ("0", "2")) -> nn.Sequential:
+    quantization, model = pytest.importorskip("torchao.quantization"), _perceptron()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig(), filter_fn=lambda _, name: name in names)
+    return model
+
+
+def _by_quanto(bits: int = 8) -> nn.Sequential:
+    """All layers but the last, frozen as those of other packages are."""
+    quanto, model = pytest.importorskip("optimum.quanto"), _perceptron()
+    quanto.quantize(model, weights=getattr(quanto, f"qint{bits}"), exclude="4")
+    quanto.freeze(model)
+    for layer in (model[0], model[2]):
+        layer.weight.requires_grad_(False)
+    return model
+
+
+BY = {"torchao": _by_torchao, "quanto": _by_quanto, "quanto in four bits": lambda: _by_quanto(4)}
+
+
+@pytest.mark.parametrize("package", BY)
+def test_a_trunk_of_other_packages_is_shared_trained_on_and_stays(package: str) -> None:
+    model = BY[package]()
+    model[:4].requires_grad_(False)
+    x, y = torch.randn(40, 32), torch.randn(40, 2)
+    features = model[:4](x).detach()
+    wrapped = vote.Wrapper(2, share=1)(model)
+    assert [name for name, _ in wrapped.named_parameters() if "@" in name] == ["4.weight@vote", "4.bias@vote"]
+    options: dict[str, Any] = {"validation": 0, "standardize": False, "progress": False, "batch_size": 40}
+    start = [wrapped.get_parameter(f"4.{kind}@vote").detach().clone() for kind in ("weight", "bias")]
+    workbench.fit(wrapped, (x, y), epochs=3, optimizer=lambda p: torch.optim.SGD(p, 0.1), **options)
+    for voter in range(2):
+        weight, bias = (part[voter].clone().requires_grad_() for part in start)
+        optimizer = torch.optim.SGD([weight, bias], 0.05)  # of half of the mean over two voters
+        for _ in range(3):
+            optimizer.zero_grad()
+            (features @ weight.T + bias - y).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(wrapped.get_parameter("4.weight@vote")[voter], weight, rtol=1e-4, atol=1e-5)
+    answers = torch.stack([features @ wrapped.voters()[i][4].weight.T + wrapped.voters()[i][4].bias for i in range(2)])
+    torch.testing.assert_close(wrapped.eval()(x), answers.mean(0), rtol=1e-4, atol=1e-5)
+    workbench.fit(sculpt.Wrapper(n_layers=1)(BY[package]()), (x, y), epochs=1, **options)
+    wrapped.to("cpu").float()
+    with pytest.raises(RuntimeError, match=r"'0\.weight' of Sequential is quantised.*move the plain model"):
+        wrapped.to("meta")
+    torch.testing.assert_close(wrapped(x), answers.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_quanto_that_are_not_frozen_are_no_voters() -> None:
+    model = _by_quanto()
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantised.*requires_grad_\(False\)"):
+        vote.Wrapper(2)(model)
+    assert vote.Wrapper(2, share="rank1")(model)(torch.ones(3, 32)).shape == (3, 2)  # which shares it
+
+
 def test_weights_of_torchao_are_a_trunk_and_get_no_heads_or_noise() -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-
-    def quantised(names: tuple[str, ...]) -> nn.Sequential:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-        quantization.quantize_(model, quantization.Int8WeightOnlyConfig(), filter_fn=lambda _, name: name in names)
-        return model
-
+    quantised = _by_torchao
     x = torch.randn(6, 32)
     wrapped = vote.Wrapper(2, share=1)(quantised(("0", "2"))).eval()
     y = wrapped(x)

@@ -449,3 +449,29 @@ def test_a_recorded_model_goes_away() -> None:
     del wrapped
     gc.collect()
     assert gone() is None
+
+
+# ---- when a graph is made
+def _made_after(wrapped: Any, shape: tuple[int, ...]) -> int:
+    """How many calls of a form are taken before a graph is made for it."""
+    kinds = _calls_of(wrapped)
+    before = kinds._made
+    for n in range(1, 40):
+        with torch.no_grad():
+            wrapped(torch.ones(shape), return_risk=True)
+        if kinds._made > before:
+            return n
+    return 0
+
+
+def test_short_calls_are_recorded_soon_and_those_in_many_forms_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_calls, "LEAST_CALLS", 15)
+    monkeypatch.setattr(recorded_calls, "SHORT", 1e9)
+    wrapped = _wrapped(mlp)
+    assert [_made_after(wrapped, (rows, 3)) for rows in range(1, 7)] == [4, 4, 4, 4, 16, 16]
+
+
+def test_long_calls_are_recorded_when_they_have_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_calls, "LEAST_CALLS", 15)
+    monkeypatch.setattr(recorded_calls, "SHORT", 0.0)
+    assert _made_after(_wrapped(mlp), (5, 3)) == 16

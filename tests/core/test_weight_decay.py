@@ -1,4 +1,4 @@
-"""Weight decay of wrapped models: parameter groups, what is told of other groups, and `fit`."""
+"""Optimizers of wrapped models: parameter groups for weight decay, what is told of others, steps that look at whole tensors, and `fit`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.models import mlp
 from helpers.training_loops import ALL, TAKING, data, steps
 from torch import nn
 
-from workbench import WorkbenchWarning, fit, vote
+from workbench import WorkbenchWarning, fit, is_wrapped, sample, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")  # and every WorkbenchWarning that no test asks for is an error
 
@@ -81,6 +81,42 @@ def test_groups_that_are_meant_are_not_told(name: str) -> None:
     halves = list(wrapped.parameters())
     steps(wrapped, torch.optim.AdamW([{"params": halves[:1]}, {"params": halves[1:], "lr": 0.1}], lr=0.01))
     steps(wrapped, torch.optim.Adam(by_dimension(wrapped, 0.0), lr=0.01))
+
+
+def test_optimizers_that_look_at_whole_tensors_are_told_once() -> None:
+    """One tensor holds the weights of all voters, so that a step is not that of plain models."""
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    wrapped: Any = vote.Wrapper(3)(mlp())
+    adafactor = torch.optim.Adafactor(wrapped.parameters(), lr=0.1)
+    with pytest.warns(WorkbenchWarning, match=r"Adafactor depends on .* a whole tensor.*@vote.*AdamW"):
+        step(wrapped, adafactor, x, y)
+    step(wrapped, adafactor, x, y)
+    step(wrapped, torch.optim.Adafactor(wrapped.parameters(), lr=0.1), x, y)
+    for model in (vote.Wrapper(1)(mlp()), sample.Wrapper()(mlp()), vote.Wrapper(3)(mlp()).voters()[0]):
+        step(model, torch.optim.Adafactor(model.parameters(), lr=0.1), x, y)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "SGD"]
+)
+def test_a_step_number_by_number_is_that_of_plain_models(optimizer: str) -> None:
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    wrapped: Any = vote.Wrapper(3)(mlp())
+    plain = wrapped.voters()
+    step(wrapped, getattr(torch.optim, optimizer)(wrapped.parameters(), lr=0.1), x, y)
+    for voter, after in zip(plain, wrapped.voters(), strict=True):
+        alone = getattr(torch.optim, optimizer)(voter.parameters(), lr=0.1)
+        (nn.functional.mse_loss(voter.train()(x), y) / 3).backward()
+        alone.step()
+        for p, q in zip(voter.parameters(), after.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss = model.loss(nn.MSELoss(), x, y) if is_wrapped(model) else nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
 
 
 def test_fit_decays_weights_only() -> None:

@@ -13,7 +13,7 @@ import torch
 from helpers.wrapped_models import MAKERS, Net, answer, every_wrapper, wrap
 from torch import Tensor, nn
 
-from workbench import WorkbenchWarning, Wrapped, is_wrapped, unwrap, vote
+from workbench import WorkbenchWarning, Wrapped, compose, is_wrapped, sculpt, unwrap, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -184,6 +184,37 @@ def test_a_decorated_class_may_set_names_of_ours() -> None:
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [None, "rank1", 1])
+@pytest.mark.parametrize("head", [False, True], ids=["", "sculpt"])
+def test_a_function_that_is_applied_writes_into_every_voter(share: Any, head: bool) -> None:
+    """Initialisations do so; what all share is written once, and what writes nothing is called once."""
+    wrapper: Any = compose(vote.Wrapper(3, share=share), *[sculpt.Wrapper()] * head)
+    wrapped = wrapper(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    expected = wrapped.voters()
+    seen: list[nn.Module] = []
+
+    def change(module: nn.Module) -> None:
+        seen.append(module)
+        if isinstance(module, nn.Linear):
+            module.weight.data.mul_(2)
+            nn.init.constant_(module.bias, 3.0)
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean.add_(1)
+
+    assert wrapped.apply(change) is wrapped
+    for voter, plain in zip(wrapped.voters(), expected, strict=True):
+        plain.apply(change)
+        for (name, tensor), other in zip(voter.state_dict().items(), plain.state_dict().values(), strict=True):
+            torch.testing.assert_close(tensor, other, msg=name)
+    assert torch.equal(wrapped[2].bias, wrapped.voters()[0][2].bias), "the first is shown again"
+    wrapped.apply(lambda module: nn.init.normal_(module.weight) if isinstance(module, nn.Linear) else None)
+    first, second = wrapped.voters()[:2]
+    assert not torch.equal(first[2].weight, second[2].weight)
+    seen.clear()
+    wrapped.apply(seen.append)
+    assert len(seen) == 4
 
 
 @every_wrapper

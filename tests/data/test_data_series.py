@@ -56,6 +56,10 @@ def test_what_is_no_series_is_refused() -> None:
             call()
     with pytest.raises(TypeError, match="must hold numbers"):
         windows(["a", "b"], 1)
+    for several in ([series[:, 0], series[:4, 0]], [series[:, 0].numpy()] * 20, (pd.Series(np.arange(9.0)),) * 20):
+        with pytest.raises(TypeError, match=rf"{len(several)} series.*torch\.stack\(series, 1\).*join"):
+            windows(several, 3)
+    assert windows([[float(i), 0.0] for i in range(9)], 3).x.shape == (6, 3, 2)
 
 
 def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import sys
-import types
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +16,6 @@ from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench.experiments.worker import load_file
-from workbench.training import traced_step
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -104,59 +100,6 @@ def test_a_cell_that_cannot_run_is_known_by_its_reason(speed: ModuleType, monkey
     assert speed.possible({**cell, "how": "compiled"}) == "there is no C++ compiler"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert speed.possible({**cell, "on": "cuda"}) == ""
-
-
-# ---- clock
-def test_time_is_proportional_to_work(clock: ModuleType) -> None:
-    found = clock.timed({"one": lambda: sum(range(4000)), "four": lambda: sum(range(16000))}, "cpu")
-    assert len(found["one"]) == len(found["four"]) >= 9
-    ratio = clock.middle([b / a for a, b in zip(found["one"], found["four"], strict=True)])[0]
-    assert 3 < ratio < 6
-
-
-def test_memory_is_the_most_that_is_alive_at_once(clock: ModuleType) -> None:
-    x = torch.zeros(512, 512)  # 1 MiB
-    assert clock.peak(lambda: torch.cat([(x + 1) + 1, x]), "cpu") == pytest.approx(3, abs=0.01)
-    y = torch.ones(256, 256, requires_grad=True)  # 0.25 MiB
-
-    def backward() -> None:
-        y.exp().sin().sum().backward()
-        y.grad = None
-
-    assert clock.peak(backward, "cpu") == pytest.approx(0.75, abs=0.01)  # what exp gave, a gradient, and the next
-
-
-def test_memory_that_only_garbage_holds_is_not_counted_as_set_free(clock: ModuleType) -> None:
-    held: list[Any] = [torch.zeros(512, 512)]
-    held.append(held)
-    del held
-
-    def run() -> Tensor:
-        gc.collect()
-        return torch.zeros(256, 256)
-
-    assert clock.peak(run, "cpu") == pytest.approx(0.25, abs=0.01)
-
-
-def test_operations_are_those_of_the_formulas(clock: ModuleType) -> None:
-    linear = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3))
-    found = clock.operations(linear, torch.zeros(4, 8), False)
-    assert found == {"": 2 * 4 * (8 * 5 + 5 * 3), "0": 2 * 4 * 8 * 5, "1": 2 * 4 * 5 * 3}
-    step = clock.operations(linear, torch.zeros(4, 8), True)
-    assert step[""] == 2 * 4 * (2 * 8 * 5 + 3 * 5 * 3)  # no gradient of the input
-    lstm = clock.operations(nn.LSTM(6, 7, batch_first=True).eval(), torch.zeros(2, 3, 6), False)
-    assert lstm[""] == 2 * 2 * 3 * 4 * 7 * (6 + 7)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
-    found = clock.operations(layer, torch.zeros(2, 5, 8), False)
-    assert found[""] == 2 * 2 * 5 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 2 * 5 * 5 * 8
-
-
-def test_rates_are_those_of_the_best_operation(clock: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([1.0, 1.0, 0.5, 1.0, 1.0])
-    monkeypatch.setattr(clock, "timed", lambda passes, device: {key: [next(seconds)] for key in passes})
-    assert clock.operations_a_second.__wrapped__("cpu", torch.float32) == 2 * 1024**3 / 0.5
-    monkeypatch.setattr(clock, "timed", lambda passes, device: {"copy": [3.0, 2.0]})
-    assert clock._bytes_a_second.__wrapped__("cpu", 1 << 20) == 2**20 / 2
 
 
 # ---- models
@@ -453,77 +396,3 @@ def test_the_page_of_some_cells(
     for name in ("cpu-ratios", "cpu-loops", "cuda-ratios", "cuda-loops"):
         assert f"(images/speed-{name}.png)" in text
         assert 5_000 < (tmp_path / f"speed-{name}.png").stat().st_size < 200_000
-
-
-# ---- trainings
-def test_trainings_are_of_all_wrappers_and_larger_models(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way is run, and the page tells of those that there are."""
-    pandas = pytest.importorskip("pandas")
-    trainings = sys.modules["speed_fit"]
-    names = ["vote of sculpt, last layer, 5 x 8-50-50-1", "sample, 8-50-50-1", "transformer, vote 5"]
-    short = {name: replace(speed.TRAININGS[name], epochs=1, rows=32, batch=16, rounds=2) for name in names}
-    monkeypatch.setattr(trainings, "TRAININGS", short)
-    rows = [{"training": name, "on": "cpu", **speed.run(training=name, on="cpu")} for name in names]
-    heads, noise, large = rows
-    assert heads.keys() >= {"fit_vote", "fit_func", "fit_stacked", "fit_loop", "fit_eager", "making_s", "fit_rmse"}
-    assert "fit_func" not in noise
-    assert "fit_rmse" not in large
-    assert large["steps"] == 2
-    page = sys.modules["speed_page"]._trainings(pandas.DataFrame(rows))
-    assert "nan" not in page
-    assert page.count("\n|") == 2 + len(names)
-
-
-def test_how_long_graphs_are_made_is_told(speed: ModuleType) -> None:
-    making = sys.modules["speed_fit"].Making()
-    with making.watching:
-        traced_step.Graph(lambda x: [x + 1], [], [], (torch.zeros(2),))
-    assert making.seconds > 0
-
-
-# ---- peers
-def test_a_peer_that_is_not_there_or_broken_is_told(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = sys.modules["speed_peers"]
-
-    def fails(name: str) -> None:
-        raise RuntimeError("it was built for CUDA")
-
-    monkeypatch.setattr(speed, "lacking", peers.lacking.__wrapped__)
-    cell = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cpu"}
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert speed.possible(cell) == "laplace-torch is not installed"
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(peers.importlib, "import_module", fails)
-    assert speed.possible(cell) == "laplace-torch can't be imported (it was built for CUDA)"
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: None)
-    assert speed.possible(cell) == ""
-
-
-def test_dropout_stands_where_noise_enters(speed: ModuleType, models: ModuleType) -> None:
-    peers = sys.modules["speed_peers"]
-    plain, x = models.build("cnn").eval(), models.batch_of("cnn", 2)[0]
-    dropping = peers.dropped(plain)
-    torch.testing.assert_close(dropping.eval()(x), plain(x))
-    after = [type(dropping[i + 1]) for i, layer in enumerate(dropping) if isinstance(layer, nn.Dropout)]
-    assert after == [nn.Conv2d, nn.Conv2d, nn.Linear]
-
-
-@pytest.mark.slow
-def test_a_peer_is_measured_in_turn(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mc_dropout(model: nn.Module, n: int, on_batch: bool, **_: Any) -> nn.Module:
-        class Repeated(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return model(x.repeat(n, 1, 1, 1)) if on_batch else torch.cat([model(x) for _ in range(n)])
-
-        return Repeated()
-
-    methods = types.SimpleNamespace(mc_dropout=mc_dropout, deep_ensembles=None)
-    monkeypatch.setitem(sys.modules, "torch_uncertainty", types.ModuleType("torch_uncertainty"))
-    monkeypatch.setitem(sys.modules, "torch_uncertainty.methods", methods)
-    monkeypatch.setattr(sys.modules["speed_clock"], "ROUNDS", (3, 3))
-    batch_of = sys.modules["speed_models"].batch_of
-    monkeypatch.setattr(sys.modules["speed_peers"], "batch_of", lambda name, rows: batch_of(name, 2))
-    row = speed.run(peer="torch-uncertainty", task="MC dropout, n = 16", on="cpu")
-    assert row["peer_way"] in ("loop", "on batch")
-    assert row["peer_ratio_low"] <= row["peer_ratio"] <= row["peer_ratio_high"]
-    assert row["memory_peer"] > 0.1

@@ -59,6 +59,11 @@ def mask(length: int) -> Any:
     return draw
 
 
+def choices(draw: Any, number: int) -> Any:
+    """So many of what `draw` makes [rows, number, length]."""
+    return lambda generator, rows: draw(generator, rows * number).unflatten(0, (rows, number))
+
+
 def boxes(length: int) -> Any:
     """Boxes [rows, length, 4] on a page."""
     return lambda generator, rows: torch.randint(0, 9, (rows, length, 1), generator=generator).repeat(1, 1, 4)
@@ -192,6 +197,26 @@ LATENTS = {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1, "
 row("perceiver", "PerceiverForSequenceClassification", given(inputs=ids(7)), num_cross_attention_heads=2, **LATENTS)
 row("esm", "EsmForSequenceClassification", TEXT, pad_token_id=1, position_embedding_type="rotary")
 row("layoutlm", "LayoutLMForTokenClassification", given(input_ids=ids(7), bbox=boxes(7)))
+
+# ---- other heads of text encoders -----------------------------------------------------------------------------------
+
+ENCODERS: dict[str, tuple[str, Settings]] = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {}),
+    "distilbert": ("DistilBert", {}),
+    "electra": ("Electra", {"embedding_size": 8}),
+    "deberta_v2": ("DebertaV2", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+}
+CHOICES = given(input_ids=choices(ids(7), 2), attention_mask=choices(mask(7), 2))
+HEADS: dict[str, tuple[str, Inputs, Settings]] = {
+    "masked": ("MaskedLM", TEXT, {}),
+    "tokens": ("TokenClassification", TEXT, {}),
+    "choices": ("MultipleChoice", CHOICES, {}),
+    "answers": ("QuestionAnswering", TEXT, {"num_labels": 2}),
+}
+for encoder, (prefix, options) in ENCODERS.items():
+    for head, (task, given_inputs, more) in HEADS.items():
+        row(f"{encoder}_{head}", f"{prefix}For{task}", given_inputs, **options, **more)
 
 # ---- decoders -------------------------------------------------------------------------------------------------------
 

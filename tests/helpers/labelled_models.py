@@ -111,7 +111,20 @@ def yes_or_no(*shape: int) -> Callable[[torch.Generator, int], Tensor]:
 
 
 ROWS, TOKENS = {"logits": Logits()}, {"logits": Logits(dim=-1)}
-BERT, THREE = ("BertConfig", {**SIZE, **STILL}), {"num_labels": 3}
+THREE = {"num_labels": 3}
+# encoders by the beginning of the names of their classes; heads by the end, with their labels
+ENCODERS: dict[str, tuple[str, tuple[str, dict[str, Any]]]] = {
+    "bert": ("Bert", ("BertConfig", {**SIZE, **STILL, **THREE})),
+    "roberta": ("Roberta", ("RobertaConfig", {**SIZE, **STILL, **IDS, **THREE, "max_position_embeddings": 20})),
+    "distilbert": ("DistilBert", ("DistilBertConfig", {**DISTIL, **THREE})),
+    "electra": ("Electra", ("ElectraConfig", {**SIZE, **STILL, **THREE, "summary_last_dropout": 0.0})),
+    "deberta": ("DebertaV2", ("DebertaV2Config", {**SIZE, **STILL, **THREE})),
+}
+HEADS: dict[str, tuple[Any, ...]] = {
+    "tokens": ("TokenClassification", numbers(3, 7), TOKENS),
+    "masked": ("MaskedLM", numbers(30, 7), TOKENS),
+    "choices": ("MultipleChoice", numbers(2), ROWS, "same", 2),
+}
 
 
 def _bert(**more: Any) -> tuple[str, dict[str, Any]]:
@@ -125,26 +138,18 @@ LABELLED = {
     "bert values": Labelled(
         "BertForSequenceClassification", _bert(num_labels=2, problem_type="regression"), values(2), {"logits": Values()}
     ),
-    "bert tokens": Labelled("BertForTokenClassification", _bert(num_labels=4), numbers(4, 7), TOKENS),
-    "bert masked": Labelled("BertForMaskedLM", BERT, numbers(30, 7), TOKENS),
     "bert decoder": Labelled("BertLMHeadModel", _bert(is_decoder=True), numbers(30, 7), TOKENS, "next"),
-    "bert choices": Labelled("BertForMultipleChoice", BERT, numbers(2), ROWS, choices=2),
     "distilbert classes": Labelled(
         "DistilBertForSequenceClassification", ("DistilBertConfig", {**DISTIL, **THREE}), numbers(3), ROWS
-    ),
-    "distilbert tokens": Labelled(
-        "DistilBertForTokenClassification", ("DistilBertConfig", {**DISTIL, **THREE}), numbers(3, 7), TOKENS
-    ),
-    "distilbert masked": Labelled("DistilBertForMaskedLM", ("DistilBertConfig", DISTIL), numbers(30, 7), TOKENS),
-    "roberta tokens": Labelled(
-        "RobertaForTokenClassification",
-        ("RobertaConfig", {**SIZE, **STILL, **IDS, **THREE, "max_position_embeddings": 20}),
-        numbers(3, 7),
-        TOKENS,
     ),
     "electra classes": Labelled(
         "ElectraForSequenceClassification", ("ElectraConfig", {**SIZE, **STILL, **THREE}), numbers(3), ROWS
     ),
+    **{
+        f"{encoder} {head}": Labelled(f"{prefix}For{task}", config, *more)
+        for encoder, (prefix, config) in ENCODERS.items()
+        for head, (task, *more) in HEADS.items()
+    },
     "albert masked": Labelled(
         "AlbertForMaskedLM", ("AlbertConfig", {**SIZE, **STILL, "embedding_size": 8}), numbers(30, 7), TOKENS
     ),

@@ -126,3 +126,26 @@ def test_it_is_brought_back_after_a_break(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("options", [{"share": 1}, {"share": "rank1"}, {"use_bias": False}])
 def test_voters_that_share_what_is_trained_are_left_together(options: dict[str, Any]) -> None:
     assert VoterWatch.of(made(**options)) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "chosen", "lost"),
+    [
+        # hours of ETTh1, trained anew
+        ([1.41] * 5, [1.21, 1.20, 3.59, 1.22, 1.21], [2]),
+        # those of ETTh2: most have gained nothing
+        ([3.0] * 5, [2.99, 3.81, 2.57, 24.3, 3.01], [3]),
+        # slow ones, as far from the others as these are from each other
+        ([2.57] * 5, [1.86, 1.68, 1.71, 2.34, 2.38], []),
+        # one that has learned hardly anything
+        ([1.0] * 4, [0.01, 0.012, 0.011, 0.9], [3]),
+        # noise alone
+        ([1.0] * 4, [1.01, 1.012, 1.02, 1.1], []),
+        ([1.06, 0.64, 0.82], [1.0, 0.7, 0.8], []),
+        ([math.nan] * 3, [math.nan] * 3, []),
+    ],
+)
+def test_the_rule_on_losses_that_were_seen(start: list[float], chosen: list[float], lost: list[int]) -> None:
+    watch = VoterWatch(made(), len(start))
+    watch.start, watch.chosen = (torch.tensor(values, dtype=torch.float64) for values in (start, chosen))
+    assert watch._lost().nonzero()[:, 0].tolist() == lost

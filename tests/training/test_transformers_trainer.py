@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,30 @@ def train(wrapped: Any, folder: Path, cls: Any) -> None:
         str(folder), per_device_train_batch_size=8, max_steps=3, report_to=[], disable_tqdm=True, use_cpu=True
     )
     cls(model=wrapped, args=options, train_dataset=Rows()).train()
+
+
+class NamedRows(Rows):
+    """With what a Dataset of the package datasets says of itself."""
+
+    column_names = ("input_ids", "labels")
+    info = SimpleNamespace(dataset_name="letters")
+    _fingerprint = "1f2e"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
+def test_the_card_of_a_model_that_a_trainer_saves_says_what_its_dataset_says(tmp_path: Path) -> None:
+    wrapped: Any = vote.Wrapper(2, output="logits")(bert(0.0))
+    options = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=1, report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    trainer = transformers.Trainer(model=wrapped, args=options, train_dataset=NamedRows())
+    trainer.save_model(str(tmp_path / "untrained"))
+    assert "Trainer" not in (tmp_path / "untrained" / "README.md").read_text()
+    trainer.train()
+    wrapped.save_pretrained(tmp_path / "after")
+    for folder in (tmp_path / "checkpoint-1", tmp_path / "after"):
+        row = "| letters | 16 | input_ids, labels | fingerprint 1f2e | a Trainer of transformers, "
+        assert (folder / "README.md").read_text().count(row) == 1
 
 
 def spread(wrapped: Any) -> float:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import attributes, places
+from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
 from .ownership import MARK, Record, table_of
+from .quantised import left_alone
 from .runtime import plain_clone, portable, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import SETTINGS, Loading, described
@@ -40,10 +42,22 @@ class Persistent(Freezable):
                 return tensor.to(moved.device, torch.float32)
             return moved
 
-        result = super()._apply(each, *args, **kwargs)
+        with left_alone(self, fn):
+            result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
             restore(self)
         return result
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; a function that writes into the weights, as initialisations do, writes into those of each voter, one after another.
+
+        Args:
+            args, kwargs: the function, which is called with each module.
+        """
+        apply = super().apply
+        if "_workbench" not in self.__dict__ or self._plain_class.apply is not nn.Module.apply:
+            return apply(*args, **kwargs)
+        return apply_to_voters(self, apply, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -90,6 +90,9 @@ def _row(kind: CallKind, decision: RungDecision, share: float) -> tuple[str, ...
     n = decision.branches
     if n == 1 or kind.dealt:
         cost = "1 pass"
+    elif decision.by_model and decision.rung != "loop":
+        models = n // kind.axes[-1].size
+        cost = f"{models} {'pass' if models == 1 else 'passes'}, and {n} of the last layers"
     elif decision.shared and decision.rung != "loop":
         cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
     else:

@@ -106,9 +106,10 @@ def _refuse_training(name: str, value: Any) -> None:
 def _nothing_found(core: Any, name: str) -> str:
     parts = name.split(".")
     if isinstance(core, types.FunctionType) and len(parts) > 1 and parts[-2] != "<locals>":
+        of_keras = f" (of Keras models, which answer as a whole, Wrapper()({parts[-2]}))" if parts[-1] == "call" else ""
         return (
             f"{name} uses no nn.Module that can be found; if it is a method of a class of models, wrap the class, "
-            f"Wrapper()({parts[-2]}, method={parts[-1]!r}), or its instances"
+            f"Wrapper()({parts[-2]}, method={parts[-1]!r}){of_keras}, or its instances"
         )
     return (
         f"{name} uses no nn.Module that can be found in its closure or among its globals; define the module before the function, or wrap the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,8 @@ _histories: dict[int, _History] = {}  # id -> every optimizer that has stepped a
 _served: dict[int, weakref.ref[Tensor]] = {}  # id -> every parameter that an optimizer held while it stepped
 _reached: dict[int, weakref.ref[Tensor]] = {}  # id -> every risk head that had a gradient at some look
 LATE = 8  # steps without a gradient after which risk heads count as forgotten: they may enter a loss late
+# optimizers, by the names of their classes, whose steps are not number by number
+_BY_TENSOR = re.compile("adafactor|shampoo|muon|novograd|prodigy|dadapt|^(lamb|lars|soap|came|sm3|adamp|sgdp)$")
 _changes = 0  # how many objects were wrapped: after each, every optimizer is looked at again
 
 
@@ -105,6 +108,7 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
         _report_decay(optimizer, wrapped)
         _report_alike(wrapped, trained)
         _report_heads(wrapped, trained, history)
+        _report_sizes(optimizer, wrapped, trained)
         parameters = dict(nn.Module.named_parameters(wrapped))
         missed = {name: p for name, p in parameters.items() if _has_gradient(p) and id(p) not in trained}
         if not missed:
@@ -191,6 +195,22 @@ def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
             f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
             "of voters, with one dimension more than in the plain model, and the usual rule leaves them out. Make it of "
             "wrapped.parameter_groups(weight_decay)",
+        )
+
+
+def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tensor]) -> None:
+    """Tell once where steps depend on the size or the rows of a whole tensor, which holds the weights of all voters."""
+    if not _BY_TENSOR.search(type(optimizer).__name__.lower()):
+        return
+    parameters = dict(nn.Module.named_parameters(wrapped))
+    stacks = [name for name in stacked_names(wrapped._workbench.rules.values()) if name in parameters]
+    if shared := [name for name in stacks if id(parameters[name]) in trained and len(parameters[name]) > 1]:
+        tell(
+            wrapped,
+            "sizes",
+            f"a step of {type(optimizer).__name__} depends on the size or the rows and columns of a whole tensor; here one holds the weights "
+            f"of all voters ({_some(shared)}): voters do not move as plain models would, each with an optimizer of its own. Take one that works "
+            "number by number, such as AdamW, Lion or SGD",
         )
 
 

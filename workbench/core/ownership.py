@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import is_scripted, places, structural_copy
-from ..engine.plan import Bank, RankOne, Rule, Shared
+from ..engine.plan import Bank, Index, RankOne, Rule, Shared
 from ..engine.tree import is_float, version
 from ..introspect.references import used_by
-from .calls.lone_calls import Alone
+from .calls.lone_calls import Alone, TakenByLoss
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution
@@ -98,6 +98,8 @@ class Record:
     chunk: int | None = None  # how many branches run at once under vmap
     verbose: int = 0
     rows: int | None = None  # number of training rows, which the regularising terms need
+    trainings: tuple[dict[str, Any], ...] = ()  # what is known of the rows of each, see `saving.training_data`
+    data: str | None = None  # what the user says of them
     dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
     dealt: bool = False  # whether a call with dealt rows has gone well
     told: set[str] = field(default_factory=set)  # warnings that were given
@@ -313,6 +315,8 @@ class Table:
             chosen = set(paths[paths.index(layers[-n]) :])
         else:
             chosen = self._ran_last(n, layers)
+        # the bias of a parametrised layer
+        chosen |= {f".{path}".partition(".parametrizations.")[0][1:] for path in chosen}
         return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
 
     def _ran_last(self, n: int, layers: list[str]) -> set[str]:
@@ -383,17 +387,19 @@ class Table:
         self.views[name] = old
         self._homes.pop(name, None)
 
-    def show(self) -> None:
-        """Let every released slot show its first branch, so that sub-modules can still be called by themselves."""
+    def show(self, index: Index | None = None) -> None:
+        """Let every released slot show one branch, the first without an index, so that sub-modules can still be called by themselves."""
         wanted = {id(view): name for name, view in self.views.items()}
         references = places(self.root, wanted)
         bank = _Lookup(self.get)
         with torch.enable_grad():
-            self.views.update({name: self.record.rules[name].pick(bank, {}) for name in self.record.released})
+            self.views.update({name: self.record.rules[name].pick(bank, index or {}) for name in self.record.released})
         model = getattr(type(self.root), "_plain_class", type(self.root)).__name__
         for name, view in self.views.items():
             if view.grad_fn is not None:  # torch refuses to copy it, and would not say which layer this is
                 view.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, name, model)
+                if view._base is None or len(view._base) > 1:
+                    view.register_hook(TakenByLoss(name, self.record))
         for container, key, name in references:
             container[key] = self.views[name]
 

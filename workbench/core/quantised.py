@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -68,6 +69,43 @@ def is_quantised(weight: Tensor) -> bool:
     return scaled or is_traceable_wrapper_subclass(weight)
 
 
+@contextmanager
+def left_alone(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While a wrapped model is moved or cast: quantised weights of several parts stay out of it, since torch cannot swap what branches refer to.
+
+    Args:
+        model: the wrapped model.
+        change: what makes the new tensor of each.
+
+    Raises:
+        RuntimeError: if it would change one of these; nothing is changed then.
+    """
+    weights = {
+        id(p): (name, p)
+        for name, p in model.named_parameters()
+        if is_traceable_wrapper_subclass(p) and not _is_of(p, "torch")  # whose own are shards
+    }
+    for name, weight in weights.values():
+        error = None
+        try:
+            new = change(weight)
+        except Exception as refused:  # by the class of the weight
+            error, new = refused, None
+        if new is None or (new.device, new.dtype) != (weight.device, weight.dtype):
+            raise RuntimeError(
+                f"{name!r} of {type(model).__name__} is quantised ({type(weight).__name__}), and cannot be moved or cast once branches share "
+                "it: move the plain model, and wrap it then"
+            ) from error
+    found = list(places(model, {key: str(key) for key in weights})) if weights else []
+    try:
+        for container, key, _ in found:
+            container[key] = None
+        yield
+    finally:
+        for container, key, name in found:
+            container[key] = weights[int(name)][1]
+
+
 def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: str) -> None:
     """Refuse to work on the numbers of quantised weights.
 
@@ -82,4 +120,4 @@ def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: st
             )
 
 
-__all__ = ["is_quantised", "own_copy", "own_scales", "refuse_quantised"]
+__all__ = ["is_quantised", "left_alone", "own_copy", "own_scales", "refuse_quantised"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ..engine.clone import places, structural_copy
 from ..engine.plan import Split, Stacked
-from ..engine.run import Engine
+from ..engine.run import Branched, Engine
 from .calls.feedback import Marks
 from .calls.frozen import Frozen
 from .calls.recorded_calls import RecordedCalls
@@ -40,6 +41,7 @@ class Runtime:
     strict: bool | None = None
     loading: Loading | None = None
     frozen: Frozen | None = None  # inside of a block in which nobody may change the object
+    observe: Callable[[Branched], None] | None = None  # is shown what the branches of a call have given
 
     def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:
         # by thread: whether its last call asked for the risk, where something surrounds the calls

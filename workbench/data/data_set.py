@@ -22,6 +22,8 @@ from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
 from workbench.engine.tree import tensors
 
+UNNAMED = "your data"  # the name of those that got none
+
 
 @dataclass(frozen=True, eq=False)
 class Data:
@@ -104,7 +106,7 @@ class Data:
         lengths: Any = None,
         features: Any = None,
         target: Any = None,
-        name: str = "your data",
+        name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
         """A Data of tensors, arrays or lists.
@@ -151,7 +153,7 @@ class Data:
         workers: int = 0,
         features: Any = None,
         target: Any = None,
-        name: str = "your data",
+        name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
         """A Data of a map-style torch Dataset of pairs (x, y), whose rows are read when they are asked for.
@@ -187,7 +189,7 @@ class Data:
         split: int = 0,
         task: Any = None,
         classes: Any = None,
-        name: str = "your data",
+        name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
         """A Data of a pandas DataFrame, whose columns but the targets are features.
@@ -274,7 +276,7 @@ class Data:
         classes: Any = None,
         void: Any = None,
         workers: int = 0,
-        name: str = "your data",
+        name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
         """A Data of a dataset of the package `datasets`, or a dict of them with "train" and "test"; rows are read when they are asked for.
@@ -309,7 +311,7 @@ class Data:
         horizon: int = 1,
         test: float = 0.2,
         target: Any = None,
-        name: str = "your data",
+        name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
         """A Data of the windows of a series, in the order of time: all that test rows forecast comes after all that training rows have seen.

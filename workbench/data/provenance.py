@@ -1,14 +1,22 @@
-"""Checksums of data sets, by which the same data are known again, and those that a process has loaded."""
+"""Checksums of data sets, by which the same data are known again, those that a process has loaded, and what is known of rows."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sized
 from functools import lru_cache
+from typing import Any, cast
 
+from torch.utils.data import DataLoader
+
+from workbench.core.batches.rows import Source
+from workbench.core.saving.training_data import Facts, facts_of
+from workbench.data.data_set import UNNAMED, Data
 from workbench.data.digests import digest
 from workbench.data.files import locate, read
 from workbench.data.loading import build, names
 from workbench.data.registry import entries, resolve
+from workbench.data.splits import LazySplit
 from workbench.data.usage import AVAILABLE, asked_for
 
 
@@ -52,6 +60,38 @@ def _content(name: str, files: tuple[tuple[str, int, int], ...]) -> str:
     data = build(name, 0)
     splits = {"train": data.train, "test": data.test}
     return digest({f"{split}.{axis}": getattr(rows, axis).numpy() for split, rows in splits.items() for axis in "xy"})
+
+
+def facts(data: Any, train: Source, valid: Source | None) -> Facts:
+    """What is known of the rows of a training, for the files and the card of the model.
+
+    Args:
+        data: what was given to train on; a Data says the most.
+        train: the rows of it that are trained on.
+        valid: the rows that it is validated on, if any.
+
+    Returns:
+        As `workbench.core.saving.training_data.facts_of`, with "validation rows".
+
+    Example:
+        >>> from workbench import data
+        >>> d = data.load("diabetes")
+        >>> facts(d, d.train, None)["name"]
+        'diabetes, split 0'
+    """
+    known: Facts = {} if isinstance(data, Data) else facts_of(data)
+    if isinstance(data, Data):
+        if data.name != UNNAMED:
+            known["name"] = f"{data.name}, split {data.split}"
+        known["columns"] = [str(column) for column in data.features]
+        if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):  # nothing is read for it
+            known["checksum"] = f"sha256 {data.checksum}"
+    for what, rows in (("rows", train), ("validation rows", valid)):
+        if isinstance(rows, DataLoader):
+            known |= {what: number} if (number := facts_of(rows).get("rows")) is not None else {}
+        elif rows is not None:
+            known[what] = len(cast(Sized, rows))
+    return known
 
 
 def used() -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from workbench.core.batches.rows import Source, TensorRows, rows_loader, with_class_numbers
 from workbench.core.batches.rows import read as read_rows
 from workbench.data.columns import Card, Column
-from workbench.data.data_set import Data
+from workbench.data.data_set import UNNAMED, Data
 from workbench.data.loading import load
 from workbench.data.split_drawing import partition
 from workbench.data.splits import Split
@@ -69,7 +69,7 @@ def data_of(data: Any, split: int = 0) -> Data:
     except ValueError as error:
         raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
     return Data(
-        "your data",
+        UNNAMED,
         "classification" if classes else "regression",
         Split(x[train], y[train]),
         Split(x[test], y[test]),

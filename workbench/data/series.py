@@ -74,6 +74,11 @@ def as_series(series: Any) -> Tensor:
     """
     if is_frame(series):
         _check_times(series.index)
+    if isinstance(series, list | tuple) and any(getattr(one, "shape", ()) for one in series):
+        raise TypeError(
+            f"series must hold numbers [time] or [time, k], found {type(series).__name__} of {len(series)} series: torch.stack(series, 1) makes "
+            "columns of those that begin and end together; of others make windows one by one, and join them by torch.cat"
+        )
     try:
         values = series if isinstance(series, Tensor) else torch.tensor(numbers_of(series))
     except (TypeError, ValueError, RuntimeError) as error:

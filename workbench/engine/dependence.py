@@ -43,6 +43,10 @@ class Followed(TorchDispatchMode):
         self._known = dict.fromkeys(known, frozenset[int]()) | {key: frozenset([key]) for key in sources}
         self._in_memory: dict[StorageWeakRef, frozenset[int]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler in the first call, for a second; while a mode is on, that compiles nothing
+
     def behind(self, tensor: Tensor) -> frozenset[int]:
         """ids of the sources that a tensor was computed from."""
         if id(tensor) in self._known:

@@ -17,6 +17,7 @@ from ..introspect.bytecode import globals_assigned, methods_of
 from ..introspect.source_lines import first_sentence, line_name, users_line
 from .clones import Clones
 from .executors import loop, replay, vmap
+from .executors.branched_tensors import heads_on_trunks
 from .plan import Axis, Plan, differ_in_length
 from .rank_one import LAYERS, SMALL
 from .request import Request
@@ -46,6 +47,7 @@ RUNGS: dict[str, Rung] = {
 }
 STRATEGIES = ("auto", *RUNGS, "tune")
 _LITTLE = 2**23  # multiplications in a pass of a branch below which what surrounds them takes longer
+HEADS = "each model's heads share its trunk, which is computed once"
 _NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)  # plain vmap refuses them
 
 
@@ -75,6 +77,7 @@ class RungDecision:
         branches: how many there are.
         shared: whether they share a trunk.
         chunk: how many run at once, where memory was too small for all; None as the wrapper says.
+        by_model: whether the heads of one model run at once, and then those of the next.
     """
 
     rung: str
@@ -84,6 +87,7 @@ class RungDecision:
     shared: bool
     refused: dict[str, str] = field(default_factory=dict)
     chunk: int | None = None
+    by_model: bool = False
 
 
 class Ladder:
@@ -167,7 +171,8 @@ class Ladder:
 
     def _keep(self, kind: CallKind, decision: RungDecision) -> None:
         """Keep a decision, and tell once what was refused: only now, since what the last rung refuses as well was the user's own mistake."""
-        if decision.chunk is not None and decision.rung != "loop" and self.decisions.get(kind) is not decision:
+        lacked_memory = decision.chunk is not None and not decision.by_model
+        if lacked_memory and decision.rung != "loop" and self.decisions.get(kind) is not decision:
             log.warning(
                 "%s: memory was too small for all %d branches in one pass, so %d run at once. chunk=%d silences this",
                 self.root._get_name(),
@@ -198,6 +203,8 @@ class Ladder:
                 rungs = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
                 reason = f'strategy="{kind.strategy}"'
         decision = RungDecision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
+        if rungs[0] != "loop" and reason == HEADS:
+            decision = replace(decision, chunk=1, by_model=True)
         if kind.strategy == "tune" and plan.size > 1:
             return self._tune(request, decision)
         return decision
@@ -229,6 +236,9 @@ class Ladder:
             return rungs, "each of the branches is little work"
         if kind.dealt and models >= 4 and _all_factored(self.clones, plan):
             return rungs, "few rows for each branch, and all read the same weights"
+        if heads_on_trunks(plan) and len(possible) > 1:
+            lacks_rule = _lacks_rule(self.root, plan, plan.axes[1].name)
+            return tuple(name for name in ("vmap", "rescue", "loop") if not (name == "vmap" and lacks_rule)), HEADS
         return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
     def _tune(self, request: Request, decision: RungDecision) -> RungDecision:
@@ -287,9 +297,11 @@ def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
     return RUNGS[name].obstacle(root, plan)
 
 
-def _lacks_rule(root: nn.Module, plan: Plan) -> bool:
-    """Whether a module that plain vmap refuses holds tensors that differ between the branches."""
-    owners = {slot.rpartition(".")[0] for slot, rule in plan.rules.items() if rule.axes()}
+def _lacks_rule(root: nn.Module, plan: Plan, axis: str = "") -> bool:
+    """Whether a module that plain vmap refuses holds tensors that differ between the branches, or between those along one axis."""
+    owners = {
+        slot.rpartition(".")[0] for slot, rule in plan.rules.items() if (axis in rule.axes() if axis else rule.axes())
+    }
     return any(
         isinstance(module, _NO_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
         for path, module in root.named_modules()

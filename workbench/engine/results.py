@@ -14,6 +14,8 @@ from ..errors import OutputShapeError
 from .effects.containers import Containers
 from .tree import flatten
 
+_ATOMS = frozenset([int, float, bool, str, bytes, complex])
+
 
 class Running:
     """Statistics of a leaf of the output over the branches, in the place of their tensors: see `Plan.folding`.
@@ -108,15 +110,27 @@ class StackedResults(Sequence[Result]):
         )
 
     def __add__(self, other: StackedResults) -> StackedResults:
-        """The results of two chunks of the outermost axis."""
+        """The results of two chunks of the outermost axis.
+
+        Raises:
+            RuntimeError: what is no tensor is not the same in both, or they have written into other buffers.
+        """
+        if self.buffers.keys() != other.buffers.keys():
+            raise RuntimeError("some branches write into buffers that others do not")
         return StackedResults(
             (self.sizes[0] + other.sizes[0], *self.sizes[1:]),
-            [
-                torch.cat([first, second]) if isinstance(first, Tensor) else first
-                for first, second in zip(self.leaves, other.leaves, strict=True)
-            ],
+            [_joined(first, second) for first, second in zip(self.leaves, other.leaves, strict=True)],
             self.rebuild,
             {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
             {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
             self.inputs,
         )
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, Tensor):
+        return torch.cat([first, second])
+    # an object may hold tensors of its branch
+    if first is second or (type(first) is type(second) and type(first) in _ATOMS and first == second):
+        return first
+    raise RuntimeError(f"the output has a {type(first).__name__} that is not the same object in all branches")

@@ -137,6 +137,8 @@ def names(tree: Any) -> list[str]:
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `function` to the matching leaves of trees of one structure."""
+    if not others and type(tree) in _LEAVES:  # as batches are in each step of a training
+        return function(tree)
     leaves, rebuild = flatten(tree)
     return rebuild([function(*items) for items in zip(leaves, *(flatten(other)[0] for other in others), strict=True)])
 

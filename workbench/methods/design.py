@@ -109,9 +109,8 @@ class Design:
             for name, slot in table.record.slots.items():
                 value = table.value(name).detach()
                 if slot.buffer:
-                    drawn[name] = torch.stack(
-                        [value if self.pretrained else _start(slot.owners[0][1], value)] * self.copies
-                    )
+                    start = value if self.pretrained else _start(slot.owners[0][1], value)
+                    drawn[name] = draws.stacked(name, start, 1.0)
                 elif table.value(name).requires_grad:
                     drawn[name] = draws.stacked(name, value, 1.0)
         self._slots = list(drawn)

@@ -33,7 +33,7 @@ def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tens
 
     Example:
         >>> noise(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.0, 0.5, 0.5]), torch.tensor(1.0), 3)
-        tensor([0.5000, 0.2805, 1.0000])
+        tensor([0.5000, 0.2802, 1.0000])
     """
     highest, total = math.log(classes), total.clamp_min(0)
     prior = torch.where(prior > 0, prior, highest)

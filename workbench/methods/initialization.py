@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..core.ownership import MARK, Table
 from ..engine.effects.attributes import modules
 from ..engine.effects.branch_values import carried, put, tensors_in
+from .computed_weights import assign, assign_by_hooks, is_learned, owner_of, unparametrize, value_of, vectors_of_hooks
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -38,12 +40,24 @@ class Draws:
         self._table, self._n, self._fresh, self._zeros = table, n, fresh, zeros
         self._frozen = bool(zeros) and not all(table.value(name).requires_grad for name in table.parameters())
         self._modules: dict[str, list[nn.Module] | None] = {}
+        self._assigned: dict[str, list[nn.Module] | None] = {}
         self._given: set[str] = set()
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
-        """[n, *shape] start values for a slot."""
+        """[n, *shape] start values for a slot; a buffer keeps its value, unless it was computed from a weight that is drawn."""
+        if self._table.record.slots[slot].buffer:
+            return self._stacked_buffer(slot, current.detach(), functools.partial(self._near, alpha=alpha))
         drawn = self._stacked(slot, current.detach(), alpha)  # in any case, so that what is drawn next is the same
         return torch.zeros_like(drawn) if self._stays_zero(slot) and not bool(current.any()) else drawn
+
+    def _stacked_buffer(self, slot: str, current: Tensor, otherwise: Callable[[Tensor], Tensor]) -> Tensor:
+        path, attribute = self._table.record.slots[slot].owners[0]
+        copies: list[nn.Module] | None = None
+        if self._fresh and attribute in vectors_of_hooks(self._table.module(path)):
+            copies = self.copies(path, otherwise)
+        elif self._fresh:
+            copies = self.parametrized(path, otherwise)
+        return torch.stack([copied.get_buffer(attribute) for copied in copies or ()] or [current] * self._n)
 
     def _stays_zero(self, slot: str) -> bool:
         """Whether a zero weight is zero on purpose, and of a bias, whether all weights of its layer are."""
@@ -63,9 +77,7 @@ class Draws:
         if not self._fresh:
             return torch.stack([current] * self._n)
         path, attribute = self._table.record.slots[slot].owners[0]
-        if path not in self._modules:
-            self._modules[path] = self.reset(path)
-        modules = self._modules[path]
+        modules = self.copies(path, functools.partial(self._near, alpha=alpha))
         if modules is not None:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
@@ -82,12 +94,16 @@ class Draws:
                         row.data = view
                 if (
                     self._n == 1
+                    or isinstance(modules[0], ParametrizationList)  # they differ in the weight that is computed
                     or current.numel() == 0
                     or current.is_meta
                     or any(not torch.equal(row, stacked[0]) for row in stacked[1:])
                 ):
                     return stacked
                 return self._jittered(stacked, alpha)
+        return self._near(current, alpha)
+
+    def _near(self, current: Tensor, alpha: float) -> Tensor:
         return self._jittered(torch.stack([current] * self._n), alpha)
 
     def _jittered(self, stacked: Tensor, alpha: float) -> Tensor:
@@ -96,6 +112,48 @@ class Draws:
             return stacked
         size = stacked[0].abs().square().mean().sqrt()
         return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
+
+    def copies(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
+        """Copies of the module at a path, each drawn anew, made once; None if it has no initialisation of its own.
+
+        Args:
+            path: of the module.
+            otherwise: [n, *shape] other values like a parametrised tensor, for a layer without an initialisation of its own.
+        """
+        if isinstance(self._table.module(path), ParametrizationList):
+            return self.parametrized(path, otherwise)
+        if path not in self._modules:
+            self._modules[path] = self.reset(path)
+        return self._modules[path]
+
+    def parametrized(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
+        """Copies of a parametrisation, or of what it computes a tensor from, as if what the layer draws had been assigned to the tensor; None
+        for other modules, and where nothing can be assigned.
+        """
+        owner = owner_of(self._table, path)
+        if owner is None:
+            return None
+        if owner not in self._assigned:
+            self._assigned[owner] = None
+            # it may have no inverse, or none of these values
+            with contextlib.suppress(Exception):
+                self._assigned[owner] = self._with_assigned(owner, otherwise)
+        copies, inner = self._assigned[owner], path.removeprefix(f"{owner}.") if owner else path
+        return None if copies is None else [copied.get_submodule(inner) for copied in copies]
+
+    @torch.no_grad()
+    def _with_assigned(self, owner: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module]:
+        drawn = self.copies(owner, otherwise) or []
+        copies = [self._table.plain_module(owner) for _ in range(self._n)]
+        for name in copies[0].get_submodule("parametrizations")._modules:
+            if not is_learned(copies[0], name):
+                continue
+            rows = [module.get_parameter(name).detach() for module in drawn]
+            if not rows or (self._n > 1 and all(torch.equal(row, rows[0]) for row in rows[1:])):
+                rows = list(otherwise(value_of(self._table, owner, name)))
+            for copied, row in zip(copies, rows, strict=True):
+                assign(copied, name, row)
+        return copies
 
     def reset(self, path: str) -> list[nn.Module] | None:
         """Copies of the module at a path, each drawn anew as the model draws it; None if it has no initialisation of its own."""
@@ -108,12 +166,14 @@ class Draws:
         copies = [_without_children(module) if alone else self._table.plain_module(path) for _ in range(self._n)]
         try:
             for copied in copies:
+                unparametrize(copied)
                 _own_unregistered(copied)
                 if name is not None:
                     getattr(copied, name)()
                 if initialize is not None:
                     with contextlib.suppress(*[Exception] * alone):  # it may look for the modules inside, later on
                         self._initialize(initialize, path, copied)
+                assign_by_hooks(copied)
         # an initialisation that wants arguments or other state: noise around the values serves instead
         except Exception:
             return None
@@ -181,7 +241,10 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
         By slot the tensors [n, *shape] that differ, and those that are the same in all.
     """
     draws = Draws(table, n, fresh=True)
-    modules: dict[str, list[nn.Module] | None] = {}
+
+    def shuffled(value: Tensor) -> Tensor:
+        return torch.stack([_shuffled(value) for _ in range(n)])
+
     drawn: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
     for name, slot in table.record.slots.items():
@@ -192,16 +255,15 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
         if not slot.buffer and not table.value(name).requires_grad:
             shared[name] = current.clone()
             continue
-        if path not in modules:
-            modules[path] = draws.reset(path)
-        copies = [_tensor(module, attribute, slot.buffer) for module in modules[path] or ()]
+        modules = draws.parametrized(path, shuffled) if slot.buffer else None
+        if modules is None:
+            modules = draws.copies(path, shuffled)
+        copies = [_tensor(module, attribute, slot.buffer) for module in modules or ()]
         rows = [copied for copied in copies if copied is not None and copied.shape == current.shape]
-        if slot.buffer or (rows and len(rows) == n):
-            stacked = torch.stack(rows or [current] * n).to(current)
-        else:
-            stacked = torch.stack([_shuffled(current) for _ in range(n)])
-        differs = n == 1 or stacked.is_meta or any(not torch.equal(row, stacked[0]) for row in stacked[1:])
-        if slot.buffer or not differs:
+        whole = slot.buffer or (rows and len(rows) == n)
+        stacked = torch.stack(rows or [current] * n).to(current) if whole else shuffled(current)
+        alone = not slot.buffer and (n == 1 or stacked.is_meta)
+        if not alone and (stacked.is_meta or all(torch.equal(row, stacked[0]) for row in stacked[1:])):
             shared[name] = stacked[0].clone()
         else:
             drawn[name] = stacked

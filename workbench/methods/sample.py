@@ -16,6 +16,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
+from .computed_weights import refuse_signs
 from .learned_noise import MetSites, noisy_weights
 from .noise import Bernoulli, Noise, Normal
 from .weight_sets import method_of
@@ -134,6 +135,7 @@ class Sample(Method):
             )
         if self.wrapper.where == "weights":
             refuse_quantised(table, self._weights, "noise is drawn on its numbers", "take where='activations'")
+            refuse_signs(table, self._weights, "noise", 'where="activations"')
         self._only_layer = len(table.layers()) <= 1
         if self.wrapper.where == "weights":
             for name in self._weights:

@@ -35,6 +35,7 @@ from ..distributions.base import Distribution
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Shared, Split
 from ..engine.tree import is_float, tree_map
+from .computed_weights import holder_of
 from .initialization import Draws
 
 if TYPE_CHECKING:
@@ -153,9 +154,9 @@ class Sculpt(Method):
         draws = Draws(table, heads, fresh=True)
         for name in slots if heads else ():
             slot, value = table.record.slots[name], table.value(name).detach()
-            drawn = not slot.buffer and slot.owners[0][0] in last
+            drawn = slot.owners[0][0] in last or holder_of(table, slot.owners[0][0]) in last
             values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
-            alone = drawn and heads == 1  # the only user of its memory
+            alone = drawn and not slot.buffer and heads == 1  # the only user of its memory
             new = [
                 table.register(f"{name}@sculpt{head or ''}", start if alone else start.clone(), buffer=slot.buffer)
                 for head, start in enumerate(values)
@@ -206,17 +207,17 @@ class Sculpt(Method):
         labels = meaning.labels(target, prediction)
         scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(auxiliary))
         if labels.is_floating_point():
-            return self._of_classes().loss_function(labels, scores, noise)
+            return self.of_classes().loss_function(labels, scores, noise)
         kept = labels != IGNORED
-        losses = self._of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
+        losses = self.of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
         if labels.device.type == "cpu" and not values_unavailable() and bool(kept.all()):
             return losses.mean()
         return losses.where(kept, 0.0).sum() / kept.sum()
 
     def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
-        return self._of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
+        return self.of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
 
-    def _of_classes(self) -> Any:
+    def of_classes(self) -> Any:
         """The distribution of class labels; normal noise is that of the logits."""
         if type(self.distribution) is Normal:
             return LogitNormal()

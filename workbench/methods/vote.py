@@ -13,10 +13,12 @@ from ..core.method import Call, Method
 from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
+from ..core.quantised import refuse_quantised
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
+from .computed_weights import holder_of, refuse_signs
 from .design import NAMES, Design
 from .initialization import Draws, is_bias, untrained
 from .settled_prior import settle
@@ -134,6 +136,12 @@ class Vote(Method):
         if candidates and not parameters:
             raise ValueError(self._all_frozen(table, candidates))
         self._check(table, parameters)
+        refuse_quantised(
+            table,
+            [name for name in parameters if not (isinstance(self.wrapper.share, str) and self._factored(table, name))],
+            "each voter would have it anew, in floating point",
+            "layer.weight.requires_grad_(False) on the quantised layers lets all voters share them",
+        )
         if self.wrapper.prior:
             self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
@@ -266,6 +274,8 @@ class Vote(Method):
 
     def _check(self, table: Table, parameters: list[str]) -> None:
         """What cannot be taken over, or not whole."""
+        if self.wrapper.share == "rank1":
+            refuse_signs(table, parameters, "factors of each voter", "share=None")
         for name in parameters:
             path, _ = table.record.slots[name].owners[0]
             if self.wrapper.share == "rank1" and getattr(table.module(path), "sparse", False):
@@ -296,6 +306,7 @@ class Vote(Method):
         return attribute not in module._non_persistent_buffers_set and (
             self.wrapper.share is None
             or path in owners
+            or holder_of(table, path) in owners
             or attribute.startswith("running_")
             or attribute == "num_batches_tracked"
         )
@@ -323,7 +334,7 @@ class Vote(Method):
             return RankOne(self.name, rule.name, left, right)
         stacked = (
             torch.stack([current.detach().clone()] * self.wrapper.n_voters)
-            if buffer
+            if buffer and self.wrapper.share == "rank1"  # it goes with the weights, which are not drawn
             else draws.stacked(slot, current, self.wrapper.alpha)
         )
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)

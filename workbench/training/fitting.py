@@ -24,8 +24,11 @@ from workbench.core.crossfit import seat
 from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.said_distributions import nll
 from workbench.core.saving.savepoint import Savepoint
+from workbench.core.saving.training_data import note_training
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped, is_wrapped
+from workbench.data.loading import load
+from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
@@ -204,12 +207,15 @@ def fit(
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
+    if isinstance(data, str):
+        data = load(data)
     rows = paired(wrapped, data, mask="train_mask")
     validation_rows = 0.1 if validation is None else paired(wrapped, validation, mask="val_mask")
     train, valid = read_and_hold_out(rows, validation_rows, batch_size, seed)
     cut = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
     if patience is not None and valid is None:
         raise ValueError("patience: without validation rows nothing tells when to stop; give validation=0.1")
+    known = facts(data, train, valid)
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     present = keeps_present(wrapped, standardize)
     savepoint = Savepoint(wrapped)
@@ -255,6 +261,7 @@ def fit(
 
         start = copy.deepcopy(wrapped.state_dict())
         _reset(wrapped, scaling, train, target, dtype)
+        note_training(wrapped, known, "workbench.fit")
         if learns and not present and standardize is not False:
             start_at_targets(wrapped, train, size, seed)
         settle_priors(wrapped, train)
@@ -265,7 +272,7 @@ def fit(
     keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
     log = None
     if tracker is not None:
-        name = data if isinstance(data, str) else getattr(data, "name", None)
+        name = getattr(data, "name", None)
         tracked: dict[str, Any] = {
             **settings,
             "epochs": lengths[0] if len(lengths) == 1 else lengths,

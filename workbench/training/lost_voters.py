@@ -15,13 +15,16 @@ from workbench.methods.vote import NAME as VOTERS
 from workbench.training.fold_layout import shared_by_voters
 
 LEAST = 3  # voters, since most of them say what a training can do
+# shares of the loss at the start: where most voters have gained something, and where they have not
+FAR, FAR_WITHOUT_GAIN = 0.05, 0.5
 
 
 class VoterWatch:
     """The validation losses of each voter, and the weights with which its own was the least.
 
-    A voter is lost if it has gained less than half of what most voters have, and stands far from all others: by three times the range of these,
-    and a twentieth of the loss at the start. One peak of its gradient can do that, since Adam's steps are too small for long after it.
+    A voter is lost if it has gained less than half of what most voters have, and stands far from the better half of them: by three times their
+    range, and a twentieth of the loss at the start (half of it where most have gained nothing). One peak of its gradient can do that, since the
+    steps of Adam are too small for long after it.
 
     Args:
         wrapped: the model; its voters share nothing that is trained.
@@ -100,12 +103,13 @@ class VoterWatch:
 
     def _lost(self) -> Tensor:
         gain = self.start - self.chosen
-        if not gain.median() > 0:
-            return torch.zeros(self.n_voters, dtype=torch.bool)
-        behind = gain < gain.median() / 2
-        others = self.chosen[~behind]
-        far = max(3 * float(others.max() - others.min()), 0.05 * float(self.start.median().abs()))
-        return behind & (self.chosen - others.max() > far)
+        most, level = gain.median(), float(self.start.median().abs())
+        better = gain >= most
+        if not better.any():  # nothing is known of them
+            return better
+        others = self.chosen[better]
+        far = max(3 * float(others.max() - others.min()), (FAR if most > 0 else FAR_WITHOUT_GAIN) * level)
+        return (gain < most.abs() / 2) & (self.chosen - others.max() > far)
 
     def _rows(self) -> dict[str, Tensor]:
         """The present values of what each voter has a row of."""

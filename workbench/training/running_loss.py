@@ -64,8 +64,9 @@ class RunningLoss:
         value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(self.refusal(value, place, batch))
-        self.total += value * len(batch)
-        self.rows += len(batch)
+        rows = len(batch)
+        self.total += value * rows
+        self.rows += rows
         return value
 
 

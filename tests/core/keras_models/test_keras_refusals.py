@@ -13,7 +13,7 @@ from helpers import keras_models
 from helpers.keras_models import X, Y, k, net_class, sequential, subclassed
 
 import workbench
-from workbench import augment, laplace, sample, sculpt, swag, vote
+from workbench import NotFittedError, augment, laplace, sample, sculpt, snapshot, swag, vote
 
 seeded_keras = keras_models.seeded_keras
 
@@ -36,10 +36,16 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         augment.Wrapper("flip")(sequential())
     with pytest.raises(ValueError, match="whole model"):
         vote.Wrapper(2)(sequential(), at="dense")
-    gathering = swag.Wrapper()(sequential())
-    gathering.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"workbench\.fit\(model\.as_torch\(\)"):
-        gathering.fit(X, Y)
+    for wrapper in (swag.Wrapper(), snapshot.Wrapper()):
+        gathering = wrapper(sequential())
+        gathering.compile("adam", "mse")
+        with pytest.raises(
+            ValueError, match=rf"{wrapper.make()[0].name} gathers weights.*workbench\.fit\(model\.as_torch\(\)"
+        ):
+            gathering.fit(X, Y)
+        gathering.train_on_batch(X, Y)  # which gathers nothing
+        with pytest.raises(NotFittedError, match=r"train with workbench\.fit"):
+            gathering(X, return_risk=True)
     unbuilt = vote.Wrapper(2)(subclassed(build=False))
     with pytest.raises(RuntimeError, match="no weights yet"):
         unbuilt.as_torch()

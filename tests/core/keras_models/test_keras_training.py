@@ -200,12 +200,6 @@ def test_heads_of_voters_train_on_their_rows() -> None:
     first = wrapped.evaluate(X, Y, verbose=0)
     expected = float(((y - torch.as_tensor(Y)) ** 2).mean()) + nll(Y, y, risk.aleatoric)
     assert first == pytest.approx(expected, rel=1e-4)
-    labels = np.arange(12) % 3
-    classes = k.Sequential([k.Input((4,)), k.layers.Dense(3)])
-    classes.compile("sgd", k.losses.SparseCategoricalCrossentropy(from_logits=True))
-    for method in ("fit", "evaluate"):
-        with pytest.raises(ValueError, match=r"workbench\.fit\(model\.as_torch\(\)"):
-            getattr(sculpt.Wrapper(sculpt.LogitNormal, output="logits")(classes), method)(X, labels, verbose=0)
 
 
 @pytest.mark.parametrize("by", ["name", "variable", "name, scaled"])

@@ -63,6 +63,11 @@ def deal(
             "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same ones at each replay. Capture "
             "wrapped.loss, which asks all voters, or call with tile_and_reduce=True"
         )
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            "vote: in training mode rows are dealt out to the voters at random, which torch.export cannot take: export after wrapped.eval(), or "
+            'for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'
+        )
     stack = () if torch.compiler.is_compiling() else torch._C._functorch.get_interpreter_stack() or ()
     if any(interpreter.key() == torch._C._functorch.TransformType.Vmap for interpreter in stack):
         raise RuntimeError(

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from ...engine.effects.private_random import own_random
+from .dict_rows import columns, has_labelled_rows, is_labelled, stacked, with_columns
 from .graph_rows import graphs_paired, pair_of
 from .graphs import is_graph
 from .own_loss import LABELS, ROWS, Pairing, decoder_of, pairing_of, refuse_others, without_labels
-from .rows import describe
-
-# the dimensions of one row of what models of transformers take, where the numbers alone could be one row or a batch
-_DIMS = {"input_ids": 1, "inputs_embeds": 2, "pixel_values": 3, "input_values": 1, "input_features": 2}
-_PADDING = (
-    'make all rows of one length (tokenizer(..., padding="max_length")), or give a DataLoader whose collate_fn pads them and fills labels with '
-    "-100 (transformers.DataCollatorForTokenClassification, DataCollatorForSeq2Seq)"
-)
 
 
 def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | None = None) -> Any:
@@ -44,16 +36,15 @@ def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | N
     """
     data = graphs_paired(data, mask, targets)
     convert = _Converter(wrapped, targets, mask)
-    if _is_labelled(data):
-        return convert(_columns(data))
-    if isinstance(data, list) and data and all(_is_labelled(row) for row in data):
-        if _are_rows(data[0]):
-            return convert(_stacked([_columns(row) for row in data]))
-        loader = DataLoader(cast(Any, data), batch_size=None, collate_fn=_columns, generator=torch.Generator())
+    data = with_columns(data)
+    if is_labelled(data):
+        return convert(columns(data))
+    if isinstance(data, list) and data and all(is_labelled(row) for row in data):
+        loader = DataLoader(cast(Any, data), batch_size=None, collate_fn=columns, generator=torch.Generator())
         return LabelledLoader(loader, convert)
     if isinstance(data, DataLoader):
         return LabelledLoader(data, convert)
-    if _has_labelled_rows(data):
+    if has_labelled_rows(data):
         return LabelledRows(data, convert)
     return data
 
@@ -78,7 +69,7 @@ class _Converter:
         """Inputs and targets of a batch of a loader, or the batch as it is."""
         if is_graph(batch):
             return pair_of(batch, self.mask) if self.targets else batch
-        return self(_columns(batch)) if _is_labelled(batch) else batch
+        return self(columns(batch)) if is_labelled(batch) else batch
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         refuse_others(batch)
@@ -124,80 +115,14 @@ class LabelledRows(Dataset):
         self.given, self._convert = rows, convert
         self.workers = getattr(rows, "workers", 0)
         with own_random(0):
-            convert(_stacked([_columns(rows[i]) for i in range(min(ROWS, len(rows)))]))
+            convert(stacked([columns(rows[i]) for i in range(min(ROWS, len(rows)))]))
 
     def __len__(self) -> int:
         return len(self.given)
 
     def __getitem__(self, i: int) -> Any:
-        x, y = self._convert(_stacked([_columns(self.given[int(i)])]))
+        x, y = self._convert(stacked([columns(self.given[int(i)])]))
         return {name: value[0] for name, value in x.items()}, y[0]
-
-
-def _is_labelled(value: Any) -> bool:
-    return isinstance(value, Mapping) and (LABELS in value or "start_positions" in value)
-
-
-def _has_labelled_rows(data: Any) -> bool:
-    """Whether something has numbered rows that are dicts with labels."""
-    if isinstance(data, str | bytes | Mapping | Tensor | np.ndarray | list | tuple | TensorDataset | IterableDataset):
-        return False
-    if isinstance(data, nn.Module) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or not len(data):
-        return False
-    if not isinstance(data, Dataset) and not hasattr(data, "column_names"):  # as those of the package datasets
-        return False
-    with own_random(0):
-        return _is_labelled(data[0])
-
-
-def _are_rows(first: Mapping[str, Any]) -> bool:
-    """Whether dicts in a list are rows, not batches.
-
-    Raises:
-        ValueError: if it cannot be told.
-    """
-    labels = first.get(LABELS)
-    if labels is not None and np.ndim(labels) == 0:
-        return True
-    for name, dims in _DIMS.items():
-        if name in first:
-            return np.ndim(_tensor(first[name], name)) == dims
-    raise ValueError(
-        f"data: a list of dicts with {', '.join(first)}, which may be rows or batches: give one dict of columns [rows, ...], or a DataLoader"
-    )
-
-
-def _columns(batch: Any) -> Any:
-    """The entries as tensors."""
-    return {name: _tensor(value, name) for name, value in batch.items() if value is not None}
-
-
-def _tensor(value: Any, name: str) -> Any:
-    if isinstance(value, Tensor):
-        return value
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # lists of several lengths
-        raise ValueError(f"data: the rows of {name!r} have several lengths; {_PADDING}") from error
-    if array.dtype.kind not in "biuf":
-        raise TypeError(
-            f"data: {name!r} is {describe(value)}, and no tensor can be made of it: leave it out, as dataset.remove_columns([{name!r}]) does"
-        )
-    tensor = torch.tensor(array)
-    return tensor.to(torch.get_default_dtype()) if array.dtype == np.float64 else tensor
-
-
-def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as one batch."""
-    new = {}
-    for name in rows[0]:
-        if any(name not in row for row in rows):
-            raise ValueError(f"data: not all rows have {name!r}")
-        values = [row[name] for row in rows]
-        if len({value.shape for value in values}) > 1:
-            raise ValueError(f"data: the rows of {name!r} have several lengths; {_PADDING}")
-        new[name] = torch.stack(values)
-    return new
 
 
 __all__ = ["LabelledLoader", "LabelledRows", "kind_of", "paired"]

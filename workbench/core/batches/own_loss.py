@@ -25,10 +25,10 @@ from ..ownership import table_of
 from ..runtime import plain_clone
 from ..saving.state_dict import extract
 from .call_arguments import opened
+from .dict_rows import LABELS
 from .label_losses import CLASSES, KINDS, Kind
 from .rows import describe, place, with_class_numbers
 
-LABELS = "labels"
 DECODER = "decoder_input_ids"
 MASK = "attention_mask"
 ROWS = 4  # that are asked

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...engine.effects.random import values_unavailable
-from ...engine.tree import is_float, tensors
+from ...engine.tree import flatten, is_float, tensors
+from ...introspect.objects import is_graph
 from ..crossfit import members_axis
 from ..method import Method
 from ..ownership import table_of
@@ -89,7 +90,8 @@ def row_weights(inputs: Any, targets: Any, members: int) -> Tensor:
 
     Args:
         inputs, targets: of a batch; the rows are those of the targets, or of the inputs where targets have no common number. Rows that are
-            equal count by themselves. Where there are no rows at all, the whole batch is one.
+            equal count by themselves. Of graphs of torch_geometric each node, or each graph, is a row. Where there are no rows at all, the
+            whole batch is one.
         members: how many.
 
     Example:
@@ -100,6 +102,7 @@ def row_weights(inputs: Any, targets: Any, members: int) -> Tensor:
         (torch.Size([5, 100]), True)
     """
     leaves = [t for t in tensors((inputs, targets)) if t.layout == torch.strided and not t.is_meta]
+    leaves += [numbers for leaf in flatten(inputs)[0] if is_graph(leaf) for numbers in _of_graphs(leaf)]
     for tree in (targets, inputs):
         lengths = {len(leaf) for leaf in tensors(tree) if leaf.dim()}
         if len(lengths) == 1:
@@ -128,6 +131,24 @@ def _fingerprint(leaf: Tensor) -> Tensor:
         flat = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     factors = _mixed(torch.arange(1, flat.shape[1] + 1, device=flat.device))
     return (flat.long() * factors).sum(1)
+
+
+def _of_graphs(batch: Any) -> list[Tensor]:
+    """A number for each node and, of several graphs, for each graph, by what nodes hold and what their neighbours do."""
+    several: list[Tensor] = []
+    for store in batch.node_stores:
+        x, owner, edges = (store.get(name) for name in ("x", "batch", "edge_index"))
+        present = [tensor for tensor in (x, owner, edges) if tensor is not None]
+        if not present:
+            continue
+        nodes = present[0].new_zeros(store.num_nodes, dtype=torch.int64) if x is None else _fingerprint(x)
+        if edges is not None:
+            nodes = _mixed(nodes).index_add(0, edges[1], _mixed(nodes[edges[0]] + 1))
+        several.append(nodes)
+        if owner is not None:
+            # of whole numbers, whose sum is the same in any order; 0 would stay 0
+            several.append(nodes.new_zeros(int(batch.num_graphs)).index_add(0, owner, _mixed(nodes + 1)))
+    return several
 
 
 def _ranks(numbers: Tensor) -> Tensor:

@@ -69,8 +69,11 @@ class TensorRows:
 
     def take(self, index: Tensor) -> TensorRows:
         """Some of the rows, by number."""
-        x, y = tree_map(lambda t: t[index.to(t.device)], (self.x, self.y))
-        return TensorRows(x, y)
+
+        def rows(t: Tensor) -> Tensor:
+            return t[index.to(t.device)]
+
+        return TensorRows(tree_map(rows, self.x), tree_map(rows, self.y))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorRows:
         """The rows on a device, floating-point numbers in a dtype."""

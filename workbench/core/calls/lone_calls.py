@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _FACTS = {"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "is_cuda", "layout"}
 _FACTS |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
 
+_TAKEN = "parameters of the first voter"
+
 
 class Alone:
     """Hook of a layer in which the models of a wrapped object differ: warns once where it is called by itself, not by the wrapped object.
@@ -104,6 +106,31 @@ def watch_layers(table: Any) -> None:
 
 
 # ---- parameters without their layers
+class TakenByLoss:
+    """Hook of what stands in the place of a parameter, that of the first voter: warns once where a loss takes it past the model's call.
+
+    Args:
+        slot: name of the parameter.
+        record: of the wrapping.
+    """
+
+    def __init__(self, slot: str, record: Any) -> None:
+        self.slot, self.record = slot, record
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if self.record.alone.told or _TAKEN in self.record.told or torch.compiler.is_compiling():
+            return
+        self.record.told.add(_TAKEN)
+        warnings.warn(
+            f"a loss takes {self.slot!r} of a wrapped model, which each voter has of its own, past the model's call: its gradient reaches the "
+            "first voter only. Take all voters' from wrapped.named_parameters(), where it has one dimension more, or compute that term in "
+            f'{self.record.method} and return it beside the prediction (a number without dimensions is averaged, as output={{..., "penalty": '
+            '"mean"} says)',
+            WorkbenchWarning,
+            stacklevel=2,
+        )
+
+
 def watched_methods(cls: type[nn.Module]) -> Iterator[tuple[str, types.FunctionType]]:
     """The methods of a class, by name, that the user wrote, in a form that warns once of parameters of voters; not what torch overrides."""
     names: set[str] = set()
@@ -139,6 +166,7 @@ def _tell_parameters(root: Any, function: types.FunctionType) -> None:
             if slot is None or (names[i + 1 : i + 2] and names[i + 1] in _FACTS):
                 continue
             line = line_name(function.__code__.co_filename, function.__code__.co_firstlineno)
+            record.told.add(_TAKEN)
             warnings.warn(
                 f"{type(root).__name__}.{function.__name__} ({line}) computes with {slot!r}, which each voter has of its own: it sees that of "
                 f"the first voter only, no gradient reaches the others. Compute it in {record.method} and return it beside the prediction (a "
@@ -150,4 +178,4 @@ def _tell_parameters(root: Any, function: types.FunctionType) -> None:
             return
 
 
-__all__ = ["Alone", "watch_layers", "watched_methods"]
+__all__ = ["Alone", "TakenByLoss", "watch_layers", "watched_methods"]

@@ -20,6 +20,7 @@ from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
 from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
 from ..batches.dealt_graphs import DealtGraphs
+from ..batches.dict_rows import as_inputs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
 from ..joint_loss import joined
@@ -78,6 +79,8 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
         if intervention.plain_dtypes:
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
+    if (observe := wrapped.__dict__["_engine"].observe) is not None:
+        observe(branched)
     return branched, results
 
 
@@ -343,5 +346,6 @@ def fit(wrapped: Any, inputs: Any) -> None:
             f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} nothing to fit in closed form; "
             "to train the model call workbench.fit(wrapped, data)"
         )
+    inputs = as_inputs(inputs)
     for method in methods:
         method.fit(wrapped, inputs)

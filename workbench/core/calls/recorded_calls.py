@@ -30,6 +30,9 @@ from .traceable import Facts, UntraceableError
 log = logging.getLogger("workbench")
 
 LEAST_CALLS = 15  # of a kind before: making a graph, and its first runs, take about as long
+LEAST_SHORT = 3  # of short calls, whose graphs are made in a few milliseconds; for the first of an object's graphs
+SHORT = 0.001  # seconds of such a call
+EARLY = 4  # graphs made so soon at most, for who asks in many forms asks few times in each
 LEAST_FROZEN = 1  # of them inside of a `frozen` block, which says that more will come
 TRIALS = 4  # calls that are taken both ways, for numbers and times
 LONGEST = 0.005  # seconds of a call beyond which what Python takes does not count, and recording would hold much memory
@@ -131,7 +134,10 @@ class RecordedCalls:
         if recorded is None:
             kind.calls += 1
             least = LEAST_CALLS if frozen is None else LEAST_FROZEN
-            return _First(self, kind, args, risk, tile) if kind.calls > least and self._made < GRAPHS else None
+            soon = LEAST_SHORT < kind.calls <= least and self._made < EARLY
+            if (kind.calls > least or soon) and self._made < GRAPHS:
+                return _First(self, kind, args, risk, tile, soon)
+            return None
         if not self.hold(frozen):
             self._misses += 1
             if self._misses >= MISSES:
@@ -272,15 +278,25 @@ class Trial(ABC):
 
 
 class _First(Trial):
-    """The call after which a graph is made."""
+    """The call after which a graph is made.
 
-    def __init__(self, calls: RecordedCalls, kind: _Kind, args: tuple, risk: bool, tile: bool | None) -> None:
+    Args:
+        risk, tile: what it asks for.
+        soon: whether only if it is short.
+    """
+
+    def __init__(
+        self, calls: RecordedCalls, kind: _Kind, args: tuple, risk: bool, tile: bool | None, soon: bool
+    ) -> None:
         super().__init__(calls, kind, args)
-        self._risk, self._tile = risk, tile
+        self._risk, self._tile, self._soon = risk, tile, soon
 
     def end(self, answer: Any) -> None:
         calls, kind = self._calls, self._kind
-        if time.perf_counter() - self._start > LONGEST:
+        seconds = time.perf_counter() - self._start
+        if self._soon and seconds > SHORT:
+            return
+        if seconds > LONGEST:
             kind.long += 1  # or something else kept the processor
             kind.off = kind.long >= TRIALS
             return

@@ -18,7 +18,7 @@ from ..ownership import MARK
 from ..saving.file_format import write
 from ..saving.outer import around_of
 from ..saving.save_pretrained import AROUND
-from ..saving.wrapper_json import built, described, options_of, unknown_methods
+from ..saving.wrapper_json import built, described, options_of, recall_data, unknown_methods
 from .files import seeds_of, write_into
 from .model import SAVED, WrappedKeras, wrapped_twin
 from .plain import new_like, rebuilt
@@ -124,7 +124,7 @@ class WrappedModel(keras.layers.Layer):
         ]
         with _as_taken(model, config["order"]):
             wrapped = wrapped_twin(model, tuple(wrappers), decorated=True)
-            wrapped._made()._workbench.rows = part["rows"]
+            recall_data(wrapped._made()._workbench, part)
         wrapped.__dict__.update(
             _workbench_walk=SAVED, _workbench_order={name: i for i, name in enumerate(config["order"])}
         )

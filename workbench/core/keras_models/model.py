@@ -16,6 +16,7 @@ from ...engine.execution import Execution
 from ...errors import WorkbenchWarning
 from ..ownership import EXTRAS
 from ..wrapped import PUBLIC
+from .class_heads import noise_of
 from .compiled import compile_alike
 from .extras import KEY, gathering, losses_of, set_masks, without_extras
 from .plain import is_built, new_like
@@ -42,6 +43,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
     _workbench_torch: Any = None
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
+    _workbench_noise: bool  # whether it needs the noise of class scores in the place of their risk
 
     # ---- calls
     def __call__(
@@ -80,23 +82,29 @@ class WrappedKeras(KerasFiles, KerasTraining):
         kind = self._workbench_module.leaves_extras(mode, args, kwargs)
         gathers = kind is not None and issubclass(kind, Tensor | Mapping | list | tuple)
         self._workbench_module.notes.clear()
-        before = wrapped.training
+        before, runtime = wrapped.training, wrapped.__dict__["_engine"]
+        branches: list[Any] = []
         wrapped.train(mode)
         try:
+            runtime.observe = branches.append if return_risk and self._workbench_noise else None
             with gathering(wrapped) if gathers else nullcontext():
                 if gathers:
                     kwargs[KEY] = True
                 answer = wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, **kwargs)
         finally:
+            runtime.observe = None
             wrapped.train(before)
+        noise = None
+        if branches:
+            noise, self.__dict__["_workbench_meaning"] = noise_of(wrapped, branches[-1])
         if not gathers:
-            return answer
+            return answer if noise is None else (answer[0], noise)
         self._workbench_module.notes.clear()  # looks at the model beside the call gather nothing
         y, risk, state = without_extras(answer, kind, return_risk)
         dealt = next((method.name for method in wrapped._workbench.methods if method.deals(True, True)), "")
         keras.layers.Layer.add_loss(self, losses_of(state, dealt))  # which Functional models refuse of users
         set_masks(y, state, dealt)
-        return (y, risk) if return_risk else y
+        return (y, risk if noise is None else noise) if return_risk else y
 
     def _symbolic_answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What Keras asks for when a model is made: of the wrapped one as a layer of another, and of its own layers."""
@@ -342,6 +350,7 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
         _workbench_module=before and before._workbench_module,
         _workbench_done=before._workbench_done if before is not None and before._workbench_torch is not None else 0,
         _workbench_step=None,
+        _workbench_noise=False,
         _compute_loss_has_training_arg=True,
     )
     example = next((w.example for w in wrappers if w.example is not None), None)

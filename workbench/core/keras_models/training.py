@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...risk import Risk
 from ..outputs.options import has_classes
+from .class_heads import ignored_classes, losses_of_rows
 from .compiled import build_optimizer
 from .extras import mask_of
 
@@ -40,6 +41,8 @@ class KerasTraining:
     _workbench_torch: Any
     _workbench_module: Any
     _workbench_step: bool | None  # in a step of Keras: whether it trains
+    _workbench_noise: bool
+    _workbench_meaning: Any  # of the class scores in the step
     _workbench_called: bool  # whether the step has called the model
     _materialize: Any
     _made: Any
@@ -49,12 +52,20 @@ class KerasTraining:
     def _head(self) -> Any:
         """The distribution whose likelihood joins the loss, if there is one."""
         kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
-        return next((m.distribution for m in kinds if m.distribution is not None), None)
+        method = next((m for m in kinds if m.distribution is not None), None)
+        if method is None:
+            return None
+        return method.of_classes() if self._says_classes else method.distribution
+
+    @property
+    def _says_classes(self) -> bool:
+        return any(has_classes(wrapper.output) for wrapper in self.wrappers)
 
     @contextmanager
-    def _stepping(self, training: bool) -> Iterator[None]:
-        before = self._workbench_step
-        self.__dict__.update(_workbench_step=training, _workbench_called=False)
+    def _stepping(self, training: bool, judged: bool = True) -> Iterator[None]:
+        before = self._workbench_step, self._workbench_noise
+        noise = judged and self._says_classes and self._head is not None
+        self.__dict__.update(_workbench_step=training, _workbench_noise=noise, _workbench_called=False)
         try:
             yield
         except ValueError as error:
@@ -62,7 +73,7 @@ class KerasTraining:
                 raise RuntimeError(_PAST.format(type(self).__name__)) from error
             raise
         finally:
-            self.__dict__["_workbench_step"] = before
+            self.__dict__.update(_workbench_step=before[0], _workbench_noise=before[1])
         if not self._workbench_called:
             raise RuntimeError(_PAST.format(type(self).__name__))
 
@@ -79,7 +90,7 @@ class KerasTraining:
 
     def predict_step(self, data: Any) -> Any:
         """As of Keras; of a model with a risk head the pair of prediction and risk, where several risks are a dict of them."""
-        with self._stepping(False):
+        with self._stepping(False, judged=False):
             out = super().predict_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
         if self._head is not None and isinstance(out[1], Risk):
             return out[0], {name: getattr(out[1], name) for name in out[1].names()}
@@ -149,12 +160,10 @@ class KerasTraining:
         if head is None:
             return
         distribution = head() if isinstance(head, type) else head
-        classes = any(has_classes(wrapper.output) for wrapper in self.wrappers)
-        if classes or distribution.n_heads != 1 or not distribution.own_prediction:
-            what = "class outputs" if classes else type(distribution).__name__
+        if distribution.n_heads != 1 or not distribution.own_prediction:
             raise ValueError(
-                f"{what} with a risk head cannot be trained by fit of Keras, whose losses see one prediction and its standard deviation: call "
-                "workbench.fit(model.as_torch(), (x, y), epochs=...)"
+                f"{type(distribution).__name__} with a risk head cannot be trained by fit of Keras, whose losses see one prediction and its "
+                "standard deviation: call workbench.fit(model.as_torch(), (x, y), epochs=...)"
             )
 
     def compute_loss(
@@ -173,7 +182,14 @@ class KerasTraining:
                 raise ValueError(NO_LOSS.format(name_of(head)))
         options = {"training": training} if _takes_training(super().compute_loss) else {}  # type: ignore[misc]
         loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)  # type: ignore[misc]
-        return loss if risk is None else loss + _likelihood(head, y, y_pred, risk, sample_weight)
+        if risk is None:
+            return loss
+        if not self._workbench_noise:
+            return loss + _likelihood(head, y, y_pred, sample_weight, _losses_of_values, risk)
+        ignored = ignored_classes(self._compile_config.config["loss"])  # type: ignore[attr-defined]
+        return loss + _likelihood(
+            head, y, y_pred, sample_weight, losses_of_rows, risk, self._workbench_meaning, ignored
+        )
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if self._head is not None and self._workbench_step is not None:
@@ -196,8 +212,17 @@ def _takes_training(function: Any) -> bool:
     return "training" in inspect.signature(function).parameters
 
 
-def _likelihood(head: Any, y: Any, y_hat: Any, risk: Any, sample_weight: Any) -> Tensor:
-    """The negative log-likelihood as Keras averages losses: over rows and outputs, each row times its weight."""
+def _likelihood(
+    head: Any, y: Any, y_hat: Any, sample_weight: Any, losses_of: Callable[..., tuple[Tensor, Any]], *beside: Any
+) -> Tensor:
+    """The negative log-likelihood as Keras averages losses: over rows and outputs, each row times its weight.
+
+    Args:
+        head: the distribution.
+        y, y_hat, sample_weight: as of `compute_loss`.
+        losses_of: losses_of(distribution, target, prediction, *beside) -> the loss of each target, and which of them count, None if all do.
+        beside: risk, and what else it takes.
+    """
     distribution = head() if isinstance(head, type) else head
     targets, outputs = keras.tree.flatten(y), keras.tree.flatten(y_hat)
     if len(targets) != 1 or len(outputs) != 1:
@@ -205,27 +230,32 @@ def _likelihood(head: Any, y: Any, y_hat: Any, risk: Any, sample_weight: Any) ->
             f"a model of {len(outputs)} outputs with a risk head: combine the losses by hand in model.compute_loss, which gets "
             "y_pred = (y_hat, risk), or train it by workbench.fit(model.as_torch(), ...)"
         )
-    target = keras.ops.convert_to_tensor(targets[0], dtype=keras.backend.standardize_dtype(outputs[0].dtype))
-    if target.dim() == outputs[0].dim() - 1 and outputs[0].shape[-1] == 1:
-        target = target.unsqueeze(-1)
-    elif target.dim() == outputs[0].dim() + 1 and target.shape[-1] == 1:
-        target = target.squeeze(-1)
-    if target.shape != outputs[0].shape:
-        raise ValueError(
-            f"targets of shape {list(target.shape)} for predictions of shape {list(outputs[0].shape)}: {name_of(head)} compares them one "
-            'by one. If these are scores of classes and labels, say so (output="logits" or "probs"), and train '
-            "by workbench.fit(model.as_torch(), (x, y), epochs=...)"
-        )
-    leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
-    losses = distribution.loss_function(target, outputs[0], leaf, reduction="none")
+    losses, kept = losses_of(distribution, keras.ops.convert_to_tensor(targets[0]), outputs[0], *beside)
+    if (mask := mask_of(outputs[0])) is not None:
+        kept = mask.bool() if kept is None else mask.bool() & kept
     weights = [] if sample_weight is None else [keras.ops.convert_to_tensor(sample_weight)]
-    if (mask := mask_of(outputs[0])) is not None:  # what is left counts as the mean, as in Keras' losses
-        weights.append(mask * (mask.numel() / mask.sum().clamp_min(1)))
+    if kept is not None:  # what is left counts as the mean, as in Keras' losses
+        weights.append(kept * (kept.numel() / kept.sum().clamp_min(1)))
     for weight in weights:
         if weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1:
             weight = weight.squeeze(-1)
         losses = losses * weight.to(losses.dtype).reshape(*weight.shape, *[1] * (losses.dim() - weight.dim()))
     return losses.mean()
+
+
+def _losses_of_values(distribution: Any, target: Tensor, y_hat: Tensor, risk: Any) -> tuple[Tensor, None]:
+    target = target.to(y_hat.dtype)
+    if target.dim() == y_hat.dim() - 1 and y_hat.shape[-1] == 1:
+        target = target.unsqueeze(-1)
+    elif target.dim() == y_hat.dim() + 1 and target.shape[-1] == 1:
+        target = target.squeeze(-1)
+    if target.shape != y_hat.shape:
+        raise ValueError(
+            f"targets of shape {list(target.shape)} for predictions of shape {list(y_hat.shape)}: {type(distribution).__name__} compares them "
+            'one by one. If these are scores of classes and labels, say so when wrapping: output="logits" or "probs"'
+        )
+    leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
+    return distribution.loss_function(target, y_hat, leaf, reduction="none"), None
 
 
 __all__ = ["NO_LOSS", "KerasTraining", "as_tensor", "name_of"]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 WHOLE = "workbench.safetensors"  # of a folder that the plain class does not read
 ADAPTERS = "adapter_model.safetensors"  # a name of peft
 
@@ -45,7 +47,7 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         if whole.is_file() and [*self.peft_config] == [adapter_name]:
             from safetensors.torch import load_file
 
-            return self.load_state_dict(load_file(whole))
+            return _load_beside_four_bits(self, load_file(whole))
         if self._workbench.released:
             raise TypeError(
                 f"load_adapter of this wrapped {type(self).__name__} would load one set of adapters, of which each branch has its own, from "
@@ -55,6 +57,15 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         return load(self, model_id, adapter_name, *args, **kwargs)
 
     return load_adapter
+
+
+def _load_beside_four_bits(wrapped: Any, state: dict[str, Tensor]) -> Any:
+    """Load a state, but what the layers of bitsandbytes in four bits do not take of their own: they stay, frozen as they are."""
+    left_out = tuple(name for name, p in wrapped.named_parameters() if getattr(p, "quant_state", None) is not None)
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith(left_out)}
+    if not left_out or kept.keys() != {name for name in wrapped.state_dict() if not name.startswith(left_out)}:
+        return wrapped.load_state_dict(state)
+    return wrapped.load_state_dict(kept, strict=False)
 
 
 __all__ = ["WHOLE", "has_readable_adapters", "loading_adapters", "write_adapters"]

@@ -139,6 +139,14 @@ def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
             require(known, name, method)
         require(isinstance(part.get("method"), str), "method", part.get("method"))
         require(rows is None or (type(rows) is int and rows >= 0), "rows", rows)
+        require(part.get("data") is None or isinstance(part["data"], str), "data", part.get("data"))
+        trainings = part.get("trainings", [])
+        require(
+            isinstance(trainings, list)
+            and all(isinstance(entry, dict) and {"by", "date"} <= entry.keys() for entry in trainings),
+            "trainings",
+            trainings,
+        )
         order = part.get("order", [[], []])
         lists = isinstance(order, list) and len(order) == 2 and all(isinstance(items, list) for items in order)
         paths = [*order[1], *(path for outputs in order[0] for path in outputs)] if lists else [None]

@@ -28,7 +28,7 @@ from .outer import INNER, check_outer, contents_of, load_outer, split_outer
 from .save_pretrained import AROUND
 from .savepoint import Savepoint
 from .state_dict import SETTINGS, adapt, check_settings, complete, stored_settings
-from .wrapper_json import described, import_path, unknown_methods
+from .wrapper_json import described, import_path, recall_data, unknown_methods
 
 
 # ---- saving
@@ -237,7 +237,7 @@ def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: 
     _cast(model, tensors)
     load_state(model, tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
     for at, part in _parts(model).items():
-        part._workbench.rows = text["parts"][at]["rows"]
+        recall_data(part._workbench, text["parts"][at])
     return model
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ...version import __version__
 from ..ownership import extra
+from .training_data import card_section
 
 _MARK = "<!-- written by workbench; without this line the card is yours, and stays as it is -->"
 
@@ -48,7 +49,6 @@ def _text(wrapped: Any, base: str | None, around: Sequence[dict[str, Any]]) -> s
     facts = [
         f"- Base model: {f'[{base}](https://huggingface.co/{base})' if base else 'not known (built or loaded in the program that saved it)'}",
         f"- Outputs: {f'`{record.output!r}`' if record.output is not None else 'values; the risk is a standard deviation'}",
-        f"- Training data: {f'{record.rows} rows, by workbench.fit' if record.rows else 'not known'}",
         f"- Units: {'standardised inside; predictions and risks are in those of the data' if units is not None else 'those of the model'}",
         f"- Calibration: {' of '.join(map(_called, around)) or 'none in this folder'}",
         f"- Voters: {len(wrapped.voters()) if any(method.members for method in record.methods) else 1}",
@@ -66,6 +66,10 @@ This {name} was wrapped by workbench (`risk-workbench`): beside its prediction i
 {chr(10).join(rows)}
 
 {chr(10).join(facts)}
+
+## Data
+
+{card_section(record)}
 
 ## Load it
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .adapters import WHOLE, has_readable_adapters, write_adapters
 from .file_format import CHECKSUM, metadata_of, tensors_of, write
 from .model_card import write_card
 from .outer import around_of, split_outer
+from .training_data import note_trainer
 from .wrapper_json import described, import_path
 
 TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
@@ -32,7 +34,8 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
     """`save_pretrained` for the wrapped objects of a class: it writes the wrapped state, and beside it what `unwrap` gives.
 
     The plain class then loads a model with trained weights from the same folder. Where it would read another model than the wrapped one (units,
-    rank-one voters, adapters), the folder has no weights that it finds.
+    rank-one voters, adapters), the folder has no weights that it finds. With `data=`, a text, the model card says what the model was trained on
+    in the user's words, beside what is known.
 
     Args:
         save: the class's own.
@@ -53,6 +56,9 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
             **{name: value for name, value in bound.items() if name not in ("self", "kwargs")},
             **bound.get("kwargs", {}),
         }
+        said = options.pop("data", None)
+        if said is not None and not (isinstance(said, str) and said.strip()):
+            raise TypeError(f"data: found {said!r:.80}; give a text that says what the model was trained on")
         for name, value in _UNKNOWN.items():
             if options.get(name, value) != value:
                 raise TypeError(
@@ -65,6 +71,9 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         adapters = "peft" in libraries and has_readable_adapters(self)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give a folder")
+        if by_trainer:
+            note_trainer(self, sys._getframe(1))
+        self._workbench.data = said or self._workbench.data
         if main:
             (folder / AROUND).unlink(missing_ok=True)  # of what was saved there before
         if "peft" not in libraries and (plain := _readable(self, state)) is not None:
@@ -107,7 +116,7 @@ class SavesPretrained:
 
         Args:
             save_directory: the folder; a model card in it says what is there.
-            options: as for `save_pretrained` of the model.
+            options: as for `save_pretrained` of the model, and `data`, a text for the card that says what it was trained on.
 
         Raises:
             TypeError: the model is none of transformers or peft; `workbench.save` writes any.

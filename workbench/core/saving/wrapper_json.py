@@ -27,10 +27,17 @@ def described(part: Any) -> dict[str, Any]:
         "methods": {method.name: _arguments(part, method) for method in record.methods},
         "method": record.method,
         "rows": record.rows,
+        "trainings": list(record.trainings),
+        "data": record.data,
         **({} if record.execution is None else {"order": [record.execution.outputs, record.execution.names]}),
         **{name: getattr(record, name) for name in OPTIONS},
         "output": to_json(record.output),
     }
+
+
+def recall_data(record: Any, part: dict[str, Any]) -> None:
+    """Let a wrapped model know what `described` says of the data; files of earlier versions say the number of rows alone."""
+    record.rows, record.data, record.trainings = part["rows"], part.get("data"), tuple(part.get("trainings", ()))
 
 
 def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
@@ -109,4 +116,4 @@ def options_of(part: dict[str, Any]) -> dict[str, Any]:
     return {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
 
 
-__all__ = ["LARGEST", "OPTIONS", "built", "described", "import_path", "options_of", "unknown_methods"]
+__all__ = ["LARGEST", "OPTIONS", "built", "described", "import_path", "options_of", "recall_data", "unknown_methods"]

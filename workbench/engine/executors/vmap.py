@@ -25,10 +25,10 @@ from ..state import Sealed, open_sealed, stack
 from ..surroundings import leave_transforms
 from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
+from .branched_tensors import BranchedTensor, branched_tensors, heads_on_trunks, tensors_of_one
 from .rescue import DropoutByFormula, Rescue
 
 _functorch: Any = torch._C._functorch
-BranchedTensor = tuple[Tensor, tuple[str, ...]]  # a tensor with branch axes in front, and their names
 PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
 References = list[weakref.ref[Tensor]]
 
@@ -88,72 +88,6 @@ def _refuse_surviving(outputs: References) -> None:
         )
 
 
-def _branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, BranchedTensor]:
-    """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on.
-
-    Where a layer takes its weight in factors, those of each, by slot and number.
-    """
-    factored = clone.factored_slots(plan)
-    rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
-    rules.update({f"{slot}@{i}": factor for slot in factored for i, factor in enumerate(plan.rules[slot].factors)})
-    active = {axis.name: i for i, axis in enumerate(plan.axes)}
-    order = tuple(active)
-    branched: dict[str, BranchedTensor] = {}
-    for slot, rule in rules.items():
-        tensor, axes = rule.dense(plan.bank)
-        if axes and axes != order:
-            tensor, axes = _along_axes(tensor, axes, plan.fixed, active)
-        if axes and active[axes[0]] == 0 and count < tensor.shape[0]:
-            tensor = tensor.narrow(0, start, count)
-        branched[slot] = tensor, axes
-    if clone.buffers:
-        branched.update(_branched_buffers(plan, clone, branched, count))
-    return branched
-
-
-def _along_axes(tensor: Tensor, axes: tuple[str, ...], fixed: dict[str, int], active: dict[str, int]) -> BranchedTensor:
-    """A tensor with those of its axes in front that the plan runs along, in the plan's order.
-
-    Args:
-        tensor: it has `axes` in front.
-        axes: their names.
-        fixed: positions along axes that are held.
-        active: number of each axis that the plan runs along, outermost first.
-    """
-    for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
-        if axes[position] not in active:
-            tensor = tensor.select(position, fixed.get(axes[position], 0))
-    names = [name for name in axes if name in active]
-    # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
-    order = sorted(range(len(names)), key=lambda i: active[names[i]])
-    if order != list(range(len(names))):
-        tensor = tensor.permute(*order, *range(len(names), tensor.dim()))
-    return tensor, tuple(names[i] for i in order)
-
-
-def _branched_buffers(
-    plan: Plan, clone: Clone, branched: dict[str, BranchedTensor], count: int
-) -> dict[str, BranchedTensor]:
-    """The buffers of the branches; copies of those that the pass may write into."""
-    ruled = {name for slot, rule in plan.rules.items() if slot in clone.first_place for name in rule.axes()}
-    training = any(module.training for module in clone.tree.values())
-    # noise reaches the statistics in training, so each branch needs its own
-    axes = [axis for axis in plan.axes if axis.name not in ruled] if training else []
-    sizes = [count if axis.name == plan.axes[0].name else axis.size for axis in axes]
-    buffers: dict[str, BranchedTensor] = {
-        slot: (plan.bank.get(slot), ()) for slot in clone.buffers - clone.copied_buffers - branched.keys()
-    }
-    with torch.inference_mode(False):
-        for slot in clone.copied_buffers:
-            if slot in branched:
-                tensor, names = branched[slot]
-                buffers[slot] = tensor.clone(memory_format=torch.contiguous_format), names
-            else:
-                tensor = plan.bank.get(slot)
-                buffers[slot] = tensor.expand((*sizes, *tensor.shape)).clone(), tuple(axis.name for axis in axes)
-    return buffers
-
-
 class _Pass:
     """One pass for `count` branches of the outermost axis from `start` on, and all of the others.
 
@@ -168,11 +102,15 @@ class _Pass:
         self.request, self.rescue, self.outputs = request, rescue, outputs
         plan = request.plan
         self.clone = request.clone(plan.indices[0])
-        if count < plan.axes[0].size:
+        self.sizes = (count, *(axis.size for axis in plan.axes[1:]))
+        if count == 1 and heads_on_trunks(plan):  # there is no axis of models in what one of them computes
+            plan = replace(plan, axes=plan.axes[1:], fixed={**plan.fixed, plan.axes[0].name: start})
+        elif count < plan.axes[0].size:
             plan = replace(plan, axes=(plan.axes[0]._replace(size=count), *plan.axes[1:]))
         self.plan = plan
         self.inputs: Containers | None = None  # as the model had them
-        self.tensors = _branched_tensors(plan, self.clone, start, count)
+        one = len(plan.axes) < len(self.sizes)
+        self.tensors = tensors_of_one(plan, self.clone) if one else branched_tensors(plan, self.clone, start, count)
         self.leaves, self.regroup = request.flat
         self.dealt = self._deal(start, count) if plan.dealt else {}
         self.states = self._stack(start, count)
@@ -209,7 +147,6 @@ class _Pass:
 
     def run(self) -> StackedResults:
         """The pass."""
-        sizes = tuple(axis.size for axis in self.plan.axes)
         shape = _OutputShape()
         with refuse_recomputing():
             values = [*self.tensors.values(), *((tensor, (self.plan.dealt,)) for tensor in self.dealt.values())]
@@ -233,10 +170,13 @@ class _Pass:
             if versions([tensor for tensor, _ in state]) != written:
                 raise RuntimeError("the model writes into its state")
             if self.joint:
-                outputs = [output.unflatten(0, sizes) for output in outputs]
-                buffers = {slot: buffer.unflatten(0, sizes) for slot, buffer in buffers.items()}
+                outputs = [output.unflatten(0, self.sizes) for output in outputs]
+                buffers = {slot: buffer.unflatten(0, self.sizes) for slot, buffer in buffers.items()}
+        if len(self.plan.axes) < len(self.sizes):
+            outputs = [output[None] for output in outputs]
+            buffers = {slot: buffer[None] for slot, buffer in buffers.items()}
         leaves, rebuild = shape.filled(outputs)
-        return StackedResults(sizes, leaves, rebuild, buffers, taps, self.inputs)
+        return StackedResults(self.sizes, leaves, rebuild, buffers, taps, self.inputs)
 
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
         """What the branches do, in terms of tensors without their branch axes; sets the shape of the output."""
