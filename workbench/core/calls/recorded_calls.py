@@ -8,16 +8,16 @@ import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engine.effects.private_random import CPU, generator_of
 from ...engine.traced_graph import Graph, RefusedError, same, share_memory
-from ...engine.tree import is_float
+from ...engine.tree import is_float, versions
 from ...errors import WorkbenchWarning
 from ..outputs.options import has_detections
 from ..ownership import engine_of, marks_of
@@ -155,6 +155,10 @@ class RecordedCalls:
             and (frozen is None or frozen.same_numbers())
         )
 
+    def buffers(self) -> Iterator[Tensor]:
+        """Those of the object."""
+        return nn.Module.buffers(self._wrapped)
+
     def forget(self) -> None:
         """Make graphs anew, if at all."""
         self._kinds, self._facts, self._misses = {}, None, 0
@@ -290,10 +294,14 @@ class _First(Trial):
     ) -> None:
         super().__init__(calls, kind, args)
         self._risk, self._tile, self._soon = risk, tile, soon
+        self._written_before = self._writes()
 
     def end(self, answer: Any) -> None:
         calls, kind = self._calls, self._kind
         seconds = time.perf_counter() - self._start
+        if self._writes() != self._written_before:  # a graph that is compared would write once more
+            calls.skip(kind, "forward writes into an input or a buffer")
+            return
         if self._soon and seconds > SHORT:
             return
         if seconds > LONGEST:
@@ -310,6 +318,9 @@ class _First(Trial):
             calls.skip(kind, f"{type(error).__name__}: {error}")
         finally:
             calls.making.release()
+
+    def _writes(self) -> list[int]:
+        return versions([*self._args, *self._calls.buffers()])
 
 
 class _Comparison(Trial):
