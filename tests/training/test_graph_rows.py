@@ -217,7 +217,9 @@ def test_a_trained_model_is_saved_and_loaded(tmp_path: Path) -> None:
     other: Any = compose(vote.Wrapper(2), sculpt.Wrapper())(Net()).eval()
     other.load_state_dict(torch.load(tmp_path / "state.pt"))
     batch = Batch.from_data_list(graphs(6))
-    assert torch.equal(other(batch, return_risk=True)[1].total, wrapped(batch, return_risk=True)[1].total)
+    # heads of a trained model share a pass, those of a new one run one after another in its first call
+    risks = [model(batch, return_risk=True)[1].total for model in (other, wrapped)]
+    torch.testing.assert_close(*risks, atol=0, rtol=1e-6)
     state = Net().state_dict()
     assert other.load_state_dict(state).missing_keys == []
     torch.testing.assert_close(other.voters()[1].conv.lin.weight, state["conv.lin.weight"])

@@ -129,23 +129,28 @@ def test_voters_that_share_what_is_trained_are_left_together(options: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("start", "chosen", "lost"),
+    ("start", "least", "chosen", "lost"),
     [
         # hours of ETTh1, trained anew
-        ([1.41] * 5, [1.21, 1.20, 3.59, 1.22, 1.21], [2]),
+        ([1.41] * 5, [1.20, 1.20, 1.41, 1.22, 1.20], [1.21, 1.20, 3.59, 1.22, 1.21], [2]),
         # those of ETTh2: most have gained nothing
-        ([3.0] * 5, [2.99, 3.81, 2.57, 24.3, 3.01], [3]),
+        ([3.0] * 5, [2.9, 2.9, 2.57, 2.9, 2.9], [2.99, 3.81, 2.57, 24.3, 3.01], [3]),
         # slow ones, as far from the others as these are from each other
-        ([2.57] * 5, [1.86, 1.68, 1.71, 2.34, 2.38], []),
-        # one that has learned hardly anything
-        ([1.0] * 4, [0.01, 0.012, 0.011, 0.9], [3]),
+        ([2.57] * 5, [1.86, 1.68, 1.71, 2.34, 2.38], [1.86, 1.68, 1.71, 2.34, 2.38], []),
+        # one that was good, and one that has never been
+        ([1.0] * 4, [0.01, 0.012, 0.011, 0.2], [0.01, 0.012, 0.011, 0.9], [3]),
+        ([1.0] * 4, [0.01, 0.012, 0.011, 0.9], [0.01, 0.012, 0.011, 0.9], []),
         # noise alone
-        ([1.0] * 4, [1.01, 1.012, 1.02, 1.1], []),
-        ([1.06, 0.64, 0.82], [1.0, 0.7, 0.8], []),
-        ([math.nan] * 3, [math.nan] * 3, []),
+        ([1.0] * 4, [1.0] * 4, [1.01, 1.012, 1.02, 1.1], []),
+        ([1.06, 0.64, 0.82], [1.0, 0.64, 0.8], [1.0, 0.7, 0.8], []),
+        ([math.nan] * 3, [math.nan] * 3, [math.nan] * 3, []),
     ],
 )
-def test_the_rule_on_losses_that_were_seen(start: list[float], chosen: list[float], lost: list[int]) -> None:
+def test_the_rule_on_losses_that_were_seen(
+    start: list[float], least: list[float], chosen: list[float], lost: list[int]
+) -> None:
     watch = VoterWatch(made(), len(start))
-    watch.start, watch.chosen = (torch.tensor(values, dtype=torch.float64) for values in (start, chosen))
+    watch.start, watch.least, watch.chosen = (
+        torch.tensor(losses, dtype=torch.float64) for losses in (start, least, chosen)
+    )
     assert watch._lost().nonzero()[:, 0].tolist() == lost

@@ -22,9 +22,9 @@ FAR, FAR_WITHOUT_GAIN = 0.05, 0.5
 class VoterWatch:
     """The validation losses of each voter, and the weights with which its own was the least.
 
-    A voter is lost if it has gained less than half of what most voters have, and stands far from the better half of them: by three times their
-    range, and a twentieth of the loss at the start (half of it where most have gained nothing). One peak of its gradient can do that, since the
-    steps of Adam are too small for long after it.
+    A voter is lost if it has gained less than half of what most voters have, and stands far from the better half of them and from its own
+    best: by three times their range, and a twentieth of the loss at the start (half of it where most have gained nothing). One peak of its
+    gradient can do that, since the steps of Adam are too small for long after it.
 
     Args:
         wrapped: the model; its voters share nothing that is trained.
@@ -109,7 +109,7 @@ class VoterWatch:
             return better
         others = self.chosen[better]
         far = max(3 * float(others.max() - others.min()), (FAR if most > 0 else FAR_WITHOUT_GAIN) * level)
-        return (gain < most.abs() / 2) & (self.chosen - others.max() > far)
+        return (gain < most.abs() / 2) & (self.chosen - others.max() > far) & (self.chosen - self.least > far)
 
     def _rows(self) -> dict[str, Tensor]:
         """The present values of what each voter has a row of."""

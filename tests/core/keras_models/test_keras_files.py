@@ -142,7 +142,8 @@ assert type(keras.saving.load_model(sys.argv[1] + "/model.keras")) is type(model
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     y, *risks = answers(wrapped)
-    assert np.array_equal(np.load(tmp_path / "y.npy"), torch.stack([y, risks[-1]]).numpy())
+    # heads of a trained model share a pass, those of a new one run one after another in its first call
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), torch.stack([y, risks[-1]]).numpy(), rtol=1e-6)
 
 
 def test_a_decorated_class_is_read_as_the_file_says(tmp_path: Path) -> None:
