@@ -249,19 +249,62 @@ class WritesAndReturns(Writes):
 @pytest.mark.parametrize("strategy", ["auto", "loop", "vmap"])
 @pytest.mark.parametrize("build", [Writes, WritesInside])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_tensor_that_each_branch_writes_another_way_is_refused(build, training, strategy):
-    kept = torch.zeros(6, 8)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_tensor_that_each_branch_writes_another_way_is_refused(build, training, strategy, mode):
     wrapped = vote.Wrapper(3, strategy=strategy)(build()).train(training)
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"a tensor \[6, 8\], in place.* wrap with state="):
-        wrapped(STEPS[0], kept if build is Writes else {"h": kept}, tile_and_reduce=True)
-    assert not kept.any()
+    with mode():
+        kept = torch.zeros(6, 8)
+        with pytest.raises(RuntimeError, match=r"a tensor \[6, 8\], in place.* wrap with state="):
+            wrapped(STEPS[0], kept if build is Writes else {"h": kept}, tile_and_reduce=True)
+        assert not kept.any()
 
 
-def test_a_tensor_that_a_shared_trunk_writes_is_right():
+class WritesAfterTheTrunk(nn.Module):
+    """Adds to what the trunk gave, in place, as a residual block may."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.middle, self.head = nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.trunk(x))
+        h += torch.sin(self.middle(h))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_tensor_that_a_shared_trunk_writes_is_right(mode):
     wrapped = vote.Wrapper(3, share=1)(Writes()).eval()
-    with torch.no_grad():
+    with mode():
         expected = alone(wrapped, lambda: torch.zeros(6, 8))
-        assert close(stream(wrapped, torch.zeros(6, 8))[0], expected.mean(0))
+        for _ in range(3):
+            assert close(stream(wrapped, torch.zeros(6, 8))[0], expected.mean(0))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("share", [None, 1, 2, "rank1"])
+def test_a_write_into_what_the_trunk_gave_is_right(share, mode):
+    wrapped = vote.Wrapper(3, share=share)(WritesAfterTheTrunk()).eval()
+    with mode():
+        expected = torch.stack([voter.eval()(STEPS[0]) for voter in wrapped.voters()])
+        for _ in range(3):
+            y, risk = wrapped(STEPS[0], return_risk=True)
+            assert close(y, expected.mean(0))
+            assert close(risk, expected.std(0, correction=0))
+
+
+def test_data_made_in_inference_mode_may_be_written_into_once():
+    class Centres(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.sub_(1))
+
+    wrapped = vote.Wrapper(3)(Centres(2, 2)).eval()
+    with torch.inference_mode():
+        for _ in range(4):
+            x = STEPS[0].clone()
+            expected = torch.stack([voter.eval()(x.clone()) for voter in wrapped.voters()])
+            assert close(wrapped(x), expected.mean(0))
+            assert torch.equal(x, STEPS[0] - 1)
 
 
 def test_a_tensor_that_is_returned_as_state():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +51,17 @@ class SpoiledInputsError(Exception):
         self.error = error
 
 
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Inside of inference mode a block without it, and without gradients, since tensors that are made there count no writes."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@outside_inference_mode()
 def attempt(rung: Rung, request: Request) -> Sequence[Result]:
     """Run a request; the first of its kind on copies of the inputs, since a model that writes into them must be found out.
 

@@ -168,6 +168,16 @@ def version(leaf: Any) -> int:
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
 
 
+def counting_writes(leaf: Any) -> Any:
+    """In the place of a tensor of inference mode one on the same memory that counts writes; whatever else as it is."""
+    if type(leaf) is not Tensor or not leaf.is_inference() or leaf.layout is not torch.strided:
+        return leaf
+    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
+        return leaf
+    with torch.inference_mode(False):
+        return leaf.new_empty(0).set_(leaf)
+
+
 def versions(leaves: Sequence[Any]) -> list[int]:
     """How often each tensor among the leaves was written in place."""
     return [version(leaf) for leaf in leaves]

@@ -294,12 +294,14 @@ class _First(Trial):
     ) -> None:
         super().__init__(calls, kind, args)
         self._risk, self._tile, self._soon = risk, tile, soon
-        self._written_before = self._writes()
+        self._before = self._writes(), [leaf.clone() for leaf in self._uncounted()]
 
     def end(self, answer: Any) -> None:
         calls, kind = self._calls, self._kind
         seconds = time.perf_counter() - self._start
-        if self._writes() != self._written_before:  # a graph that is compared would write once more
+        counts, copies = self._before
+        # a graph that is compared would write once more
+        if self._writes() != counts or not all(map(torch.equal, self._uncounted(), copies)):
             calls.skip(kind, "forward writes into an input or a buffer")
             return
         if self._soon and seconds > SHORT:
@@ -321,6 +323,10 @@ class _First(Trial):
 
     def _writes(self) -> list[int]:
         return versions([*self._args, *self._calls.buffers()])
+
+    def _uncounted(self) -> list[Tensor]:
+        """What was made in inference mode, so that torch keeps no count of writes."""
+        return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference()]
 
 
 class _Comparison(Trial):

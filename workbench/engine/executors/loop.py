@@ -20,7 +20,7 @@ from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result, folded
 from ..state import BranchedState, Sealed, own_sealed
-from ..tree import versions
+from ..tree import counting_writes, versions
 
 Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
 
@@ -84,8 +84,10 @@ def _leaves_of_branch(leaves: list[Any], plan: Plan, index: Index, copy: bool) -
     """The inputs of a branch: its rows if they are dealt, else copies if they are asked for."""
     if plan.dealt:
         rows = plan.rows[index[plan.dealt]]
-        return [select_rows(leaf, rows) for leaf in leaves] if plan.cut is None else plan.cut(leaves, rows)
-    return [leaf.clone() if copy and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        values = [select_rows(leaf, rows) for leaf in leaves] if plan.cut is None else plan.cut(leaves, rows)
+    else:
+        values = [leaf.clone() if copy and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return list(map(counting_writes, values))
 
 
 def select_rows(leaf: Any, rows: Tensor) -> Any:
@@ -112,8 +114,8 @@ def _check_written(
     except BaseException:
         with torch.no_grad():
             for leaf, copied, written in zip(leaves, saved, passes[-1], strict=True):
-                if written is leaf and copied is not leaf:
-                    leaf.copy_(copied)
+                if written is not None and copied is not leaf:
+                    written.copy_(copied)
         raise
     if states:  # the last branch has worked on the caller's own
         results[-1].output = own_sealed(results[-1].output)
