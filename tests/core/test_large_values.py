@@ -16,6 +16,7 @@ def test_variances_of_large_maps_are_those_of_small_ones(dtype: torch.dtype, mon
         voters = torch.stack([voter(x) for voter in wrapped.voters()])
         whole, risk_at_once = wrapped(x, return_risk=True)
         monkeypatch.setattr(method, "LARGE", 10)
+        monkeypatch.setattr(method, "PIECE", 7)
         y, risk = wrapped(x, return_risk=True)
     assert torch.equal(y, whole)
     close = {"rtol": 1e-5 if dtype is torch.float32 else 1e-12, "atol": 0.0}
