@@ -121,7 +121,7 @@ class Clones:
         for key in keys:
             clone = self._clones[key]
             clone.copied_buffers = (
-                clone.buffers if written is None else (clone.unsteady_buffers | written) & clone.buffers
+                clone.buffers if written is None else (clone.written_in_eval | written) & clone.buffers
             )
             for module, mode in zip(clone.tree.values(), self.modes, strict=True):
                 if module.training is not mode:
@@ -132,8 +132,8 @@ class Clones:
             for key in keys:
                 clone = self._clones[key]
                 if key in starts:
-                    clone.take_up(starts[key], self._tree)
-                clone.take_up(taken(touched, self._tree), self._tree)
+                    clone.copy_attributes(starts[key], self._tree)
+                clone.copy_attributes(taken(touched, self._tree), self._tree)
         return keys
 
     def _start(self, key: Key) -> Values:
@@ -269,9 +269,9 @@ class Clones:
         new = mode not in self.watched
         if not first:
             if plan.purity == "allow" and self._last is not None:
-                clone.take_up(taken(self.impure, self._last.tree), self._last.tree)
+                clone.copy_attributes(taken(self.impure, self._last.tree), self._last.tree)
             else:
-                clone.take_up(taken(self.impure - self._saved[1], self._tree), self._tree)
+                clone.copy_attributes(taken(self.impure - self._saved[1], self._tree), self._tree)
             try:
                 with nullcontext() if self._writes is None else self._writes.watched():
                     yield
@@ -310,7 +310,7 @@ class Clones:
     def _copy_unregistered(self, clone: Clone) -> Values:
         """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
         attributes = tensors_in(clone.tree)
-        clone.take_up(attributes, clone.tree, for_now=True)
+        clone.copy_attributes(attributes, clone.tree, temporary=True)
         return attributes
 
     def keep(self, plan: Plan, at_once: bool) -> None:
