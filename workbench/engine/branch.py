@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..introspect.objects import tensors_and_generators
 from .clone import places
 from .effects.attributes import Tree, Values, modules
-from .effects.branch_values import carried, put
+from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
 from .effects.parameters import REMEDY
 from .joint_convolution import JointForward, can_be_joint
@@ -136,8 +136,8 @@ class Clone:
             source: the other tree, or the clone's own.
             temporary: whether the present attributes will be restored later and must still be updated until then.
         """
-        values = carried(attributes, source, self.tree)
-        put(values, self.tree)
+        values = copy_values(attributes, source, self.tree)
+        set_values(values, self.tree)
         slots = {id(container[key]): slot for container, key, slot in self.places} if values else {}
         if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
             self.places = [*(self.places if temporary else ()), *places(self.root, slots)]
