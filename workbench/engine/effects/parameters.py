@@ -1,4 +1,4 @@
-"""Parameters that forward writes into: of those that branches share every branch would write once, and of its own a branch has a view."""
+"""Detection of parameters that forward writes into: a shared parameter would be written once per branch, and a branch's own is a view."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ REMEDY = (
 
 
 class ParameterWrites:
-    """What the first branches of a call write into parameters.
+    """Detects writes into parameters by the first two branches of a call.
 
     Args:
         root: the wrapped module.
-        tree: the modules that the first branch runs, before it does.
+        tree: the modules that the first branch will run.
     """
 
     def __init__(self, root: nn.Module, tree: Tree) -> None:
@@ -36,35 +36,35 @@ class ParameterWrites:
             for name, parameter in module._parameters.items()
             if isinstance(parameter, nn.Parameter)
         }
-        # of quantised ones and their like: what each keeps beside its numbers, and these
-        self._kept = {
+        # subclasses of Parameter, such as quantised ones: their attributes and data
+        self._subclassed = {
             key: (dict(parameter.__dict__), parameter.data)
             for key, (_, parameter, _) in self._shared.items()
             if nn.Parameter in type(parameter).__mro__[1:]
         }
         self._norms: dict[str, Tensor] = {}
-        self._before: _Before | None = None
+        self._backup: _Backup | None = None
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Around the pass of a branch: keeps what it writes into shared parameters in training mode as it was, for a refusal."""
+        """Return a context manager for the pass of a branch, which in training mode backs up shared parameters before they are written."""
         if not self._root.training or values_unavailable() or torch.compiler.is_compiling():
             return nullcontext()
-        if self._before is None:
-            self._before = _Before([parameter for _, parameter, _ in self._shared.values()])
-        return self._before
+        if self._backup is None:
+            self._backup = _Backup([parameter for _, parameter, _ in self._shared.values()])
+        return self._backup
 
     def check(self, tree: Tree, bank: Bank, more: bool) -> None:
-        """After the first branch.
+        """Check the parameters after the first branch.
 
         Args:
             tree: the modules that it ran.
-            bank: of the plan.
+            bank: the plan's bank.
             more: whether other branches follow.
 
         Raises:
-            RuntimeError: if it wrote into a parameter that the branches share, or put another tensor behind one of its own.
+            RuntimeError: if it wrote into a shared parameter, or reassigned the `.data` of one of its own.
         """
-        self._check_kept()
+        self._check_subclassed()
         present = {id(parameter) for module in tree.values() for parameter in module._parameters.values()}
         for key, (name, parameter, count) in self._shared.items():
             if key in present and version(parameter) != count:
@@ -76,22 +76,22 @@ class ParameterWrites:
                 f"forward of {self._root._get_name()} sets the .data of its parameter {slot!r}, which would be gone after the call, since each "
                 f"branch sees a part of a larger tensor. Write into it with .data.copy_(...). {REMEDY}"
             )
-        self._norms = self._measured() if more else {}
+        self._norms = self._parameter_norms() if more else {}
 
     def check_next(self) -> None:
-        """After the second branch: writes that torch does not count, through `.data`, must be the same in every branch.
+        """Check after the second branch that shared parameters are unchanged, which finds writes through `.data` that torch does not count.
 
         Raises:
-            RuntimeError: if it changed a parameter that the branches share.
+            RuntimeError: if the branch changed a shared parameter.
         """
         before, self._norms = self._norms, {}
-        for name, norm in self._measured().items() if before else ():
+        for name, norm in self._parameter_norms().items() if before else ():
             if name in before and not torch.equal(norm.nan_to_num(), before[name].nan_to_num()):
                 self._refuse(name)
 
-    def _check_kept(self) -> None:
+    def _check_subclassed(self) -> None:
         changed = []
-        for key, (attributes, data) in self._kept.items():
+        for key, (attributes, data) in self._subclassed.items():
             name, parameter, _ = self._shared[key]
             held = {k: v for k, v in attributes.items() if isinstance(v, Tensor)}
             same = _memory(parameter) == _memory(data) or torch.equal(parameter.data, data)
@@ -108,7 +108,7 @@ class ParameterWrites:
                 "real inputs before wrapping it, in the mode and with or without gradients as you will call the wrapped one"
             )
 
-    def _measured(self) -> dict[str, Tensor]:
+    def _parameter_norms(self) -> dict[str, Tensor]:
         return {
             name: torch.linalg.vector_norm(parameter.detach())
             for name, parameter, _ in self._shared.values()
@@ -119,9 +119,9 @@ class ParameterWrites:
         }
 
     def _refuse(self, name: str) -> None:
-        if self._before is not None:
-            self._before.restore()
-        frozen = any(name == own and not parameter.requires_grad for own, parameter, _ in self._shared.values())
+        if self._backup is not None:
+            self._backup.restore()
+        frozen = any(name == other and not parameter.requires_grad for other, parameter, _ in self._shared.values())
         unfreeze = (
             " A frozen parameter is shared by all branches: one that requires a gradient before wrapping (a target that follows by moving "
             "averages, computed under no_grad) is each voter's own with share=None."
@@ -135,17 +135,17 @@ class ParameterWrites:
         )
 
 
-class _Before(TorchFunctionMode):
-    """What parameters hold before a function writes into them; only those that are written into are copied.
+class _Backup(TorchFunctionMode):
+    """Backs up parameters before a function writes into them; parameters that are never written are not copied.
 
     Args:
-        parameters: which.
+        parameters: the parameters to watch.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
         self._held = [(parameter, parameter.data) for parameter in parameters]
-        self._places: dict[int, list[Tensor]] = {}  # by where their memory is
+        self._places: dict[int, list[Tensor]] = {}  # parameters by address of their storage
         for parameter in parameters:
             if place := _memory(parameter):
                 self._places.setdefault(place, []).append(parameter)
@@ -160,7 +160,7 @@ class _Before(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def restore(self) -> None:
-        """Give the parameters back what they held."""
+        """Restore the backed-up values."""
         for parameter, data in self._held:
             if _memory(parameter) != _memory(data):
                 parameter.data = data
@@ -169,14 +169,18 @@ class _Before(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where the memory of a tensor is; 0 if it has none of its own."""
+    """Return the address of a tensor's storage, 0 if it has none."""
     with suppress(RuntimeError, NotImplementedError):
         return tensor.untyped_storage().data_ptr()
     return 0
 
 
 def explain_write(root: nn.Module, error: Exception) -> None:
-    """Say what to do where the pass of a branch has ended in what torch says of a view, or of a tensor that is no parameter.
+    """Raise a clearer error if the pass of a branch failed by writing into a view, or by assigning a tensor that is no parameter.
+
+    Args:
+        root: the wrapped module.
+        error: the error of the pass.
 
     Raises:
         RuntimeError: if forward writes into a parameter of which the branch has a view, or ties parameters.
