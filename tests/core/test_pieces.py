@@ -43,8 +43,8 @@ def test_pieces_are_the_whole(name: str, piece: int, monkeypatch: pytest.MonkeyP
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, all_at_once = wrapped(x, return_risk=True)
-        monkeypatch.setattr(running_moments, "PIECE", piece)
-        monkeypatch.setitem(running_moments.OF_BRANCH, "cpu", piece)
+        monkeypatch.setattr(running_moments, "PIECE_SIZE", piece)
+        monkeypatch.setitem(running_moments.BRANCH_PIECE_SIZES, "cpu", piece)
         y, risk = wrapped(x, return_risk=True)
         only = wrapped(x)
         scores = [voter(x) for voter in wrapped.voters()]
