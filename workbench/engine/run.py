@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
-from .dependence import Followed, reached
+from .dependence import DependenceTracker, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
@@ -359,7 +359,7 @@ class Engine:
         bank = Bank(plan.bank.get)
         branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
         one, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
-        follower = Followed(
+        follower = DependenceTracker(
             {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
         )
         try:
