@@ -87,7 +87,7 @@ def left_out(module: nn.Module) -> set[str]:
         return set()
     try:
         state = module.__getstate__()
-    except Exception:  # a class that has no copies
+    except Exception:  # the class does not support copying
         return set()
     if not isinstance(state, dict):
         return set()

@@ -66,7 +66,7 @@ class CallKind(NamedTuple):
     autocast: bool
     dealt: bool
     loop_only: str  # reason why the branches must run one after another
-    rows: int  # 0 if a pass is is_small work, else 1; with "tune" the bit length of the number of rows
+    rows: int  # 0 if a pass little work, else 1; with "tune" the bit length of the number of rows
 
 
 @dataclass
@@ -241,7 +241,7 @@ class Ladder:
         # risk heads are not counted: a prediction must draw the same random numbers with and without its risk
         models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
         if not kind.rows and models >= 4:
-            return rungs, "each of the branches is is_small work"
+            return rungs, "each of the branches is little work"
         if kind.dealt and models >= 4 and _all_factored(self.clones, plan):
             return rungs, "few rows for each branch, and all read the same weights"
         if heads_on_trunks(plan) and len(possible) > 1:

@@ -239,7 +239,7 @@ class Engine:
         self.selects[key] = False
         if RUNGS[
             self.ladder.decisions[self.ladder.kind].rung
-        ].at_once:  # numbers of single branches are out of reach there
+        ].at_once:  # values of single branches cannot be read there
             if not (trackers and trackers[-1].ranks):
                 return
             one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
@@ -290,7 +290,7 @@ class Engine:
                 self.clones.keep(plan, at_once)  # buffers were written, so attributes must be kept too
             raise
         if not at_once and not plan.dealt and not all(isinstance(leaf, Tensor) for leaf in branched.leaves):
-            columns = zip(*(flatten(result.output)[0] for result in results), strict=True)  # states are sealed
+            columns = zip(*(flatten(result.output)[0] for result in results), strict=True)  # sealed states are leaves
             self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
 
     def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
@@ -305,7 +305,7 @@ class Engine:
         if not rules or not any(index.values()):
             return
         if values_unavailable():
-            return  # under a function transform, the autograd graph of the outputs cannot be inspected here
+            return  # the autograd graph of the outputs cannot be inspected under a function transform or a compiler
         owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
         last = flatten(unseal(results[-1].output))[0]
         candidates = [leaf for leaf in last if isinstance(leaf, Tensor)]

@@ -71,8 +71,9 @@ _END_TRANSFORM = {
 
 
 class Surroundings:
-    """Snapshot of torch's state in this thread: gradients, function transforms, modes, default dtype; in the main thread also the CPU's random
-    generator.
+    """Snapshot of torch's state in this thread: gradients, function transforms, modes and default dtype.
+
+    In the main thread it includes the state of the CPU's random generator.
     """
 
     def __init__(self) -> None:
@@ -144,8 +145,9 @@ def _function_modes() -> list[Any]:
 
 
 def _end_blocks(interrupt: BaseException) -> None:
-    """Close context managers that an interrupt hit while entered or left; otherwise garbage collection would close them later and change the
-    restored state.
+    """Close the context managers that were being entered or left when the interrupt came.
+
+    Otherwise garbage collection would close them later and change the restored state.
     """
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
         if frame.f_code in _BLOCK_EDGES:

@@ -24,7 +24,7 @@ from ..ownership import marks_of
 from .call import Call
 
 _ATTRIBUTE = "_workbench_mean"
-# names of parameters and keys that take state; the first input counts as data otherwise
+# names of parameters and keys that take state; under other names the first input takes data, and so does any input for a model's only output
 _STATE = re.compile(r"(^|_)(hx?|cx?|hc|[hc]_?[0nt]|mems?)(_|$)|hidden|state|carry|memory|cache|past_key", re.IGNORECASE)
 
 
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
     owner: str  # id of the wrapped object
     name: str  # name of the output
-    n_floats: int  # how many tensors of floating-point numbers the output had
+    n_floats: int  # number of floating-point tensors in the output
 
 
 class Marks:

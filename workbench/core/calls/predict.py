@@ -299,7 +299,7 @@ def loss_of_model(
     prediction = rebuild(predictions)
     tree_names = names(prediction)
     meanings = resolve(record.output, lambda: tree_names, predictions, 0)
-    alike = children(y) is not None or children(prediction) is None  # else y is the target of one output
+    alike = children(y) is not None or children(prediction) is None  # otherwise y is the target of one output
     plain = alike and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
     if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
@@ -337,13 +337,13 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if pair is None or not isinstance(meaning, Values):
             return None
         levels = pair.quantiles(*split_heads(leaf, branched.axes.index(pair.name)))
-        others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
+        others = tuple(range(1, len(branched.axes)))  # axes of voters and samples, after that of the levels
         return levels if levels is None or not others else levels.mean(others)
 
     out = [levels_of(*pairs) for pairs in zip(branched.leaves, meanings_of(record, branched), strict=True)]
     if all(leaf is None for leaf in out):
         raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
-    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None stays
+    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None is kept
 
 
 def fit(wrapped: Any, inputs: Any) -> None:

@@ -249,7 +249,7 @@ def _run_nested(
         return run([value for value, _ in values], token)
     axis, *inner = axes
     functorch_vmap.lazy_load_decompositions()
-    # torch.export needs the Python functions, which dispatch through it; otherwise the C functions are faster
+    # torch.export recognises the Python functions only; these look for it in each call, which takes as long as an operation
     functions: Any = functorch_vmap if torch.compiler.is_exporting() else _functorch
     depth = _functorch.get_dynamic_layer_stack_depth()
     level = functions._vmap_increment_nesting(axis.size, axis.randomness)
@@ -309,8 +309,9 @@ class _EveryPosition(dict):
 
 
 class _TwoVmaps(DropoutByFormula):
-    """Function mode under two vmaps: refuses attention, whose fused kernel crashes the interpreter there (torch 2.13, CPU), and widens linear
-    layers.
+    """Function mode under two vmaps, which refuses attention and computes linear layers of heads as one wide layer.
+
+    Fused attention crashes the interpreter under two vmaps (torch 2.13, CPU).
     """
 
     def __torch_function__(
