@@ -168,8 +168,8 @@ class Clone:
             slot = next((slot for container, _, slot in self.places if container is value), None)
             if slot is not None:
                 raise RuntimeError(
-                    f"forward of {type(self.root).__name__} changes {f'{path}.{name}'.lstrip('.')!r}, a {type(value).__name__} that holds the "
-                    f"parameter {slot!r} as well, of which every branch has its own: keep what forward changes in another attribute"
+                    f"forward of {type(self.root).__name__} changes {f'{path}.{name}'.lstrip('.')!r}, a {type(value).__name__} that also holds "
+                    f"the parameter {slot!r}, of which every branch has its own: keep what forward changes in another attribute"
                 )
 
     def refuse_lost_writes(self, plan: Plan) -> None:
@@ -193,7 +193,7 @@ class Clone:
             if expected.shape == present.shape and not torch.equal(expected.detach().to(present), present.detach()):
                 raise RuntimeError(
                     f"forward of {type(self.root).__name__} writes into its parameter {name!r}, which is a product of factors in each branch: "
-                    f"what is written would be gone after the call. With share=None every voter has it as its own. {REMEDY}"
+                    f"the write would be lost after the call. With share=None every voter has its own. {REMEDY}"
                 )
 
     def refuse_replaced(self, values: dict[str, Tensor]) -> None:
@@ -225,8 +225,9 @@ def replaced_parameter(model: str, name: str) -> str:
     """Return the error message for a forward that replaces a parameter."""
     path, _, attribute = name.rpartition(".")
     return (
-        f"forward of {model} puts another tensor in the place of its parameter {name!r}, which would be gone after the call. What forward "
-        f"computes, such as a moving average, belongs in a buffer: self.register_buffer({attribute!r}, ...) when {path or 'the model'} is made, "
+        f"forward of {model} replaces its parameter {name!r} by another tensor, which would be lost after the call. A value that forward "
+        f"computes, such as a moving average, belongs in a buffer: self.register_buffer({attribute!r}, ...) when {path or 'the model'} is "
+        "made, "
         f"and self.{attribute} = tensor, without nn.Parameter, in forward"
     )
 

@@ -368,15 +368,15 @@ def _refuse_layers(
             where = f"{path}.{name}" if path else name
             if name not in earlier:
                 raise RuntimeError(
-                    f"forward of {root._get_name()} made the {word} {where!r}, which no optimizer, state_dict or voter would know; call the "
-                    "model once with real inputs before wrapping it"
+                    f"forward of {root._get_name()} creates the {word} {where!r}, which would be missing from optimizers, state_dict and "
+                    "voters; call the model once with real inputs before wrapping it"
                 )
             if kind == "_parameters" and earlier[name] != key and where not in taken_over:
                 raise RuntimeError(replaced_parameter(root._get_name(), where))
             if kind == "_modules" and earlier[name] != key:
                 raise RuntimeError(
-                    f"forward of {root._get_name()} puts another layer in the place of {where!r}, which only one branch would have; make the "
-                    "change before wrapping"
+                    f"forward of {root._get_name()} replaces the layer {where!r}, which would happen in one branch only; make the change "
+                    "before wrapping"
                 )
 
 

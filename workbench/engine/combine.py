@@ -70,7 +70,8 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
     rebuild = trees[0][1]
     if len({len(leaves) for leaves, _ in trees}) > 1:
         raise NonTensorOutputError(
-            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
+            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch; return the same structure in all "
+            "of them"
         )
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
@@ -134,12 +135,12 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
     if items[0].is_nested or items[0].layout is not torch.strided:
         kind, remedy = ("nested", "padded to a common length") if items[0].is_nested else ("sparse", "with to_dense()")
         raise OutputShapeError(
-            f"{paths(output)[i]} is a {kind} tensor, of which the branches' mean and spread are not known; return it {remedy}"
+            f"{paths(output)[i]} is a {kind} tensor, for which the branches' mean and spread are not supported; return it {remedy}"
         )
     if any(item.shape != items[0].shape for item in items):
         shapes = sorted({tuple(map(int, item.shape)) for item in items})
         raise OutputShapeError(
-            f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape. {REMEDY}"
+            f"{paths(output)[i]} has different shapes in different branches: {shapes}; return a fixed shape. {REMEDY}"
         )
     stacked = torch.stack(items)
     return stacked if len(sizes) == 1 else stacked.reshape((*sizes, *items[0].shape))
@@ -179,7 +180,7 @@ def _common_value(items: list[Any], output: Any, i: int) -> Any:
     first = items[0]
     if isinstance(first, Iterator) and len(items) > 1:
         raise NonTensorOutputError(
-            f"{paths(output)[i]} is a {type(first).__name__}, which is read later, when the branch is gone; return a list, list(...)"
+            f"{paths(output)[i]} is a {type(first).__name__}, which would be read only after its branch has ended; return a list, list(...)"
         )
     for item in items[1:]:
         if item is first:
@@ -187,7 +188,7 @@ def _common_value(items: list[Any], output: Any, i: int) -> Any:
         if isinstance(first, np.ndarray) and isinstance(item, np.ndarray):
             if not np.array_equal(first, item, equal_nan=first.dtype.kind in "fc"):
                 raise NonTensorOutputError(
-                    f"{paths(output)[i]} is an array of numpy that differs from branch to branch; return it as a tensor, and call .numpy() "
+                    f"{paths(output)[i]} is a numpy array that differs from branch to branch; return it as a tensor, and call .numpy() "
                     "outside the wrapped model"
                 )
             continue

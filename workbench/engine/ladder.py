@@ -301,7 +301,7 @@ def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
     if plan.loop_only:
         return plan.loop_only
     if differ_in_length(plan.rows):
-        return "each row is answered by one branch, and not all have as many"
+        return "each row is answered by one branch, and some branches have more rows than others"
     return RUNGS[name].obstacle(root, plan)
 
 
@@ -387,5 +387,5 @@ def _global_write(cls: Any) -> str:
         code = function.__code__
         if globals_assigned(code):
             line = line_name(code.co_filename, code.co_firstlineno)
-            return f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; at {line}"
+            return f"{function.__qualname__} writes global variables, where vmap would leave invalid tensors; at {line}"
     return ""

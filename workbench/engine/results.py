@@ -36,7 +36,8 @@ class Running:
         """Raise OutputShapeError if branches [branches, ...] have another shape than earlier ones."""
         if branches.shape[1:] != self.shape:
             raise OutputShapeError(
-                f"the output has other shapes in other branches: {sorted({tuple(self.shape), tuple(branches.shape[1:])})}; return a fixed shape"
+                f"the output has different shapes in different branches: {sorted({tuple(self.shape), tuple(branches.shape[1:])})}; return a "
+                "fixed shape"
             )
 
 

@@ -97,8 +97,8 @@ class Engine:
         plan, clones = request.plan, self.clones
         if plan.state and torch.compiler.is_exporting():
             raise ValueError(
-                f"torch.export cannot take {self.root._get_name()} with state=: each branch hands on its own, and an exported graph takes and "
-                "gives tensors only. Export each voter by itself (wrapped.voters()), and hand on the state of each"
+                f"torch.export does not support {self.root._get_name()} with state=: each branch passes on its own, and an exported graph "
+                "takes and returns tensors only. Export each voter by itself (wrapped.voters()), and pass on the state of each"
             )
         if not plan.keep_state and not are_tensors(request.args, request.kwargs):
             args, kwargs = own_inputs((request.args, request.kwargs))
@@ -204,7 +204,7 @@ class Engine:
                 dense_slots.running = was_running
             if versions([*leaves, *state_tensors]) != written:
                 raise RuntimeError(
-                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) by itself, "
+                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) directly, "
                     "so that the call cannot be started again; call once more with new inputs"
                 )
             for state, copied in zip(states, saved_states, strict=True):
@@ -237,9 +237,8 @@ class Engine:
             refuse_other_rows(passes, selected(passes[0], plan.ragged, names))
             return
         self.selects[key] = False
-        if RUNGS[
-            self.ladder.decisions[self.ladder.kind].rung
-        ].at_once:  # values of single branches cannot be read there
+        # if all branches ran in one pass, values of single branches could not be read there
+        if RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once:
             if not (trackers and trackers[-1].ranks):
                 return
             one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
@@ -327,8 +326,8 @@ class Engine:
             stale, depends = self._follow(request, owned, index)
         if stale:
             raise UnreachedParametersError(
-                f"the model uses {', '.join(sorted(stale)[:3])} of the model that was given, by a reference that does not move "
-                "along (a partial function or an object that holds the tensor): the branches would not differ there. Reach it through "
+                f"the model uses {', '.join(sorted(stale)[:3])} of the model that was given, by a reference that wrapping cannot replace (a "
+                "partial function or an object that holds the tensor): the branches would not differ there. Access it through "
                 "the module, as self.layer.weight"
             )
         if owned and not depends:

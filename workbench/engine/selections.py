@@ -403,11 +403,11 @@ def refuse_other_rows(passes: Sequence[Tracked], places: Sequence[int]) -> None:
                 continue
             raise OutputShapeError(
                 f"{paths(passes[0][1])[i]} holds rows that the model selects by its own numbers{f' ({row.place})' if row.place else ''}, and "
-                f"the branches have selected different ones, so that row i is not the same thing in all of them. {REMEDY}"
+                f"the branches have selected different ones, so that row i is not the same item in all of them. {REMEDY}"
             )
 
 
 REMEDY = (
     "If these are boxes with scores and labels, use output=Detections(boxes=..., scores=..., labels=...), from workbench.outputs import "
-    "Detections; else return the scores and values of all rows and select outside the wrapped model"
+    "Detections; otherwise return the scores and values of all rows and select outside the wrapped model"
 )

@@ -259,6 +259,6 @@ class Sites(TorchFunctionMode):
         while frame := frame.f_back:  # type: ignore[assignment]
             if frame.f_code is CheckpointFunction.forward.__code__:
                 raise CheckpointedSite(
-                    "the model recomputes activations in the backward pass (torch.utils.checkpoint), where what the wrapper does to them "
-                    'would be left out: switch checkpointing off, or use sample.Wrapper(where="weights"), if it is sample'
+                    "the model recomputes activations in the backward pass (torch.utils.checkpoint), where the wrapper's changes to them "
+                    'would be missing: switch checkpointing off, or, for sample, use sample.Wrapper(where="weights")'
                 )

@@ -130,8 +130,8 @@ class BranchedState:
 
     def _refuse(self, plan: Plan) -> NoReturn:
         raise ValueError(
-            f"this state was handed out by {_describe_axes(self._axes)}, and this call has {_describe_axes(plan.axes)}: ask in the same way "
-            "in every call of a sequence (return_risk=True or not, train or eval, the same wrapped model), or start again without a state"
+            f"this state was returned by {_describe_axes(self._axes)}, and this call has {_describe_axes(plan.axes)}: call in the same way "
+            "throughout a sequence (return_risk=True or not, train or eval, the same wrapped model), or start again without a state"
         )
 
     def unshare(self) -> None:
@@ -185,11 +185,13 @@ class BranchedState:
             type(answer) is type(answers[0]) and answer == answers[0] for answer in answers
         ):
             return answers[0]
-        raise TypeError(f"{name} of a state gives each branch another {type(answers[0]).__name__}: {_OPAQUE_HINT}")
+        raise TypeError(
+            f"{name} of a state returns a different {type(answers[0]).__name__} for each branch: {_OPAQUE_HINT}"
+        )
 
 
 _OPAQUE_HINT = (
-    "it holds what each branch of a wrapped model keeps for itself. Hand it back to that model as it is; state.map(function) changes the part "
+    "it holds the separate state of each branch of a wrapped model. Pass it back to that model unchanged; state.map(function) changes the part "
     "of each branch, such as state.map(lambda h: h[rows]) or state.map(lambda cache: cache.crop(5))"
 )
 

@@ -193,8 +193,8 @@ def _refuse(wrapped: Any, where: str, mark: Mark) -> None:
         remedy = "return the state beside the prediction (return h, h) and wrap with state=1, so that each branch keeps its own"
     output = f"its output {mark.name!r}" if mark.name else "its output"
     raise ValueError(
-        f"{where} of {model} is {output} of an earlier call, the mean over its branches, which is no state of any of them: {remedy}. If it is "
-        "data, as in a forecast that goes on from its own mean, say so with state=()"
+        f"{where} of {model} is {output} of an earlier call, the mean over its branches, which is the state of none of them: {remedy}. If it "
+        "is data, as in a forecast that continues from its own mean, say so with state=()"
     )
 
 

@@ -75,8 +75,8 @@ class Frozen:
         """Raise FrozenModelError if the object was changed."""
         if not self.unchanged():
             raise FrozenModelError(
-                f"{self._wrapped._workbench_name()} was changed inside of `with wrapped.frozen():` ({self._changes()}), where it serves as "
-                "it was: make changes outside of the block, or on copy.deepcopy(wrapped)"
+                f"{self._wrapped._workbench_name()} was changed inside `with wrapped.frozen():` ({self._changes()}), where the model must not "
+                "change: make changes outside the block, or to copy.deepcopy(wrapped)"
             )
 
     def go_on(self) -> None:
@@ -123,7 +123,7 @@ def enter(wrapped: Any) -> Frozen:
         if runtime.frozen is None:
             if wrapped.training:
                 raise RuntimeError(
-                    f"{wrapped._workbench_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() before"
+                    f"{wrapped._workbench_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() first"
                 )
             runtime.frozen = Frozen(wrapped)
             _ACTIVE.append(runtime.frozen)
@@ -151,7 +151,7 @@ def refuse_change(wrapped: Any, what: str) -> None:
     runtime = wrapped.__dict__.get("_engine")
     if runtime is not None and runtime.frozen is not None:
         raise FrozenModelError(
-            f"{what} would change {wrapped._workbench_name()}, which is inside of `with wrapped.frozen():`; call it outside of the block, or on "
+            f"{what} would change {wrapped._workbench_name()}, which is inside `with wrapped.frozen():`; call it outside the block, or on "
             "copy.deepcopy(wrapped)"
         )
 

@@ -60,8 +60,8 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
 
 
 _NOT_TRAINED = (
-    "{0}: the loss that the model computes of its labels does not train the risk heads, which stay as they were drawn, and what they are to "
-    "learn cannot be told from it. Train by wrapped.loss(criterion, x, y), or leave {0} out. {1}"
+    "{0}: the loss that the model computes from its labels does not train the risk heads, which keep their initial values, and the targets of "
+    "the heads cannot be derived from it. Train by wrapped.loss(criterion, x, y), or leave {0} out. {1}"
 )
 
 
@@ -82,7 +82,9 @@ def _pairing(wrapped: Any, batch: Mapping[str, Any]) -> Pairing | str:
         try:
             refuse_others(batch)
             if extra(wrapped, "scaling") is not None:
-                raise ValueError("The model has units of its own, in which its labels are not (wrapped.unscale())")
+                raise ValueError(
+                    "The model computes in standardized units, and its labels are in original units (wrapped.unscale())"
+                )
             with torch.autocast(batch[LABELS].device.type, enabled=False):
                 pairings[kind] = pairing_of(wrapped, batch)
         except ValueError as error:

@@ -52,16 +52,15 @@ class Alone:
         if frame is not None:
             name = frame.f_code.co_name
             where = f" in {type(root).__name__}.{name} ({line_name(frame.f_code.co_filename, frame.f_lineno)})"
-            remedy = f"wrap that method (wrapper(model, method={name!r})), return what it gives beside that of {root._workbench.method}"
+            remedy = f"wrap that method (wrapper(model, method={name!r})), return its result together with that of {root._workbench.method}"
         who = (
             f"one model, not as the {_count_models(root)} whose mean the wrapped model gives"
             if self.by_methods
             else "the first voter only"
         )
         warnings.warn(
-            f"a {type(module).__name__} inside a wrapped model is called by itself{where}, and answers as {who} (methods that call "
-            f"layers do so, such as get_encoder and feature extraction). Call the wrapped model as a whole, {remedy}, or ask each "
-            "of wrapped.voters()",
+            f"a {type(module).__name__} inside a wrapped model is called directly{where}, and answers as {who} (methods that call layers do "
+            f"this, such as get_encoder and feature extraction). Call the wrapped model as a whole, {remedy}, or call each of wrapped.voters()",
             WorkbenchWarning,
             stacklevel=4,
         )
@@ -122,8 +121,8 @@ class TakenByLoss:
             return
         self.record.told.add(_FIRST_VOTER_USED)
         warnings.warn(
-            f"a loss takes {self.slot!r} of a wrapped model, which each voter has of its own, past the model's call: its gradient reaches the "
-            "first voter only. Take all voters' from wrapped.named_parameters(), where it has one dimension more, or compute that term in "
+            f"a loss uses {self.slot!r} of a wrapped model outside the model's call; each voter has its own, and the gradient reaches the "
+            "first voter's only. Use all voters' from wrapped.named_parameters(), which has one more dimension, or compute the term in "
             f'{self.record.method} and return it beside the prediction (a number without dimensions is averaged, as output={{..., "penalty": '
             '"mean"} says)',
             WorkbenchWarning,

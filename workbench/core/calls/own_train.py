@@ -38,8 +38,9 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
         for module, mode in modes:
             module.__dict__["training"] = mode
         raise RuntimeError(
-            f"{type(layer).__name__}.train() of {path or 'the model'!r} writes into {written[0]!r} what the first branch has, which the others "
-            "would be given as well (layers of LoRA merge their weights so). Switch the merging off, such as by merge_weights=False in loralib, "
+            f"{type(layer).__name__}.train() of {path or 'the model'!r} writes the first branch's values into {written[0]!r}, which all "
+            "branches would use (LoRA layers merge their weights in this way). Switch the merging off, for example by merge_weights=False in "
+            "loralib, "
             "or merge in each of wrapped.voters()"
         )
 

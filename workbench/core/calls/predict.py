@@ -292,7 +292,7 @@ def loss_of_model(
     if y is None:
         raise ValueError(
             f"{pair.name}: the risk heads are trained by the likelihood of a target, and y is None: give the target of the output that has a "
-            "risk (of an autoencoder the input), as wrapped.loss(criterion, x, y), and compute the rest of the loss in the criterion"
+            "risk (for an autoencoder the input), as in wrapped.loss(criterion, x, y), and compute the rest of the loss in the criterion"
         )
     split = [split_heads(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
     predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -185,8 +185,8 @@ class RecordedCalls:
     def tell_difference(self, runs: int) -> None:
         """Warn that a graph has given other answers than eager calls."""
         warnings.warn(
-            f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and since some call after "
-            f"number {runs // 2} of its kind they were answered without it. From now on they are right; ask again for those since then",
+            f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and some calls after "
+            f"number {runs // 2} of their kind were answered without that change. Answers are right from now on; repeat the calls since then",
             WorkbenchWarning,
             stacklevel=2,
         )

@@ -50,7 +50,7 @@ def reduced(
         record.says_distributions = True
         if committee is not None:
             raise ValueError(
-                "cross-fitting widens the noise of risk heads, and this model says distributions: train without folds"
+                "cross-fitting widens the noise of risk heads, and this model returns distributions: train without folds"
             )
     meanings = meanings_of(record, branched)
     has_one_target = sum(isinstance(meaning, Values) for meaning in meanings) == 1

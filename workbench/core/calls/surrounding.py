@@ -45,7 +45,7 @@ class Surrounding:
             unknown = next((name for name in _OPTIONS if name in kwargs and name in str(error)), None)
             if isinstance(error, TypeError) and unknown is not None and thread not in asked:
                 raise TypeError(
-                    f"{self._describe()} takes no {unknown}: let it take **kwargs and hand them on to the forward that was there, "
+                    f"{self._describe()} takes no {unknown}: let it take **kwargs and pass them on to the previous forward, "
                     "def forward(*args, **kwargs): return before(*args, **kwargs)"
                 ) from error
             if kwargs.get("return_risk") and asked.get(thread) and not from_model(error):
@@ -54,13 +54,13 @@ class Surrounding:
         self.reaches = self.reaches or thread in asked
         if not self.reaches:
             raise RuntimeError(
-                f"{self._describe()} does not call the forward that was there, so that nothing differs between its branches and there is no "
-                "risk. Keep the old one and call it (before = wrapped.forward), or set this forward on the plain model and wrap that"
+                f"{self._describe()} does not call the previous forward, so that the branches do not differ and there is no risk. Keep the "
+                "previous one and call it (before = wrapped.forward), or set this forward on the plain model and wrap that"
             )
         if kwargs.get("return_risk"):
             if asked.get(thread) is False:
                 raise TypeError(
-                    f"{self._describe()} was asked for the risk and does not hand return_risk on to the forward that was there; call that with "
+                    f"{self._describe()} was asked for the risk and does not pass return_risk on to the previous forward; call that with "
                     "**kwargs, def forward(*args, **kwargs): return before(*args, **kwargs)"
                 )
             _check_pair(output, self._describe())
@@ -78,7 +78,7 @@ class Surrounding:
 
 
 _PAIR = "the pair (prediction, risk) that return_risk=True gives"
-_REMEDY = "let it change the first of the two and hand the second on, or use it on the plain model before wrapping, where each branch runs it"
+_REMEDY = "let it change the first of the two and pass the second on, or use it on the plain model before wrapping, where each branch runs it"
 
 
 def current_thread() -> int:
@@ -148,7 +148,7 @@ def refuse_proxies(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 def _check_pair(output: Any, description: str) -> None:
     if not isinstance(output, tuple) or len(output) != 2:
         count = f" of {len(output)}" if isinstance(output, tuple | list) else ""
-        raise TypeError(f"{description} makes a {type(output).__name__}{count} of {_PAIR}; {_REMEDY}")
+        raise TypeError(f"{description} returns a {type(output).__name__}{count} instead of {_PAIR}; {_REMEDY}")
 
 
 def from_model(error: BaseException) -> bool:

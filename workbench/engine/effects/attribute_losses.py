@@ -61,9 +61,9 @@ class _GradientWarning:
         if not self.warned:
             self.warned = True
             warnings.warn(
-                f"the loss takes the attribute {self.name} of {self.model}, in which forward keeps a tensor: it holds that of the first of "
-                f"{self.n} branches, and the others learn nothing from it. Return it from forward, or keep a number there "
-                "(a mean or a sum), which is averaged over the branches",
+                f"the loss uses the attribute {self.name} of {self.model}, in which forward keeps a tensor: it holds that of the first of "
+                f"{self.n} branches, and the others do not learn from it. Return it from forward, or keep a scalar there (a mean or a sum), "
+                "which is averaged over the branches",
                 WorkbenchWarning,
                 stacklevel=2,
             )

@@ -55,7 +55,7 @@ class BufferMerger:
         looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if looks and any(not torch.equal(values[0], value) for value in values[1:]):
             warnings.warn(
-                f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
+                f"buffer {name!r} holds integers that differ between branches; the first branch's are kept",
                 WorkbenchWarning,
                 stacklevel=2,
             )

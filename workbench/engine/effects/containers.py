@@ -84,8 +84,8 @@ class _Merge:
         contents = [_contents_of(node) for node in nodes]
         if any([name for name, _ in other] != [name for name, _ in contents[0]] for other in contents):
             raise RuntimeError(
-                f"the model fills a {type(nodes[0]).__name__} among its inputs, and not all branches put as much into it: return what it keeps "
-                "from forward, and wrap with state= and its place in the output"
+                f"the model fills a {type(nodes[0]).__name__} among its inputs, with different lengths or keys in different branches: return "
+                "what it keeps from forward, and wrap with state= and its place in the output"
             )
         columns = zip(*([value for _, value in other] for other in contents), strict=True)
         return [(name, self.item(column)) for (name, _), column in zip(contents[0], columns, strict=True)]

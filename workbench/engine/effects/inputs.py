@@ -29,8 +29,8 @@ def _refuse_copy(leaf: Any) -> None:
     count = getattr(leaf, "__dict__", {}).get(_FIRST)
     if count is not None:
         raise RuntimeError(
-            f"the {type(leaf).__name__} among the inputs is a copy of one that came from an earlier call, where each of {count} branches had "
-            "its own: it holds the first one's only. Return it from forward and wrap with state= and its place in the output (such as "
+            f"the {type(leaf).__name__} among the inputs is a copy of one from an earlier call, in which each of {count} branches had its own: "
+            "it holds the first branch's only. Return it from forward and wrap with state= and its place in the output (such as "
             'state="past_key_values"), which can be copied, pickled and changed by state.map; or do without it (use_cache=False)'
         )
 
@@ -80,8 +80,8 @@ def refuse_iterators(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, Iterator):
             raise TypeError(
-                f"a {type(leaf).__name__} is among the inputs, which can be read only once, and the model runs several times; "
-                "give a list, list(...)"
+                f"a {type(leaf).__name__} is among the inputs, which can be read only once, and the model runs several times; pass a list, "
+                "list(...)"
             )
 
 
@@ -137,8 +137,8 @@ class InputEffects:
             )
         if missing := [key for key in keys if key not in by_branch]:
             raise RuntimeError(
-                f"the {kind} among the inputs comes from a call with other branches (there is none for {dict(missing[0])}); ask in the same "
-                "way as in that call (training mode, return_risk), or start with a new one"
+                f"the {kind} among the inputs comes from a call with other branches (there is none for {dict(missing[0])}); call in the same "
+                "way as then (training mode, return_risk), or start with a new one"
             )
         return by_branch
 

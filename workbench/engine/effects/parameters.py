@@ -15,7 +15,7 @@ from .attributes import Tree
 from .random import values_unavailable
 
 REMEDY = (
-    "Switch that off in the model, keep what changes in a buffer, or, if parameters are made ready in the first call, call the model once "
+    "Switch that off in the model, keep what changes in a buffer, or, if the first call initializes parameters, call the model once "
     "with real inputs before wrapping it"
 )
 
@@ -73,8 +73,8 @@ class ParameterWrites:
             return
         if (slot := bank.rebound()) is not None:
             raise RuntimeError(
-                f"forward of {self._root._get_name()} sets the .data of its parameter {slot!r}, which would be gone after the call, since each "
-                f"branch sees a part of a larger tensor. Write into it with .data.copy_(...). {REMEDY}"
+                f"forward of {self._root._get_name()} sets the .data of its parameter {slot!r}, which would be lost after the call, since each "
+                f"branch has a view of a stacked tensor. Write into it with .data.copy_(...). {REMEDY}"
             )
         self._norms = self._parameter_norms() if more else {}
 
@@ -103,9 +103,9 @@ class ParameterWrites:
             parameter.__dict__.update(attributes)
         for name, parameter in changed[:1]:
             raise RuntimeError(
-                f"forward of {self._root._get_name()} takes away or packs anew what its parameter {name!r}, a {type(parameter).__name__}, "
-                "holds. The branches and the given model share it, so that the next one would not find it as it was: call the model once with "
-                "real inputs before wrapping it, in the mode and with or without gradients as you will call the wrapped one"
+                f"forward of {self._root._get_name()} removes or repacks what its parameter {name!r}, a {type(parameter).__name__}, holds. The "
+                "branches and the given model share it, so that the next branch would find it changed: call the model once with real inputs "
+                "before wrapping it, in the mode, and with or without gradients, in which you will call the wrapped one"
             )
 
     def _parameter_norms(self) -> dict[str, Tensor]:
@@ -123,15 +123,15 @@ class ParameterWrites:
             self._backup.restore()
         frozen = any(name == other and not parameter.requires_grad for other, parameter, _ in self._shared.values())
         unfreeze = (
-            " A frozen parameter is shared by all branches: one that requires a gradient before wrapping (a target that follows by moving "
-            "averages, computed under no_grad) is each voter's own with share=None."
+            " A frozen parameter is shared by all branches: with share=None, each voter has its own if it requires a gradient before wrapping "
+            "(such as a target network that is updated by moving averages under no_grad)."
             if frozen
             else ""
         )
         mode = "" if self._root.training else " in evaluation mode"
         raise RuntimeError(
             f"forward of {self._root._get_name()} writes into its parameter {name!r}{mode}, which the branches and the given model share: it "
-            f"would be written once for each of them.{unfreeze} {REMEDY}"
+            f"would be written once per branch.{unfreeze} {REMEDY}"
         )
 
 
@@ -187,13 +187,13 @@ def explain_write(root: nn.Module, error: Exception) -> None:
     """
     if isinstance(error, TypeError) and "as parameter" in str(error):
         raise RuntimeError(
-            f"forward of {root._get_name()} puts one of its parameters in the place of another, and each branch has a part of a larger tensor "
-            f"there ({error}). Tie them when the model is made, in __init__: self.decoder.weight = self.encoder.weight"
+            f"forward of {root._get_name()} assigns one of its parameters to another, which in each branch is a view of a stacked tensor "
+            f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight"
         ) from error
     if "output of a function that returns multiple views" in str(error):
         raise RuntimeError(
-            f"forward of {root._get_name()} writes into a parameter, of which each branch sees a part of a larger tensor that torch does not "
-            f"let it write into. {REMEDY}"
+            f"forward of {root._get_name()} writes into a parameter, which in each branch is a view of a stacked tensor that torch does not "
+            f"allow to be written. {REMEDY}"
         ) from error
 
 

@@ -198,14 +198,15 @@ def _generators_for(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[_Priv
         return None, device
     if torch._C._current_graph_task_id() != -1 and _recomputes():
         raise RuntimeError(
-            f"the backward pass computes again what drew random numbers ({op}), by torch.utils.checkpoint, which can repeat draws in the main "
-            "thread only: train there (workbench.fit in a cell of its own, or block=True), or switch checkpointing or the dropout in it off"
+            f"the backward pass recomputes an operation that drew random numbers ({op}), by torch.utils.checkpoint, which can repeat draws in "
+            "the main thread only: train there (workbench.fit in a cell of its own, or block=True), or switch checkpointing or the dropout in "
+            "it off"
         )
     private = _thread_generators()
     if private is None:  # torch passes enabled dispatch keys on to its own threads, which have no private generators
         raise RuntimeError(
-            f"{op} draws in a thread that torch has started, such as that of the backward pass on a GPU, for a training that is not in the main "
-            "thread: train there (workbench.fit in a cell of its own, or block=True)"
+            f"{op} draws in a thread that torch has started, such as that of the backward pass on a GPU, during a training outside the main "
+            "thread: train in the main thread (workbench.fit in a cell of its own, or block=True)"
         )
     return private, device
 
@@ -274,8 +275,8 @@ def _kernel_that_borrows(op: Any) -> Kernel:
         if not warned:
             warned = True
             message = (
-                f"{op} draws from the generator that all threads share: what another cell draws at the same moment can change this training, "
-                "and the other way round. Attention draws nothing with dropout=0"
+                f"{op} draws from the generator that all threads share: draws of other cells at the same time can change this training, and "
+                "this training can change theirs. Attention draws nothing with dropout=0"
             )
             warnings.warn(message, WorkbenchWarning, stacklevel=2)
         return out

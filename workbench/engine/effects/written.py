@@ -42,8 +42,8 @@ class WrittenTensors:
             reference, count = self._known.get(id(leaf), (None, 0))
             if leaf is not None and reference is not None and reference() is leaf and version(leaf) == count:
                 raise ValueError(
-                    f"an input, {_words(leaf)}, was written in place by an earlier call, by each branch in its own way, and holds what one of "
-                    f"them wrote: start with a new tensor and hand on what the call returned; or {_REMEDY}"
+                    f"an input, {_words(leaf)}, was written in place by an earlier call, with different values in each branch, and holds those "
+                    f"of one branch: start with a new tensor and pass on what the call returned; or {_REMEDY}"
                 )
 
 
@@ -86,8 +86,8 @@ def check_written(
             raise NotDealableError("the model writes into its inputs")
         else:
             raise RuntimeError(
-                f"the model writes into an input, {_words(leaf)}, in place, and each of {plan.size} branches writes something else, which only "
-                f"one of them would see: {_REMEDY}"
+                f"the model writes into an input, {_words(leaf)}, in place, and each of {plan.size} branches writes different values, of which "
+                f"only one branch's would be kept: {_REMEDY}"
             )
     return refused
 

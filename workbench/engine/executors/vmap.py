@@ -299,8 +299,8 @@ class _EveryPosition(dict):
     def __missing__(self, name: str) -> int:
         if name in self._axes:
             raise RuntimeError(
-                f"an intervention asks for the branch's place along {name!r}, which vmap does not know; read what differs by a Stacked rule, or "
-                "set loop_only"
+                f"an intervention reads the branch's position along {name!r}, which is unknown under vmap; use a Stacked rule for what "
+                "differs, or set loop_only"
             )
         raise KeyError(name)
 
