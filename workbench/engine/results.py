@@ -51,8 +51,8 @@ def folded(folding: Any, output: Any, depth: int) -> Any:
     """
     leaves, rebuild = flatten(output)
     with_axes = [leaf[(None,) * depth] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    taken = folding(with_axes, rebuild)
-    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, taken, strict=True)])
+    folded_leaves = folding(with_axes, rebuild)
+    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, folded_leaves, strict=True)])
 
 
 @dataclass

@@ -175,7 +175,7 @@ class Engine:
         Args:
             request, strategy: as for `eager`.
             leaves: leaves of the inputs.
-            before: states of the random sources before the call, if this is the first call in its mode.
+            states_before: states of the random sources before the call, if this is the first call in its mode.
 
         Raises:
             RuntimeError: if the call would have to be started again and the model has written into its inputs.
@@ -241,9 +241,9 @@ class Engine:
         if RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once:
             if not (trackers and trackers[-1].ranks):
                 return
-            one = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
+            first_plan = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
             try:
-                first = self._run_tracked(replace(request, plan=one))
+                first = self._run_tracked(replace(request, plan=first_plan))
             except Exception:  # if a separate pass fails, the model is assumed to select no rows, as most do
                 return
         else:
@@ -357,20 +357,20 @@ class Engine:
         originals = self._originals()  # held here so that ids stay unique
         bank = Bank(plan.bank.get)
         branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
-        one, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
-        follower = DependenceTracker(
+        probe, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
+        tracker = DependenceTracker(
             {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
         )
         try:
-            outputs = self._dry_run(one, follower)
-            source_ids = frozenset[int]().union(*map(follower.behind, outputs))
+            outputs = self._dry_run(probe, tracker)
+            source_ids = frozenset[int]().union(*map(tracker.behind, outputs))
             # this pass runs without interventions, which may be what installs the owned tensors
             depends = bool(plan.interventions) or not source_ids.isdisjoint(sources)
             if not depends and not source_ids:
                 # the model computes outside torch (numpy), or uses none of the tensors: change them and compare the outputs
                 bank = Bank(lambda name: 1.5 * owned[name] + 0.1 if name in owned else plan.bank.get(name))
-                output, changed = self._dry_run(one), self._dry_run(replace(one, plan=replace(one.plan, bank=bank)))
-                depends = not all(map(torch.equal, output, changed))
+                old, new = self._dry_run(probe), self._dry_run(replace(probe, plan=replace(probe.plan, bank=bank)))
+                depends = not all(map(torch.equal, old, new))
         except Exception:  # an operation that does not support dispatch modes
             return set(), True
         return {name for name, tensor in originals.items() if id(tensor) in source_ids}, depends

@@ -130,8 +130,8 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
     sources = request.sources()
     before = sources.all()
     try:
-        one = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
-        expected = tensors(unseal(loop.run(replace(_with_copies(request), plan=one, first=False))[0].output))
+        single_plan = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
+        expected = tensors(unseal(loop.run(replace(_with_copies(request), plan=single_plan, first=False))[0].output))
     finally:
         sources.restore(before)
     for tensor, wanted in zip(tensors(results[0].output), expected, strict=True):

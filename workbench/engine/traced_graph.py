@@ -406,13 +406,13 @@ def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     )
 
 
-def same(one: Tensor | None, other: Tensor | None) -> bool:
+def same(a: Tensor | None, b: Tensor | None) -> bool:
     """Return whether two tensors have equal shapes and elements, where NaN counts as equal to NaN."""
-    if one is None or other is None:
-        return one is other
-    if torch.equal(one, other):
+    if a is None or b is None:
+        return a is b
+    if torch.equal(a, b):
         return True
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 __all__ = ["Graph", "RefusedError", "same", "share_memory"]

@@ -80,8 +80,8 @@ def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
     shape = tree_map(lambda leaf: leaf is not None, answer)
 
     def rebuild(results: Sequence[Tensor]) -> Any:
-        left = iter(results)
-        return tree_map(lambda there: next(left) if there else None, shape)
+        remaining = iter(results)
+        return tree_map(lambda is_tensor: next(remaining) if is_tensor else None, shape)
 
     return rebuild
 

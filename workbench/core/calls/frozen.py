@@ -86,8 +86,8 @@ class Frozen:
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether any of the tensors belongs to the object."""
-        mine = set(map(id, self._tensors))
-        return any(id(tensor) in mine for tensor in tensors)
+        own_ids = set(map(id, self._tensors))
+        return any(id(tensor) in own_ids for tensor in tensors)
 
     def _changes(self) -> str:
         """Describe what was changed."""

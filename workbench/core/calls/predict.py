@@ -226,11 +226,11 @@ def loss_of_branches(
         )
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
-    together = joined(record, models, leaves, criterion, y, pair)
+    joint = joined(record, models, leaves, criterion, y, pair)
     # wrapped after `joined`, which would not recognise the wrapped criterion
     criterion = listening(wrapped, criterion, y)
-    if together is not None:
-        rows, targets = together
+    if joint is not None:
+        rows, targets = joint
         total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
     else:
         terms = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
@@ -299,9 +299,9 @@ def loss_of_model(
     prediction = rebuild(predictions)
     tree_names = names(prediction)
     meanings = resolve(record.output, lambda: tree_names, predictions, 0)
-    alike = children(y) is not None or children(prediction) is None  # otherwise y is the target of one output
-    plain = alike and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
-    if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
+    same_structure = children(y) is not None or children(prediction) is None  # otherwise y is the target of one output
+    all_values = same_structure and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
+    if all_values and not any(isinstance(leaf, BranchedState) for leaf in leaves):
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
     else:
         targets = targets_of(y, tree_names, meanings)
@@ -318,11 +318,11 @@ def loss_of_model(
         likelihood = torch.stack(terms).mean()
     if criterion is None:
         return likelihood
-    judged = [
+    scored = [
         pair.prediction(*heads) if isinstance(meaning, Values) else leaf
         for heads, meaning, leaf in zip(split, meanings, predictions, strict=True)
     ]
-    return criterion(rebuild(judged), y) + likelihood
+    return criterion(rebuild(scored), y) + likelihood
 
 
 def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -337,8 +337,8 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if pair is None or not isinstance(meaning, Values):
             return None
         levels = pair.quantiles(*split_heads(leaf, branched.axes.index(pair.name)))
-        others = tuple(range(1, len(branched.axes)))  # axes of voters and samples, after that of the levels
-        return levels if levels is None or not others else levels.mean(others)
+        model_dims = tuple(range(1, len(branched.axes)))  # axes of voters and samples, after that of the levels
+        return levels if levels is None or not model_dims else levels.mean(model_dims)
 
     out = [levels_of(*pairs) for pairs in zip(branched.leaves, meanings_of(record, branched), strict=True)]
     if all(leaf is None for leaf in out):

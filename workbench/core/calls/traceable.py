@@ -177,7 +177,7 @@ _SETTINGS = operator.attrgetter(
 
 def _holders(modules: Sequence[nn.Module], containers: Collection[nn.Module]) -> Iterator[dict[str, Any]]:
     for module in modules:
-        if any(module is each for each in containers):
+        if any(module is item for item in containers):
             yield module._modules
             continue
         yield module.__dict__
@@ -272,7 +272,7 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
         if name == "activation" and type(module) in _TRAINED and any(value is function for function in _ACTIVATIONS):
             continue
         values = value if type(value) in (tuple, torch.Size) else (value,)
-        if not all(map(is_atom, values)) or any(isinstance(each, type | types.ModuleType) for each in values):
+        if not all(map(is_atom, values)) or any(isinstance(item, type | types.ModuleType) for item in values):
             raise UntraceableError(f"{path}.{name} is a {type(value).__name__}")
 
 

@@ -56,9 +56,9 @@ def copy_values(values: Values, source: Tree, target: Tree) -> Values:
         if path in target:
             memo[id(module)] = target[path]
             for kind in ("_parameters", "_buffers"):
-                theirs = target[path].__dict__[kind]
+                targets = target[path].__dict__[kind]
                 memo.update(
-                    {id(t): theirs[n] for n, t in module.__dict__[kind].items() if t is not None and n in theirs}
+                    {id(t): targets[n] for n, t in module.__dict__[kind].items() if t is not None and n in targets}
                 )
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
 

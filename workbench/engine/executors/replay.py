@@ -145,16 +145,16 @@ class Replaying(_TrunkMode):
         self._tape.restore_random()
         return function(*args, **kwargs)
 
-    def _equal(self, recorded: list[Any], present: list[Any]) -> bool:
-        return len(recorded) == len(present) and all(map(self._is_same, recorded, present))
+    def _equal(self, recorded: list[Any], current: list[Any]) -> bool:
+        return len(recorded) == len(current) and all(map(self._is_same, recorded, current))
 
-    def _is_same(self, recorded: Any, present: Any) -> bool:
-        if recorded is present:
+    def _is_same(self, recorded: Any, current: Any) -> bool:
+        if recorded is current:
             return True
-        if isinstance(present, Tensor):
-            return self._recorded_ids.get(id(present)) == id(recorded)
+        if isinstance(current, Tensor):
+            return self._recorded_ids.get(id(current)) == id(recorded)
         try:
-            return type(recorded) is type(present) and bool(recorded == present)
+            return type(recorded) is type(current) and bool(recorded == current)
         except Exception:  # arrays and other objects whose comparison has no truth value
             return False
 
@@ -171,14 +171,14 @@ def run(request: Request) -> list[Result]:
     streams = request.streams(sources)
     request.begin()
     states = request.states(leaves)
-    differing, has_mutable = _unshared_tensors(states), holds_mutable(args, kwargs)
+    unshared, has_mutable = _unshared_tensors(states), holds_mutable(args, kwargs)
     tape: Recording | None = None
     results: list[Result] = []
     folding = plan.folding() if plan.folding is not None and request.trackers is None else None
     for k, index in enumerate(plan.indices):
         clone = request.clone(index)
         values = clone.values(plan, index)
-        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | differing
+        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | unshared
         shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
         if states or has_mutable:
             args, kwargs = rebuild([Sealed(states[i][k]) if i in states else leaf for i, leaf in enumerate(leaves)])
@@ -206,8 +206,8 @@ def run(request: Request) -> list[Result]:
 
 def _unshared_tensors(states: dict[int, list[Any]]) -> set[int]:
     """Return the ids of the tensors in states that are not shared by all branches."""
-    differing: set[int] = set()
+    unshared: set[int] = set()
     for parts in states.values():
         first, *others = ({id(leaf) for leaf in tensors_and_generators(part)} for part in parts)
-        differing |= first.union(*others) - first.intersection(*others)
-    return differing
+        unshared |= first.union(*others) - first.intersection(*others)
+    return unshared

@@ -129,17 +129,17 @@ class _Pass:
         rows = concatenate(branch_rows)
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.dim():
-                taken = leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
-                dealt[i] = taken.unflatten(0, (len(branch_rows), -1))
+                selected = leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
+                dealt[i] = selected.unflatten(0, (len(branch_rows), -1))
         return dealt
 
     def _stack(self, start: int, count: int) -> dict[int, tuple[list[BranchedTensor], Callable[..., Any]]]:
         """Return, for each leaf that is a state, by index: its stacked tensors, and a function from one branch's tensors to its part."""
-        whole, stacked = self.request.plan, {}
+        full_plan, stacked = self.request.plan, {}
         for i, parts in self.request.states(self.leaves).items():
-            values, filled = stack(parts, whole.axes)
+            values, filled = stack(parts, full_plan.axes)
             cut = [
-                (value.narrow(0, start, count) if names[:1] == (whole.axes[0].name,) else value, names)
+                (value.narrow(0, start, count) if names[:1] == (full_plan.axes[0].name,) else value, names)
                 for value, names in values
             ]
             stacked[i] = cut, filled
