@@ -156,7 +156,6 @@ class Ladder:
         device = next((leaf.device.type for leaf in leaves), "cpu")
         if torch.compiler.is_compiling():
             rows, is_small = 3, False  # torch.export would turn a comparison into a constraint on the number of rows
-
         else:
             n_weights = self.clones.n_weights
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
@@ -207,7 +206,7 @@ class Ladder:
             obstacle = _obstacle(self.root, plan, kind.strategy)
             if obstacle and not plan.dealt:
                 raise _strategy_error(self.root, plan, kind.strategy, None, obstacle)
-            if not obstacle:  # the user did not ask for dealt rows, so for them an obstacle is no error: "auto" is used
+            if not obstacle:  # with dealt rows, for which the user did not ask, the rungs of "auto" are tried instead
                 rungs = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
                 reason = f'strategy="{kind.strategy}"'
         decision = RungDecision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)

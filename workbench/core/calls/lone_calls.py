@@ -123,8 +123,8 @@ class TakenByLoss:
         warnings.warn(
             f"a loss uses {self.slot!r} of a wrapped model outside the model's call; each voter has its own, and the gradient reaches the "
             "first voter's only. Use all voters' from wrapped.named_parameters(), which has one more dimension, or compute the term in "
-            f'{self.record.method} and return it beside the prediction (a number without dimensions is averaged, as output={{..., "penalty": '
-            '"mean"} says)',
+            f"{self.record.method} and return it with the prediction (a scalar is averaged, as "
+            'output={..., "penalty": "mean"} says)',
             WorkbenchWarning,
             stacklevel=2,
         )
@@ -171,8 +171,8 @@ def _warn_of_parameters(root: Any, function: types.FunctionType) -> None:
             record.told.add(_FIRST_VOTER_USED)
             warnings.warn(
                 f"{type(root).__name__}.{function.__name__} ({line}) computes with {slot!r}, which each voter has of its own: it sees that of "
-                f"the first voter only, no gradient reaches the others. Compute it in {record.method} and return it beside the prediction (a "
-                'number without dimensions is averaged, as output={..., "penalty": "mean"} says), wrap that method '
+                f"the first voter only, and no gradient reaches the others. Compute it in {record.method} and return it with the prediction (a "
+                'scalar is averaged, as output={..., "penalty": "mean"} says), wrap that method '
                 f"(wrapper(model, method={function.__name__!r})), or ask each of wrapped.voters()",
                 WorkbenchWarning,
                 stacklevel=3,

@@ -173,13 +173,13 @@ class RecordedCalls:
 
     def stop(self, reason: str) -> None:
         """Use no graphs for this object any more."""
-        log.debug("%s: calls are taken as ever (%s)", self._wrapped._workbench_name(), reason)
+        log.debug("%s: calls are eager from now on (%s)", self._wrapped._workbench_name(), reason)
         self.off = reason
         self.forget()
 
     def skip(self, kind: _Kind, reason: str) -> None:
         """Use no graph for calls of one kind any more."""
-        log.debug("%s: calls of a kind are taken as ever (%s)", self._wrapped._workbench_name(), reason)
+        log.debug("%s: calls of one kind are eager from now on (%s)", self._wrapped._workbench_name(), reason)
         kind.off, kind.recorded = True, None
 
     def tell_difference(self, runs: int) -> None:
@@ -241,7 +241,7 @@ class RecordedCalls:
         if wrapped._workbench.strategy != "auto":
             raise UntraceableError("a strategy was chosen")
         if has_detections(wrapped._workbench.output):
-            raise UntraceableError("boxes are matched by what Python reads of them")
+            raise UntraceableError("boxes are matched by values that Python reads")
         facts = self._facts
         if facts is None or not facts.hold():
             facts = Facts(wrapped, training=False)
@@ -253,7 +253,7 @@ class RecordedCalls:
         tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
         if share_memory(leaves, [*tensors, *args]):
-            raise RefusedError("the answer lies in the memory of an input, a parameter or another part of it")
+            raise RefusedError("the answer shares memory with an input, a parameter or another part of it")
 
         def call(*batch: Tensor) -> list[Tensor]:
             answer_again = predict(wrapped, batch, {}, risk, tile)
@@ -382,7 +382,7 @@ class _Comparison(Trial):
             if recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
                 calls.skip(self._kind, "a graph is slower")
             return
-        calls.stop("a call as ever gave other numbers")
+        calls.stop("an eager call gave other numbers")
         if recorded.runs > N_COMPARED_RUNS:
             calls.tell_difference(recorded.runs)
 

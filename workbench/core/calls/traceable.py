@@ -231,7 +231,7 @@ def _check_record(wrapped: Any, training: bool) -> None:
     if any(isinstance(rule, RankOne) for rule in record.rules.values()):
         raise UntraceableError("factored weights")
     if record.method != "forward" or record.state or record.says_distributions:
-        raise UntraceableError("more than a forward pass that gives tensors")
+        raise UntraceableError("more than a forward pass that returns tensors")
     if (
         record.output is not None
         and not isinstance(record.output, str)
@@ -245,7 +245,7 @@ def _check_record(wrapped: Any, training: bool) -> None:
     if extras_module is not None and (
         set(extras_module._modules) - known or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
     ):
-        raise UntraceableError("what wrapping holds beside the layers")
+        raise UntraceableError("extra modules of the wrapped object")
 
 
 def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[str, str]] = ()) -> None:

@@ -126,7 +126,7 @@ class InputEffects:
             return {key: duplicate(leaf) if k else leaf for k, key in enumerate(keys)}
         _, earlier_mark, earlier_keys, others = entry
         by_branch = dict(zip(earlier_keys, (leaf, *others), strict=True))
-        if list(by_branch) == list(keys) and len(keys) == 1:  # nobody else has one
+        if list(by_branch) == list(keys) and len(keys) == 1:  # there is no other branch
             return {keys[0]: leaf}
         kind = type(leaf).__name__
         if object_mark(leaf) != earlier_mark:
