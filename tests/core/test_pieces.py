@@ -132,5 +132,5 @@ def test_large_maps_with_classes_that_are_ruled_out() -> None:
 def test_branches_of_other_shapes_are_refused_with_chunk() -> None:
     like = torch.zeros(1, 1, 4, 30, 30)
     means = running_moments.RunningClasses(Logits(dim=-3), like, return_risk=True)
-    with pytest.raises(OutputShapeError, match="other shapes"):
+    with pytest.raises(OutputShapeError, match="different shapes"):
         means.add(like[..., :-1])

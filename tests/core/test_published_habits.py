@@ -113,7 +113,7 @@ def test_a_loss_of_a_kept_tensor_is_told_and_nothing_else() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", WorkbenchWarning)
         wrapped(torch.randn(6, 5)).sum().backward()
-    with pytest.warns(WorkbenchWarning, match="takes the attribute hidden of Kept"):
+    with pytest.warns(WorkbenchWarning, match="uses the attribute hidden of Kept"):
         (wrapped(torch.randn(6, 5)).sum() + wrapped.hidden.square().mean()).backward()
 
 

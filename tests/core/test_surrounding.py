@@ -256,9 +256,9 @@ def test_forwards_of_layers_may_be_replaced_after_wrapping() -> None:
 def test_a_hook_that_takes_the_pair_for_a_prediction_is_refused(name: str) -> None:
     x = torch.randn(4, 3)
     for hook, message in (
-        (lambda module, args, output: 2 * output, "makes a tuple of 4 of the pair"),
+        (lambda module, args, output: 2 * output, "returns a tuple of 4 instead of the pair"),
         (lambda module, args, output: output + 1, "cannot work on the pair"),
-        (lambda module, args, output: output[0], "makes a Tensor of the pair"),
+        (lambda module, args, output: output[0], "returns a Tensor instead of the pair"),
     ):
         wrapped = wrap(name, Net())
         handle = wrapped.register_forward_hook(hook)
