@@ -70,7 +70,7 @@ class Autoencoder(nn.Module):
 
 def test_risk_heads_without_a_target_are_refused_with_what_to_give() -> None:
     wrapped, x = sculpt.Wrapper()(Autoencoder()), torch.randn(6, 3)
-    with pytest.raises(ValueError, match=r"sculpt: .* y is None: give the target .* \(of an autoencoder the input\)"):
+    with pytest.raises(ValueError, match=r"sculpt: .* y is None: give the target .* \(for an autoencoder the input\)"):
         wrapped.loss(lambda output, _: output["loss"], x, None)
     with pytest.raises(ValueError, match="y holds a target for none of the outputs"):
         wrapped.loss(lambda output, _: output["loss"], x, {})
@@ -96,7 +96,7 @@ class Follower(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:vote. the model gives a number for all rows")
 def test_a_target_inside_follows_in_each_voter_or_is_refused_with_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match=r"'target\.weight'.* one that requires a gradient before wrapping"):
+    with pytest.raises(RuntimeError, match=r"'target\.weight'.* if it requires a gradient before wrapping"):
         vote.Wrapper(3)(Follower(frozen=True))(torch.randn(6, 3), torch.randn(6, 3))
     wrapped: Any = vote.Wrapper(3)(Follower(frozen=False))
     voters = [copy.deepcopy(voter) for voter in wrapped.voters()]

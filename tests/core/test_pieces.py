@@ -43,8 +43,8 @@ def test_pieces_are_the_whole(name: str, piece: int, monkeypatch: pytest.MonkeyP
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         whole, all_at_once = wrapped(x, return_risk=True)
-        monkeypatch.setattr(running_moments, "PIECE", piece)
-        monkeypatch.setitem(running_moments.OF_BRANCH, "cpu", piece)
+        monkeypatch.setattr(running_moments, "PIECE_SIZE", piece)
+        monkeypatch.setitem(running_moments.BRANCH_PIECE_SIZES, "cpu", piece)
         y, risk = wrapped(x, return_risk=True)
         only = wrapped(x)
         scores = [voter(x) for voter in wrapped.voters()]
@@ -132,5 +132,5 @@ def test_large_maps_with_classes_that_are_ruled_out() -> None:
 def test_branches_of_other_shapes_are_refused_with_chunk() -> None:
     like = torch.zeros(1, 1, 4, 30, 30)
     means = running_moments.RunningClasses(Logits(dim=-3), like, return_risk=True)
-    with pytest.raises(OutputShapeError, match="other shapes"):
+    with pytest.raises(OutputShapeError, match="different shapes"):
         means.add(like[..., :-1])

@@ -113,7 +113,7 @@ def test_a_loss_of_a_kept_tensor_is_told_and_nothing_else() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", WorkbenchWarning)
         wrapped(torch.randn(6, 5)).sum().backward()
-    with pytest.warns(WorkbenchWarning, match="takes the attribute hidden of Kept"):
+    with pytest.warns(WorkbenchWarning, match="uses the attribute hidden of Kept"):
         (wrapped(torch.randn(6, 5)).sum() + wrapped.hidden.square().mean()).backward()
 
 
@@ -297,7 +297,9 @@ def test_a_parameter_that_forward_makes_anew_is_refused(learns: bool) -> None:
     model = Codes(learns)
     before = copy.deepcopy(model.state_dict())
     wrapped: Any = vote.Wrapper(VOTERS)(model).train()
-    with pytest.raises(RuntimeError, match=r"'codes\.weight', which would be gone .*register_buffer\('weight'"):
+    with pytest.raises(
+        RuntimeError, match=r"'codes\.weight' by another tensor, which would be lost .*register_buffer\('weight'"
+    ):
         wrapped(torch.randn(6, 5))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert wrapped.eval()(torch.randn(6, 5)).shape == (6, 2)  # there it does not
@@ -315,7 +317,7 @@ class Ties(nn.Module):
 
 def test_parameters_that_are_tied_in_forward_are_refused_with_what_to_write() -> None:
     wrapped: Any = vote.Wrapper(VOTERS)(Ties()).eval()
-    with pytest.raises(RuntimeError, match="Tie them when the model is made, in __init__"):
+    with pytest.raises(RuntimeError, match="Tie them in __init__"):
         wrapped(torch.zeros(2, 3, dtype=torch.long))
 
 

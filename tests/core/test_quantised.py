@@ -114,7 +114,7 @@ def test_a_weight_that_is_packed_for_calls_without_gradients_is_refused() -> Non
     model = nn.Sequential(_Packed(nn.Linear(3, 6, bias=False)), nn.Linear(6, 2))
     model(X)
     before = model[0].weight.data_ptr()
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"packs anew what its parameter '0\.weight'"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"repacks what its parameter '0\.weight'"):
         vote.Wrapper(2)(model).eval()(X)
     assert model[0].weight.data_ptr() == before
 

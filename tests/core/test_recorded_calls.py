@@ -30,11 +30,11 @@ CALLS = 20
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are made early, and used even where they are slower."""
-    monkeypatch.setattr(recorded_calls, "LEAST_CALLS", 2)
-    monkeypatch.setattr(recorded_calls, "LEAST_FROZEN", 1)
-    monkeypatch.setattr(recorded_calls, "MISSES", 3)
+    monkeypatch.setattr(recorded_calls, "MIN_CALLS", 2)
+    monkeypatch.setattr(recorded_calls, "MIN_FROZEN_CALLS", 1)
+    monkeypatch.setattr(recorded_calls, "MAX_MISSES", 3)
     monkeypatch.setattr(recorded_calls, "_is_faster", lambda recorded: True)
-    monkeypatch.setattr(recorded_calls, "LONGEST", 1e9)
+    monkeypatch.setattr(recorded_calls, "MAX_SECONDS", 1e9)
 
 
 def _batches(n: int = CALLS) -> list[Tensor]:
@@ -465,13 +465,13 @@ def _made_after(wrapped: Any, shape: tuple[int, ...]) -> int:
 
 
 def test_short_calls_are_recorded_soon_and_those_in_many_forms_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_calls, "LEAST_CALLS", 15)
-    monkeypatch.setattr(recorded_calls, "SHORT", 1e9)
+    monkeypatch.setattr(recorded_calls, "MIN_CALLS", 15)
+    monkeypatch.setattr(recorded_calls, "SHORT_SECONDS", 1e9)
     wrapped = _wrapped(mlp)
     assert [_made_after(wrapped, (rows, 3)) for rows in range(1, 7)] == [4, 4, 4, 4, 16, 16]
 
 
 def test_long_calls_are_recorded_when_they_have_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_calls, "LEAST_CALLS", 15)
-    monkeypatch.setattr(recorded_calls, "SHORT", 0.0)
+    monkeypatch.setattr(recorded_calls, "MIN_CALLS", 15)
+    monkeypatch.setattr(recorded_calls, "SHORT_SECONDS", 0.0)
     assert _made_after(_wrapped(mlp), (5, 3)) == 16

@@ -171,7 +171,7 @@ def test_what_a_criterion_makes_of_the_scores_first_is_its_own() -> None:
     [
         (lambda h: (types.SimpleNamespace(logits=h), h), "SimpleNamespace"),
         (lambda h: {"h": h, "later": lambda z: z + h}, "function"),
-        (lambda h: (h.detach().numpy(), h), "array of numpy"),
+        (lambda h: (h.detach().numpy(), h), "numpy array"),
         (lambda h: {"h": h, "chosen": {int(h.argmax())}}, "chosen"),
     ],
 )

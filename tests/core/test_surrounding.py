@@ -178,9 +178,9 @@ def shifts(before: Any) -> Any:
     ("replace", "message"),
     [
         (without_keywords, r"test_surrounding\.py:\d+\) takes no return_risk: let it take \*\*kwargs"),
-        (swallows_keywords, r"does not hand return_risk on .*call that with \*\*kwargs"),
-        (doubles, "makes a tuple of 4 of the pair .*hand the second on"),
-        (shifts, "cannot work on the pair .*hand the second on"),
+        (swallows_keywords, r"does not pass return_risk on .*call that with \*\*kwargs"),
+        (doubles, "returns a tuple of 4 instead of the pair .*pass the second on"),
+        (shifts, "cannot work on the pair .*pass the second on"),
     ],
 )
 def test_a_forward_that_loses_the_risk_is_refused_with_the_line_to_write(replace: Any, message: str) -> None:
@@ -198,9 +198,7 @@ def test_a_forward_that_computes_by_itself_is_refused(name: str) -> None:
     """Its layers are the first voter's, without noise or risk heads."""
     wrapped = wrap(name, Net())
     wrapped.forward = types.MethodType(lambda self, x, **kwargs: self.fc2(torch.relu(self.norm(self.fc1(x)))), wrapped)
-    with pytest.raises(
-        RuntimeError, match=r"does not call the forward that was there.*set this forward on the plain model"
-    ):
+    with pytest.raises(RuntimeError, match=r"does not call the previous forward.*set this forward on the plain model"):
         wrapped(torch.randn(4, 3))
 
 
@@ -258,9 +256,9 @@ def test_forwards_of_layers_may_be_replaced_after_wrapping() -> None:
 def test_a_hook_that_takes_the_pair_for_a_prediction_is_refused(name: str) -> None:
     x = torch.randn(4, 3)
     for hook, message in (
-        (lambda module, args, output: 2 * output, "makes a tuple of 4 of the pair"),
+        (lambda module, args, output: 2 * output, "returns a tuple of 4 instead of the pair"),
         (lambda module, args, output: output + 1, "cannot work on the pair"),
-        (lambda module, args, output: output[0], "makes a Tensor of the pair"),
+        (lambda module, args, output: output[0], "returns a Tensor instead of the pair"),
     ):
         wrapped = wrap(name, Net())
         handle = wrapped.register_forward_hook(hook)

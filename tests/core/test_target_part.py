@@ -170,7 +170,7 @@ def test_several_parts_one_after_another() -> None:
     for p in one.parameters():  # a copy shares what the first has, and shows it
         p.data.mul_(0.5)
     assert torch.allclose(both.backbone.encode(x), one.eval().backbone.encode(x), atol=1e-6)
-    with pytest.warns(WorkbenchWarning, match="called by itself, and answers as the first voter"):
+    with pytest.warns(WorkbenchWarning, match="called directly, and answers as the first voter"):
         assert torch.allclose(both.backbone.first(x), one.backbone.voters()[0].first(x), atol=1e-6)
 
 

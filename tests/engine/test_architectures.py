@@ -32,7 +32,7 @@ COLUMNS = ("vote", "vote_rank1", "vote_share1", "sculpt", "sample_activations", 
 COMPOSITIONS = ("vote_sculpt", "sample_sculpt", "vote1_sculpt_neo")
 LAST_LAYERS = ("vote_share1", "sculpt", *COMPOSITIONS)  # they take the layers that are registered last
 REFUSALS: dict[tuple[str, str], Refusal] = {  # (architecture, wrapper): its error
-    ("big_bird_sparse", wrapper): Refusal(RuntimeError, "puts another layer in the place of 'bert.encoder.layer.0")
+    ("big_bird_sparse", wrapper): Refusal(RuntimeError, "replaces the layer 'bert.encoder.layer.0")
     for wrapper in COLUMNS + COMPOSITIONS
 }
 GENERATING = ("vote", "vote_rank1", "vote_share1", "sample_activations", "sculpt", "vote_sculpt")

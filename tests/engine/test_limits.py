@@ -393,5 +393,7 @@ class NonzeroOut(Net):
 def test_an_output_of_another_shape_in_each_branch_is_refused(kind: str) -> None:
     wrapped: Any = WRAPPERS[kind]("auto", NOISE)(NonzeroOut()).eval()
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(RuntimeError, match=r"output has other shapes in other branches: .*; return a fixed shape"):
+    with pytest.raises(
+        RuntimeError, match=r"output has different shapes in different branches: .*; return a fixed shape"
+    ):
         asked(wrapped, (x,))

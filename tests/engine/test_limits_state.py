@@ -339,5 +339,5 @@ def test_a_number_that_differs_between_the_branches_is_refused() -> None:
 
 def test_a_forward_that_yields_is_refused() -> None:
     wrapped: Any = vote.Wrapper(VOTERS)(Yields()).eval()
-    with pytest.raises(TypeError, match="read later"):
+    with pytest.raises(TypeError, match="read only after its branch has ended"):
         wrapped(inputs())

@@ -112,7 +112,7 @@ def rand(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers take factors whatever their size."""
     monkeypatch.setattr(body, "SMALL", 0)
-    monkeypatch.setattr(factored.FactoredWeight, "_pays", lambda *_: True)
+    monkeypatch.setattr(factored.FactoredWeight, "_is_cheaper", lambda *_: True)
 
 
 @pytest.fixture

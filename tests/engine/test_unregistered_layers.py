@@ -94,7 +94,7 @@ def test_a_list_of_parameters_that_forward_changes_is_refused(share: Any) -> Non
 
     wrapped = vote.Wrapper(3, share=share)(Counting())
     with pytest.raises(
-        RuntimeError, match=r"Counting changes 'terms', a list that holds the parameter 'weights\.0' as well"
+        RuntimeError, match=r"Counting changes 'terms', a list that also holds the parameter 'weights\.0'"
     ):
         wrapped(torch.randn(5, 3), return_risk=True)
 

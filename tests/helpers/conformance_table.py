@@ -252,7 +252,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
         (case, "vote_prior"): Refusal(WorkbenchWarning, "in all untrained models of prior=")
         for case in ("constant_leaf", "passthrough_out")
     },
-    ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "other shapes in other branches"),
+    ("nonzero_shape", "sample_inputs"): Refusal(OutputShapeError, "different shapes in different branches"),
 }
 
 _VMAP = {

@@ -264,7 +264,7 @@ def test_a_method_that_asks_for_the_place_of_a_branch_is_refused_by_the_strategi
     report = check_wrapper(Members(Signed), models=["mlp"])
     refused = {check: message for _, check, message in report.refusals}
     assert set(refused) == {"vmap", "rescue", "replay"}
-    assert "asks for the branch's place along 'jittered'" in refused["vmap"]
+    assert "reads the branch's position along 'jittered'" in refused["vmap"]
 
 
 def test_an_error_that_nobody_raised_on_purpose_is_a_failure() -> None:

@@ -1,14 +1,25 @@
-"""Run any callable under K branches: a branch is a set of replaced tensors and of interventions at call sites.
+"""Run a callable under K branches, each with its own replaced tensors and interventions.
+
+Terms:
+
+- branch: one forward pass of the model with some of its tensors replaced and with interventions (noise, taps) at call sites.
+- axis: one direction along which branches differ, such as the voters of a vote. K is the product of the axis sizes.
+- slot: the dotted name of a parameter or buffer of the model, such as "encoder.weight", whose tensor a branch may replace.
+- trunk: the part of the model before the first tensor that differs between branches; it is the same for all of them.
+- dealt rows: each row of the batch is answered by one branch along an axis only, instead of by all of them.
+- rung: one executor in the ladder's table.
+
+Modules:
 
 - `plan`: what differs between the branches: axes, rules for tensors, interventions.
-- `run`: one call, from a plan to the outputs of all branches; `combine` and `results` hold these.
-- `ladder`: the table of executors, which of them runs a call, and what is tried next where it refuses; `rung` is one try.
-- `request`: all that an executor gets to see of the engine.
+- `run`: one call, from a plan to the outputs of all branches; `combine` and `results` hold the outputs.
+- `ladder`: the table of executors, which one runs a call, and which is tried next if it refuses; `rung` is one attempt.
+- `request`: everything an executor sees of the engine.
 - `executors/`: the ways to run the branches of a request. A new one is a file there and a row in the ladder's table.
-- `clones`, `branch`, `clone`: the copies of the model that branches run on, one pass on a copy, and structural copies as such.
-- `sites`: the calls that mix data with parameters. `rank_one`: weights that reach them in factors.
-- `effects/`: what a pass does beside its output, kept right over all branches.
-- `tree`: inputs and outputs taken apart. `dependence`: which tensors an output depends on.
+- `clones`, `branch`, `clone`: the copies of the model that branches run on, one pass on a copy, and structural copies.
+- `sites`: the calls that mix data with parameters. `rank_one`: weights kept as rank-one factors.
+- `effects/`: side effects of a pass, kept consistent over all branches.
+- `tree`: flattening of inputs and outputs. `dependence`: which tensors an output depends on.
 
-Nothing here knows a method; everything here imports torch only.
+The engine knows no method and imports torch only.
 """

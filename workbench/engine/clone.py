@@ -1,4 +1,4 @@
-"""Structural copies: new module objects over the very same tensors, made in milliseconds whatever the size of the model."""
+"""Structural copies: new module objects that share the tensors of the old ones, so that copying a model of any size takes milliseconds."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..introspect.objects import CONTAINERS, attributes, is_atom, is_generator, 
 
 
 def eager(module: nn.Module) -> nn.Module:
-    """The module inside a `torch.compile`d one: the engine runs eagerly, its user may compile the whole."""
+    """Return the original of a module that `torch.compile` wraps: branches run eagerly, and the user may compile the wrapped object."""
     while isinstance(original := module.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
         module = original
     return module
 
 
 def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: True) -> nn.Module:
-    """A new tree of module objects that shares every tensor with the old one.
+    """Return a new tree of module objects that shares all tensors with the old one.
 
-    Lists, partial functions, bound methods and closures that point at modules of the old tree point at their copies in the new one. What
-    cannot be copied (locks, files, scripted modules) is shared.
+    Lists, partial functions, bound methods and closures that refer to modules of the old tree refer to their copies in the new one. Objects
+    that cannot be copied (locks, files, scripted modules) are shared.
 
     Args:
         root: the module to copy; it is not changed.
-        keep: says by name which parameters, buffers and sub-modules go along.
+        keep: function of the name of a parameter, buffer or sub-module: whether to include it.
     """
     root = eager(root)
     memo: dict[int, Any] = {}
     pairs: list[tuple[nn.Module, nn.Module]] = []
 
-    def shell(module: nn.Module) -> None:
+    def copy_shell(module: nn.Module) -> None:
         if id(module) in memo:
             return
         inner = eager(module)
         if inner is not module:
-            shell(inner)
+            copy_shell(inner)
             memo[id(module)] = memo[id(inner)]
             return
         if is_scripted(module):
@@ -52,9 +52,9 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
         pairs.append((module, new))
         for name, child in module._modules.items():
             if child is not None and keep(name):
-                shell(child)
+                copy_shell(child)
 
-    shell(root)
+    copy_shell(root)
     seen: set[int] = set()
     shared = {id(old): left_out(old) for old, _ in pairs}
     for module, _ in pairs:
@@ -71,9 +71,9 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
             if name in shared[id(old)]:
                 state[name] = value
             elif name in old.__dict__:
-                state[name] = _copied(value, memo)
+                state[name] = _copy_value(value, memo)
             else:
-                object.__setattr__(new, name, _copied(value, memo))
+                object.__setattr__(new, name, _copy_value(value, memo))
         state["_compiled_call_impl"] = None  # made for the old object by Module.compile()
         order = [name for name in old.__dict__ if name in state]
         new.__dict__.update({name: state[name] for name in [*order, *(n for n in state if n not in old.__dict__)]})
@@ -81,13 +81,13 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
 
 
 def left_out(module: nn.Module) -> set[str]:
-    """Attributes that the class itself keeps out of its copies, such as the trainer that a module belongs to: they are shared, not copied."""
+    """Return the attributes that a class excludes from its copies by `__getstate__`, such as a module's trainer: they are shared."""
     method = getattr(type(module), "__getstate__", None)
     if method is None or method is getattr(object, "__getstate__", None):
         return set()
     try:
         state = module.__getstate__()
-    except Exception:  # a class that has no copies
+    except Exception:  # the class does not support copying
         return set()
     if not isinstance(state, dict):
         return set()
@@ -98,19 +98,19 @@ def left_out(module: nn.Module) -> set[str]:
     }
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    if type(value) is OrderedDict and not value:  # a dozen of them, for hooks, in most modules
+def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value) is OrderedDict and not value:  # fast path: most modules hold a dozen empty ones for hooks
         return OrderedDict()
     if is_atom(value) or is_generator(value):
         return value
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # locks, handles, foreign objects: they have no copy, so both trees use the one there is
+    except Exception:  # locks, handles and the like cannot be copied, so both trees share them
         return value
 
 
 def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
-    """Tell `copy.deepcopy` what is not to be copied: tensors stay, closures over modules of the tree follow the tree."""
+    """Fill the memo of `copy.deepcopy`: tensors and generators are shared, functions with modules in their closure are rebound."""
     if is_atom(value) or id(value) in seen or (type(value) is OrderedDict and not value):
         return
     seen.add(id(value))
@@ -125,7 +125,7 @@ def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
 
 
 def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
-    """The function with the modules in its closure replaced by what `memo` holds for them; the function itself if there are none."""
+    """Return the function with modules in its closure replaced by their copies in `memo`; the function itself if there are none."""
     if not function.__closure__:
         return function
     cells = []
@@ -134,7 +134,7 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
             cells.append(cell)
             continue
         content = cell.cell_contents
-        new = content if content is function else _moved(content, memo)
+        new = content if content is function else _closure_content(content, memo)
         cells.append(cell if new is content else types.CellType(new))
     if all(new is old for new, old in zip(cells, function.__closure__, strict=True)):
         return function
@@ -146,19 +146,19 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
     return copied
 
 
-def _moved(content: Any, memo: dict[int, Any]) -> Any:
-    """What a closure is to hold in the new tree: modules and what is bound to them follow it."""
+def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
+    """Return the content of a closure cell for the new tree: modules, and functions bound to them, are replaced by their copies."""
     if isinstance(content, nn.Module):
         return memo.get(id(content), content)
     if isinstance(content, types.FunctionType):
         return rebound(content, memo)
     if isinstance(content, types.MethodType):
-        function, owner = _moved(content.__func__, memo), _moved(content.__self__, memo)
+        function, owner = _closure_content(content.__func__, memo), _closure_content(content.__self__, memo)
         same = function is content.__func__ and owner is content.__self__
         return content if same else types.MethodType(function, owner)
     if isinstance(content, functools.partial):
         old = (content.func, *content.args, *content.keywords.values())
-        function, *items = (_moved(item, memo) for item in old)
+        function, *items = (_closure_content(item, memo) for item in old)
         if all(a is b for a, b in zip((function, *items), old, strict=True)):
             return content
         args, values = items[: len(content.args)], items[len(content.args) :]
@@ -167,7 +167,7 @@ def _moved(content: Any, memo: dict[int, Any]) -> Any:
 
 
 class _ReplacingItems:
-    """The items of an immutable holder (a tuple, a partial function's arguments), written to by putting another holder in its place."""
+    """Writable view of the items of a tuple or the arguments of a partial function; writing replaces the immutable holder."""
 
     def __init__(self, container: Any, key: Any) -> None:
         self.container, self.key = container, key
@@ -187,20 +187,20 @@ class _ReplacingItems:
 
 
 def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:
-    """Every dict entry or list item below `root` that holds one of the wanted tensors.
+    """Return every dict entry and list item below `root` that holds one of the wanted tensors.
 
     Args:
-        root: where to look: parameters, buffers and (nested) containers in attributes, such as the flat weights of an LSTM, and modules in
-            these that nobody has registered.
-        wanted: id of a tensor -> its name; None wants every tensor, without a name.
+        root: the module to search: parameters, buffers, (nested) containers in attributes, such as the flat weights of an LSTM, and
+            unregistered modules inside these.
+        wanted: id of a tensor -> its name; None: all tensors, with the name "".
 
     Returns:
-        Triples (container, key, name), ready for `container[key] = other`.
+        Triples (container, key, name), for use as `container[key] = other`.
     """
     entries: list[tuple[Any, Any, str]] = []
     seen: set[int] = set()
 
-    def note(container: Any, key: Any, tensor: Tensor) -> None:
+    def add_entry(container: Any, key: Any, tensor: Tensor) -> None:
         if wanted is None or id(tensor) in wanted:
             entries.append((container, key, "" if wanted is None else wanted[id(tensor)]))
 
@@ -210,14 +210,14 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
         seen.add(id(container))
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, Tensor):
-                note(container, key, value)
+                add_entry(container, key, value)
             elif isinstance(value, dict | list) and key != "_modules":
                 search(value, depth + 1)
             elif isinstance(value, tuple | functools.partial):
                 items = _ReplacingItems(container, key)
                 for i, item in enumerate(value.args if isinstance(value, functools.partial) else value):
                     if isinstance(item, Tensor):
-                        note(items, i, item)
+                        add_entry(items, i, item)
                     elif isinstance(item, dict | list):
                         search(item, depth + 2)
                 if isinstance(value, functools.partial):
@@ -230,9 +230,9 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
 
 
 def with_unregistered(root: nn.Module) -> list[nn.Module]:
-    """All modules below `root`, and those in containers that their attributes hold, which nobody has registered."""
-    found = {id(module): module for module in root.modules()}
-    waiting: list[Any] = [module.__dict__ for module in found.values()]
+    """Return all modules below `root`, including unregistered ones in containers held by attributes."""
+    modules_by_id = {id(module): module for module in root.modules()}
+    waiting: list[Any] = [module.__dict__ for module in modules_by_id.values()]
     seen: set[int] = set()
     while waiting:
         container = waiting.pop()
@@ -241,9 +241,9 @@ def with_unregistered(root: nn.Module) -> list[nn.Module]:
         seen.add(id(container))
         for item in dict.values(container) if isinstance(container, dict) else container:
             if isinstance(item, nn.Module):
-                new = [module for module in item.modules() if id(module) not in found]
-                found.update((id(module), module) for module in new)
+                new = [module for module in item.modules() if id(module) not in modules_by_id]
+                modules_by_id.update((id(module), module) for module in new)
                 waiting += [module.__dict__ for module in new]
             elif isinstance(item, CONTAINERS) and not isinstance(item, torch.Size):
                 waiting.append(item)
-    return [*found.values()]
+    return [*modules_by_id.values()]

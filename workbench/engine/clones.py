@@ -1,4 +1,4 @@
-"""Clones of a wrapped object, one for each branch, and the attributes that forward changes there."""
+"""Clones of a wrapped object, one per branch, and the attributes that forward changes in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .effects.attributes import (
     registered,
     structure,
 )
-from .effects.branch_values import carried, put, taken, tensors_in, transfer
+from .effects.branch_values import copy_values, get_values, set_values, tensors_in, transfer
 from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.parameters import ParameterWrites, explain_write
@@ -38,36 +38,35 @@ Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
 
 
 def branch_key(plan: Plan, index: Index) -> Key:
-    """Where a branch stands; a branch that stands at 0 along an axis is the one that a run without the axis has.
+    """Return the key of a branch: its non-zero positions, so that position 0 along an axis is the same branch as a run without the axis.
 
-    Runs that keep no state, such as neo's, have clones of their own: others may be run once more in a backward pass that is still to come,
-    where they must be in the mode and hold the tensors that they had.
+    Runs that keep no state, such as neo's, use separate clones: other clones may be run again in a pending backward pass (activation
+    checkpointing), where they must still have the mode and the tensors of their last forward pass.
     """
     positions = tuple(sorted((name, i) for name, i in index.items() if i))
     return positions if plan.keep_state else (*positions, ("apart", 1))
 
 
 class Clones:
-    """Keeps the clones of one wrapped object.
+    """Clones of one wrapped object.
 
     Args:
         root: the wrapped module.
-        build: makes a plain structural copy of it, tells which tensors it holds under which slot name, and what a branch calls:
-            (copy, id -> slot, buffer slots, method).
+        build: returns (structural copy of the plain model, id of tensor -> slot, buffer slots, name of the method that a branch calls).
     """
 
     def __init__(self, root: nn.Module, build: Build) -> None:
         self.root, self._build = root, build
-        self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was seen to change
-        self.dense_slots = DenseSlots()  # slots that must hold whole tensors
-        self.watched: set[bool] = set()  # the modes (training or not) that forward has run in
-        self._memory: dict[Key, Values] = {}  # what those attributes are in branches that have no clone at present
+        self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was observed to change
+        self.dense_slots = DenseSlots()  # slots that must hold dense tensors
+        self.watched: set[bool] = set()  # the modes (training or not) in which forward has run
+        self._memory: dict[Key, Values] = {}  # impure attributes of branches that have no clone at present
         self._clones: dict[Key, Clone] = {}
-        self._current: set[Key] = set()  # the branches that took part in the last call: their attributes are up to date
-        self._kept: Values = {}  # marks of the impure attributes as the last call left them in the wrapped object
+        self._current: set[Key] = set()  # the branches of the last call, whose attributes are up to date
+        self._kept: Values = {}  # fingerprints of the impure attributes as the last call left them in the wrapped object
         self._last: Clone | None = None
         self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
-        self.kept = False  # whether what the present call has changed is kept already
+        self.kept = False  # whether the side effects of the present call have been kept
         self._writes: ParameterWrites | None = None  # of the present call, if it is the first in its mode
         self._tree: Tree = {}
         self._facts: tuple = ()
@@ -78,36 +77,39 @@ class Clones:
         self._generators: list[Any] = []
         # by mode (training or not): the buffers that forward changed in its first call there
         self.changed_buffers: dict[bool, frozenset[str]] = {}
-        # by mode: whether it drew from others than torch's generators in that call
+        # by mode: whether forward drew from generators other than torch's in that call
         self.drew_outside_torch: dict[bool, bool] = {}
-        self.n_weights = 0  # if each meets a row once: in networks of linear layers only, 0 for others
+        self.n_weights = 0  # number of weights of a network with linear layers only, 0 for others
 
     # ---- clones
     def existing(self) -> list[Clone]:
-        """Those that there are."""
+        """Return the clones that exist."""
         return list(self._clones.values())
 
     def of(self, plan: Plan, index: Index) -> Clone:
-        """The clone of a branch; `begin` has made it."""
+        """Return the clone of a branch, which `begin` has created."""
         return self._clones[branch_key(plan, index)]
 
     def sources(self, leaves: list[Any]) -> RandomSources:
-        """What the model may draw random numbers from."""
+        """Return the sources that the model may draw random numbers from, given the leaves of the inputs."""
         return RandomSources(leaves, self._generators)
 
     def draws_outside_torch(self) -> bool:
-        """Whether forward drew from others than torch's generators in its first call in this mode; True if that is not known."""
+        """Return whether forward drew from generators other than torch's in its first call in this mode; True if unknown."""
         return self.drew_outside_torch.get(self.root.training, True)
 
     def begin(self, plan: Plan, at_once: bool = False) -> list[Key]:
-        """Make what clones are missing, and give each the attributes that its branch is to start from.
+        """Create missing clones and set the attributes that each branch starts from.
 
-        A branch goes on from where its last pass left it; one that had no part in the last call starts from its nearest relative that had, or
-        from what the wrapped object shows. What the user has changed there since then holds for all.
+        A branch continues from its last pass. A branch that was not in the last call starts from a branch that was and differs along one axis
+        only, or else from the wrapped object. Attributes that the user has changed on the wrapped object since then apply to all branches.
 
         Args:
-            plan: of the run.
-            at_once: all branches run in one pass, on the clone of the first.
+            plan: plan of the run.
+            at_once: whether all branches run in one pass, on the clone of the first.
+
+        Returns:
+            The keys of the prepared clones.
         """
         keys = [branch_key(plan, index) for index in plan.indices[: 1 if at_once else None]]
         self._last = None
@@ -115,13 +117,13 @@ class Clones:
         for key in missing:
             self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots)
         written = self.changed_buffers.get(self.root.training)
-        # with gradients a backward pass may need buffers as they are now, whatever is written into them before it comes
+        # with gradients every buffer is copied, since the backward pass may need its present values
         if written is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
             written = None
         for key in keys:
             clone = self._clones[key]
             clone.copied_buffers = (
-                clone.buffers if written is None else (clone.unsteady_buffers | written) & clone.buffers
+                clone.buffers if written is None else (clone.written_in_eval | written) & clone.buffers
             )
             for module, mode in zip(clone.tree.values(), self.modes, strict=True):
                 if module.training is not mode:
@@ -132,12 +134,12 @@ class Clones:
             for key in keys:
                 clone = self._clones[key]
                 if key in starts:
-                    clone.take_up(starts[key], self._tree)
-                clone.take_up(taken(touched, self._tree), self._tree)
+                    clone.copy_attributes(starts[key], self._tree)
+                clone.copy_attributes(get_values(touched, self._tree), self._tree)
         return keys
 
     def _start(self, key: Key) -> Values:
-        """What the attributes of a branch are to be that has no clone with them: in terms of the wrapped object's modules."""
+        """Return the initial attributes of a branch whose clone does not have them, referring to the wrapped object's modules."""
         if key in self._memory:
             return self._memory[key]
         for i in range(len(key)):
@@ -146,51 +148,51 @@ class Clones:
                 return (
                     self._memory[relative] if relative in self._memory else self._attributes_of(self._clones[relative])
                 )
-        return taken(self.impure, self._tree)
+        return get_values(self.impure, self._tree)
 
     def _attributes_of(self, clone: Clone) -> Values:
-        return carried(taken(self.impure, clone.tree), clone.tree, self._tree)
+        return copy_values(get_values(self.impure, clone.tree), clone.tree, self._tree)
 
     def remembered(self) -> dict[Key, Values]:
-        """What the attributes that forward changes are in each branch."""
+        """Return the attributes that forward changes, as they are in each branch."""
         if not self.impure:
             return {}
         present = {key: self._attributes_of(clone) for key, clone in self._clones.items() if key in self._current}
         return {**self._memory, **present}
 
     def give(self, index: Index, tree: Tree) -> None:
-        """Give another copy of the wrapped object the attributes that a branch has by now.
+        """Copy the present attributes of a branch to another copy of the wrapped object.
 
         Args:
-            index: where the branch stands.
+            index: index of the branch.
             tree: the modules of the copy.
         """
         self.refresh()
         key = tuple(sorted((name, i) for name, i in index.items() if i))
         touched = self._touched()
-        put(carried(self.remembered().get(key) or self._start(key), self._tree, tree), tree)
+        set_values(copy_values(self.remembered().get(key) or self._start(key), self._tree, tree), tree)
         transfer(touched, self._tree, tree)
 
     def _touched(self) -> frozenset[Attribute]:
-        """The attributes that forward changes and that somebody else has changed since the last call."""
+        """Return the impure attributes that were changed outside forward since the last call."""
         now = fingerprint(self._tree, self.impure)
         return frozenset(name for name in self.impure if now.get(name) != self._kept.get(name))
 
     def recall(self, branches: dict[Key, Values]) -> None:
-        """Take up what `remembered` gave; the wrapped object shows what its first branch has."""
+        """Restore what `remembered` returned; the wrapped object must have the attributes of its first branch."""
         self._memory, self._current = branches, set(branches)
         self.impure = frozenset(name for values in branches.values() for name in values)
         self.refresh()
         self._kept = fingerprint(self._tree, self.impure)
 
     def forget(self) -> None:
-        """Let go of the clones, after a pass that was none: all is as it was before the call."""
+        """Drop the clones after a discarded pass, and restore the state that `save` has stored."""
         self._memory, self.impure, self.watched = self._saved[0], self._saved[1], set(self._saved[2])
         self._current = set(self._memory)
         self._clones.clear()
 
     def reset(self) -> None:
-        """`forget`, after a call that ended before its time, and look at the wrapped object anew."""
+        """Recover from a call that raised: `forget` unless its side effects were kept, and inspect the wrapped object again."""
         if self.kept:
             self._memory = self.remembered()
             self._current = set(self._memory)
@@ -201,15 +203,15 @@ class Clones:
         self.dense_slots.running = False
 
     def save(self) -> None:
-        """Remember how everything is, for `forget`."""
+        """Store the present state for `forget`."""
         self._saved, self.kept = (self.remembered(), self.impure, set(self.watched)), False
         self._writes = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Around passes for looking only, in the midst of a call: they start as the call did, and what they change is gone afterwards.
+        """Return a context manager for extra passes during a call: they start in the state before the call, and their changes are dropped.
 
-        Where forward changes no attributes they run on the clones of the call, else on others.
+        If forward changes no attributes they run on the clones of the call, otherwise on separate ones.
         """
         if not self.impure:
             yield
@@ -225,15 +227,13 @@ class Clones:
                 setattr(self, name, value)
 
     def refresh(self) -> None:
-        """Use clones that fit the wrapped object as it is now: somebody may have replaced a layer or an attribute since the last call, or have
-        changed a list or another object in place.
-        """
+        """Drop clones that no longer match the wrapped object, in which a layer or an attribute may have been replaced, or a list changed."""
         same = self._objects.unchanged()
         if same and self._modules is not None and self._modules.unchanged():
             return
         if same and self._tree and structure(self._tree, self.impure) == self._facts:
             return
-        self._modules, self._facts = None, ()  # an interrupt from here on makes the next call look again
+        self._modules, self._facts = None, ()  # an interrupt from here on makes the next call inspect the object again
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
         self.modes = [module.training for module in self._tree.values()]
         if not same or structure(self._tree, self.impure, modes=False) != self._shape:
@@ -245,18 +245,18 @@ class Clones:
         self._note()
 
     def _note(self) -> None:
-        """Remember what the wrapped object looks like."""
+        """Store fingerprints of the wrapped object."""
         facts, shape = structure(self._tree, self.impure), structure(self._tree, self.impure, modes=False)
         contents = ModuleContents(self._tree, self.impure), Contents(self._tree, self.impure)
         self._facts, self._shape, (self._modules, self._objects) = facts, shape, contents
 
     # ---- attributes
     def watching(self, clone: Clone, plan: Plan, first: bool) -> AbstractContextManager[None]:
-        """Around a pass: finds out what the first branch changes, and lets the others start from what that was before.
+        """Return a context manager for a pass, which finds the attributes that the first branch changes and resets them for the others.
 
         Raises:
-            PurityError: if it changes anything and `plan.purity` is "raise".
-            RuntimeError: if forward makes layers, which nothing would train.
+            PurityError: if forward changes attributes and `plan.purity` is "raise".
+            RuntimeError: if forward creates layers, which nothing would train.
         """
         if first and self.root.training in self.watched and not self.impure:
             self._last = clone
@@ -269,9 +269,9 @@ class Clones:
         new = mode not in self.watched
         if not first:
             if plan.purity == "allow" and self._last is not None:
-                clone.take_up(taken(self.impure, self._last.tree), self._last.tree)
+                clone.copy_attributes(get_values(self.impure, self._last.tree), self._last.tree)
             else:
-                clone.take_up(taken(self.impure - self._saved[1], self._tree), self._tree)
+                clone.copy_attributes(get_values(self.impure - self._saved[1], self._tree), self._tree)
             try:
                 with nullcontext() if self._writes is None else self._writes.watched():
                     yield
@@ -285,7 +285,7 @@ class Clones:
         private = self._copy_unregistered(clone) if new else {}
         before, contents, loose = fingerprint(clone.tree), registered(clone.tree), clone.loose_tensors()
         writes = ParameterWrites(self.root, clone.tree)
-        words = described(clone.tree) if plan.purity in ("warn", "raise") else {}
+        texts = described(clone.tree) if plan.purity in ("warn", "raise") else {}
         try:
             with writes.watched():
                 yield
@@ -296,62 +296,62 @@ class Clones:
         with clone.with_tensors(loose):
             changes = changed(before, fingerprint(clone.tree))
         clone.refuse_changed_holders(changes)
-        put({name: value for name, value in private.items() if name not in changes}, clone.tree)
+        set_values({name: value for name, value in private.items() if name not in changes}, clone.tree)
         _refuse_layers(self.root, contents, registered(clone.tree), {name for *_, name in clone.taken_over})
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
         if new:
             clone.refuse_lost_writes(plan)
         self._writes = writes if new else None
-        if words and changes:
-            _complain(self.root, plan.purity, difference(words, described(clone.tree, changes), changes), new)
+        if texts and changes:
+            _report_changes(self.root, plan.purity, difference(texts, described(clone.tree, changes), changes), new)
         self.impure |= changes
         self.watched.add(mode)
 
     def _copy_unregistered(self, clone: Clone) -> Values:
-        """Give a clone copies of all unregistered tensors, since it may write into them; returns the attributes as they were."""
+        """Replace all unregistered tensors of a clone by copies, since forward may write into them; return the original attributes."""
         attributes = tensors_in(clone.tree)
-        clone.take_up(attributes, clone.tree, for_now=True)
+        clone.copy_attributes(attributes, clone.tree, temporary=True)
         return attributes
 
     def keep(self, plan: Plan, at_once: bool) -> None:
-        """Let the wrapped object end as if it had been called once.
+        """Update the wrapped object's attributes as if it had been called once.
 
         Args:
-            plan: of the run.
+            plan: plan of the run.
             at_once: whether all branches ran on the clone of the first.
         """
         keys = [branch_key(plan, index) for index in plan.indices]
-        self._keep_modes(self._clones[keys[0]].tree)
+        self._store_modes(self._clones[keys[0]].tree)
         if not self.impure:
             return
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
-        new = carried(taken(self.impure, source.tree), source.tree, self._tree)
+        new = copy_values(get_values(self.impure, source.tree), source.tree, self._tree)
         if not at_once and plan.purity != "allow":
-            beside = [axis.name for axis in plan.axes if axis.own_first]
-            models = [key for key, index in zip(keys, plan.indices, strict=True) if not any(index[a] for a in beside)]
-            values = [taken(self.impure, self._clones[key].tree) for key in models]
+            heads = [axis.name for axis in plan.axes if axis.own_first]
+            models = [key for key, index in zip(keys, plan.indices, strict=True) if not any(index[a] for a in heads)]
+            values = [get_values(self.impure, self._clones[key].tree) for key in models]
             new = with_mean_terms(new, values, self.root._get_name())
-        before, kept = taken(self.impure, self._tree), self._kept
+        before, kept = get_values(self.impure, self._tree), self._kept
         try:
-            put(new, self._tree)
+            set_values(new, self._tree)
             self._kept = fingerprint(self._tree, self.impure)
             self._memory, self._current = {}, set(keys[: 1 if at_once else None])
             self._note()
             self.kept = True
         except BaseException:
-            put(before, self._tree)
+            set_values(before, self._tree)
             self._kept = kept
             raise
 
-    def _keep_modes(self, tree: Tree) -> None:
-        """Let modules that forward has put into another mode, as where it freezes the statistics of its norms, stay in it."""
+    def _store_modes(self, tree: Tree) -> None:
+        """Keep mode changes that forward made to modules, for example to freeze the running statistics of norms."""
         for i, (path, module) in enumerate(self._tree.items()):
             if path in tree and tree[path].training is not self.modes[i]:
                 module.__dict__["training"] = self.modes[i] = tree[path].training
 
 
 def _count_weights(tree: Tree) -> int:
-    """The number of weights of a network whose layers are linear, 0 for others."""
+    """Return the number of weights of a network with linear layers only, 0 for others."""
     layers = [module for module in tree.values() if module._parameters]
     if any(not isinstance(layer, nn.Linear) for layer in layers):
         return 0
@@ -368,20 +368,20 @@ def _refuse_layers(
             where = f"{path}.{name}" if path else name
             if name not in earlier:
                 raise RuntimeError(
-                    f"forward of {root._get_name()} made the {word} {where!r}, which no optimizer, state_dict or voter would know; call the "
-                    "model once with real inputs before wrapping it"
+                    f"forward of {root._get_name()} creates the {word} {where!r}, which would be missing from optimizers, state_dict and "
+                    "voters; call the model once with real inputs before wrapping it"
                 )
             if kind == "_parameters" and earlier[name] != key and where not in taken_over:
                 raise RuntimeError(replaced_parameter(root._get_name(), where))
             if kind == "_modules" and earlier[name] != key:
                 raise RuntimeError(
-                    f"forward of {root._get_name()} puts another layer in the place of {where!r}, which only one branch would have; make the "
-                    "change before wrapping"
+                    f"forward of {root._get_name()} replaces the layer {where!r}, which would happen in one branch only; make the change "
+                    "before wrapping"
                 )
 
 
-def _complain(root: nn.Module, purity: str, lines: str, new: bool) -> None:
-    message = f"forward of {root._get_name()} changes attributes of the model:\n{lines}"
+def _report_changes(root: nn.Module, purity: str, differences: str, new: bool) -> None:
+    message = f"forward of {root._get_name()} changes attributes of the model:\n{differences}"
     if purity == "raise":
         raise PurityError(
             f'{message}\nReturn them as outputs, or wrap with purity="once" (they end as if called once) or "allow"'

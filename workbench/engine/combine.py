@@ -1,4 +1,4 @@
-"""Results of all branches as one output, whose tensors have the axes of the run in front."""
+"""Combination of the branches' results into one output, whose tensors have the axes of the run in front."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .selections import REMEDY
 from .state import BranchedState, Sealed, cut, seal_opened, separate
 from .tree import flatten, is_float, names, paths
 
-_STATE = re.compile("cache|state|memory", re.IGNORECASE)
+_STATE_NAME = re.compile("cache|state|memory", re.IGNORECASE)
 
 
 class Ragged:
-    """The tensors of all branches for one leaf whose rows each branch chooses by itself.
+    """Tensors of all branches for one output leaf whose rows each branch selects by itself.
 
     Args:
-        items: one tensor a branch, last axis fastest.
-        sizes: of the axes, outermost first.
+        items: one tensor per branch, last axis fastest.
+        sizes: sizes of the axes, outermost first.
     """
 
     def __init__(self, items: Sequence[Tensor], sizes: Sequence[int]) -> None:
@@ -33,12 +33,12 @@ class Ragged:
 
 
 class Branched:
-    """The outputs of all branches: one tree whose tensor leaves have the axes of the run in front.
+    """Outputs of all branches: one tree whose tensor leaves have the axes of the run in front.
 
     Args:
         axes: names of the leading axes, outermost first.
-        leaves: the leaves of the output; tensors are [*sizes, ...], and `Ragged` where the plan says so.
-        rebuild: puts as many leaves into the shape of the model's output.
+        leaves: leaves of the output; tensors are [*sizes, ...], or `Ragged` where the plan says so.
+        rebuild: function from equally many leaves to an output of the model's structure.
     """
 
     def __init__(self, axes: tuple[str, ...], leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> None:
@@ -46,22 +46,22 @@ class Branched:
         self.plain_dtypes: Mapping[int, torch.dtype] = {}  # see `Intervention.plain_dtypes`
 
     def plain_dtype(self, i: int) -> torch.dtype:
-        """The dtype in which the model itself gives a leaf."""
-        return self.plain_dtypes.get(i, self.leaves[i].dtype)  # of a tensor, or `Running`
+        """Return the dtype in which the model itself returns a leaf."""
+        return self.plain_dtypes.get(i, self.leaves[i].dtype)  # the leaf is a tensor or `Running`
 
     def sizes(self) -> tuple[int, ...]:
-        """How many branches there are along each axis."""
+        """Return the number of branches along each axis."""
         first = next(leaf for leaf in self.leaves if isinstance(leaf, Tensor | Ragged))
         return first.sizes if isinstance(first, Ragged) else tuple(first.shape[: len(self.axes)])
 
 
 def combine(plan: Plan, results: Sequence[Result]) -> Branched:
-    """Stack the branches' outputs along the axes of the plan; dealt rows go back to their places.
+    """Stack the branches' outputs along the axes of the plan; dealt rows are put back in the order of the batch.
 
     Raises:
         NonTensorOutputError: if a part that is no tensor differs between the branches.
-        OutputShapeError: if a part has another shape in another branch.
-        NotDealableError: if rows were dealt, and the output does not answer them one by one.
+        OutputShapeError: if the shape of a part differs between the branches.
+        NotDealableError: if rows were dealt, and the output does not hold one answer per row.
     """
     if isinstance(results, StackedResults):
         return _combine_stacked(plan, results)
@@ -70,11 +70,12 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
     rebuild = trees[0][1]
     if len({len(leaves) for leaves, _ in trees}) > 1:
         raise NonTensorOutputError(
-            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch"
+            f"the output has {sorted({len(leaves) for leaves, _ in trees})} parts, depending on the branch; return the same structure in all "
+            "of them"
         )
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-    orders: dict[int, Tensor] = {}  # of the places of dealt rows, by kind
+    orders: dict[int, Tensor] = {}  # permutation that restores the order of dealt rows, by the id of the rows
     sizes = [axis.size for axis in axes]
     own_first = [axis.name for axis in plan.axes if axis.own_first]
     models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
@@ -84,13 +85,13 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
         if isinstance(items[0], Sealed):
             columns.append(_state(plan, [item.value for item in items]))
         elif not isinstance(items[0], Tensor):
-            columns.append(_agree([items[k] for k in models], results[0].output, i))
+            columns.append(_common_value([items[k] for k in models], results[0].output, i))
         elif i in ragged and items[0].dim():
             columns.append(Ragged(items, sizes))
         elif not plan.dealt:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
-            rows = _answered(items, plan)
+            rows = _rows_answered(items, plan)
             if id(rows) not in orders:
                 orders[id(rows)] = torch.argsort(concatenate(rows))
             columns.append(_gather(items, plan, sizes, orders[id(rows)]))
@@ -98,7 +99,7 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
 
 
 def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
-    """The same for results that are stacked already."""
+    """Combine results that are already stacked."""
     axes = [axis.name for axis in plan.axes]
     leaves, rebuild = list(results.leaves), results.rebuild
     if plan.state:
@@ -134,20 +135,20 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
     if items[0].is_nested or items[0].layout is not torch.strided:
         kind, remedy = ("nested", "padded to a common length") if items[0].is_nested else ("sparse", "with to_dense()")
         raise OutputShapeError(
-            f"{paths(output)[i]} is a {kind} tensor, of which the branches' mean and spread are not known; return it {remedy}"
+            f"{paths(output)[i]} is a {kind} tensor, for which the branches' mean and spread are not supported; return it {remedy}"
         )
     if any(item.shape != items[0].shape for item in items):
         shapes = sorted({tuple(map(int, item.shape)) for item in items})
         raise OutputShapeError(
-            f"{paths(output)[i]} has other shapes in other branches: {shapes}; return a fixed shape. {REMEDY}"
+            f"{paths(output)[i]} has different shapes in different branches: {shapes}; return a fixed shape. {REMEDY}"
         )
     stacked = torch.stack(items)
     return stacked if len(sizes) == 1 else stacked.reshape((*sizes, *items[0].shape))
 
 
-def _answered(items: tuple[Tensor, ...], plan: Plan) -> Sequence[Tensor] | Tensor:
-    """The dealt rows, or parts of other kinds, that the branches answer one by one."""
-    fitting = [
+def _rows_answered(items: tuple[Tensor, ...], plan: Plan) -> Sequence[Tensor] | Tensor:
+    """Return the dealt rows, or items of another kind (see `Plan.parts`), that the branches answer one by one."""
+    candidates = [
         rows
         for rows in (plan.rows, *plan.parts)
         if all(
@@ -155,13 +156,13 @@ def _answered(items: tuple[Tensor, ...], plan: Plan) -> Sequence[Tensor] | Tenso
             for index, item in zip(plan.indices, items, strict=True)
         )
     ]
-    if not fitting or any(not torch.equal(concatenate(rows), concatenate(fitting[0])) for rows in fitting[1:]):
-        raise NotDealableError  # none, or nobody can tell which
-    return fitting[0]
+    if not candidates or any(not torch.equal(concatenate(rows), concatenate(candidates[0])) for rows in candidates[1:]):
+        raise NotDealableError  # none fits, or several different ones do
+    return candidates[0]
 
 
 def _gather(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tensor) -> Tensor:
-    """Rows answered branch by branch, back in the order of the batch; other axes go to the front."""
+    """Concatenate rows answered branch by branch and restore the order of the batch; other axes are stacked in front."""
     position = next(i for i, axis in enumerate(plan.axes) if axis.name == plan.dealt)
     grouped: dict[tuple, list[Tensor]] = {}
     for index, item in zip(plan.indices, items, strict=True):
@@ -175,11 +176,11 @@ def _gather(items: tuple[Tensor, ...], plan: Plan, sizes: list[int], order: Tens
     return stacked.reshape((*sizes, *stacked.shape[1:]))
 
 
-def _agree(items: list[Any], output: Any, i: int) -> Any:
+def _common_value(items: list[Any], output: Any, i: int) -> Any:
     first = items[0]
     if isinstance(first, Iterator) and len(items) > 1:
         raise NonTensorOutputError(
-            f"{paths(output)[i]} is a {type(first).__name__}, which is read later, when the branch is gone; return a list, list(...)"
+            f"{paths(output)[i]} is a {type(first).__name__}, which would be read only after its branch has ended; return a list, list(...)"
         )
     for item in items[1:]:
         if item is first:
@@ -187,7 +188,7 @@ def _agree(items: list[Any], output: Any, i: int) -> Any:
         if isinstance(first, np.ndarray) and isinstance(item, np.ndarray):
             if not np.array_equal(first, item, equal_nan=first.dtype.kind in "fc"):
                 raise NonTensorOutputError(
-                    f"{paths(output)[i]} is an array of numpy that differs from branch to branch; return it as a tensor, and call .numpy() "
+                    f"{paths(output)[i]} is a numpy array that differs from branch to branch; return it as a tensor, and call .numpy() "
                     "outside the wrapped model"
                 )
             continue
@@ -199,7 +200,7 @@ def _agree(items: list[Any], output: Any, i: int) -> Any:
             raise NonTensorOutputError(
                 f"{paths(output)[i]} is {first!r} in one branch and {item!r} in another; return it as a tensor, or leave it out of the output"
             )
-        if not same and _has_numbers_of_its_own(first, item):
+        if not same and _tensors_differ(first, item):
             parameters = " (logits, loc and scale, ...)" if isinstance(first, torch.distributions.Distribution) else ""
             raise NonTensorOutputError(
                 f"{paths(output)[i]} is an object of type {type(first).__name__} whose tensors differ from branch to branch, and objects have "
@@ -208,22 +209,22 @@ def _agree(items: list[Any], output: Any, i: int) -> Any:
     return first
 
 
-def _has_numbers_of_its_own(first: Any, other: Any, depth: int = 3) -> bool:
-    """Whether tensors that two objects hold at the same place differ; what is named as a state or a cache is checked when it comes back."""
+def _tensors_differ(first: Any, other: Any, depth: int = 3) -> bool:
+    """Return whether two objects hold different tensors in the same place; False for states and caches, which are checked when passed back."""
     if (
-        _STATE.search(type(first).__name__)
+        _STATE_NAME.search(type(first).__name__)
         or isinstance(first, torch.nn.Module | type)
         or type(first) is not type(other)
     ):
         return False
     pairs = zip(flatten(_contents(first))[0], flatten(_contents(other))[0], strict=False)
-    for mine, its in pairs:
-        if mine is its:
+    for a, b in pairs:
+        if a is b:
             continue
-        if isinstance(mine, Tensor) and isinstance(its, Tensor):
-            if is_float(mine) and not (mine.shape == its.shape and torch.equal(mine, its)):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if is_float(a) and not (a.shape == b.shape and torch.equal(a, b)):
                 return True
-        elif depth and _contents(mine) and _has_numbers_of_its_own(mine, its, depth - 1):
+        elif depth and _contents(a) and _tensors_differ(a, b, depth - 1):
             return True
     return False
 

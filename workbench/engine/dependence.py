@@ -1,4 +1,4 @@
-"""Dependence of outputs on tensors: by the autograd graph, and where there is none by the operations of a pass."""
+"""Dependence of outputs on tensors, found by the autograd graph, or by tracking the operations of a pass if there is no graph."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from torch.utils._pytree import tree_leaves
 
 
 def reached(outputs: list[Tensor]) -> set[int]:
-    """ids of the leaf tensors that gradients from the outputs would reach."""
+    """Return the ids of the leaf tensors that gradients from the outputs would reach."""
     ids = {id(tensor) for tensor in outputs if tensor.is_leaf}
-    todo: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen: set[Any] = set(todo)
-    while todo:
-        node = todo.pop()
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen: set[Any] = set(pending)
+    while pending:
+        node = pending.pop()
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             ids.add(id(variable))
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                pending.append(next_node)
     return ids
 
 
-class Followed(TorchDispatchMode):
-    """Follows tensors through the operations of a pass, with or without gradients: what was computed from them, in whatever memory it lies.
+class DependenceTracker(TorchDispatchMode):
+    """Dispatch mode that tracks which tensors are computed from given ones in a pass, with or without gradients.
 
-    What leaves torch on the way (`numpy()`, extensions of their own) is lost from sight.
+    Computations outside torch (`numpy()`, custom extensions) are not tracked.
 
     Args:
-        sources: ids of the tensors to follow.
-        known: ids of tensors that are not computed in the pass, and that share no numbers with a source even where they lie in one memory.
+        sources: ids of the tensors to track.
+        known: ids of tensors that are not computed in the pass; they do not depend on a source, even if they share its storage.
     """
 
     def __init__(self, sources: Iterable[int], known: Iterable[int]) -> None:
         super().__init__()
         self._known = dict.fromkeys(known, frozenset[int]()) | {key: frozenset([key]) for key in sources}
-        self._in_memory: dict[StorageWeakRef, frozenset[int]] = {}
+        self._by_storage: dict[StorageWeakRef, frozenset[int]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler in the first call, for a second; while a mode is on, that compiles nothing
+        return False  # True makes torch import its compiler, which takes a second and has no effect under a mode
 
     def behind(self, tensor: Tensor) -> frozenset[int]:
-        """ids of the sources that a tensor was computed from."""
+        """Return the ids of the sources that a tensor was computed from."""
         if id(tensor) in self._known:
             return self._known[id(tensor)]
         memory = _memory(tensor)
-        return frozenset() if memory is None else self._in_memory.get(memory, frozenset())
+        return frozenset() if memory is None else self._by_storage.get(memory, frozenset())
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        entering = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        sources = frozenset[int]().union(*map(self.behind, entering))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        sources = frozenset[int]().union(*map(self.behind, inputs))
         if sources:
-            # what the operation writes into stands among what enters it
+            # tensors that the operation writes into are among its arguments
             schema = getattr(function, "_schema", None)
-            written = entering if schema is None or schema.is_mutable else []
+            written = inputs if schema is None or schema.is_mutable else []
             for tensor in (*tree_leaves(result), *written):
                 if (
                     isinstance(tensor, Tensor)
                     and id(tensor) not in self._known
                     and (memory := _memory(tensor)) is not None
                 ):
-                    self._in_memory[memory] = self._in_memory.get(memory, frozenset()) | sources
+                    self._by_storage[memory] = self._by_storage.get(memory, frozenset()) | sources
         return result
 
 
 def _memory(tensor: Tensor) -> StorageWeakRef | None:
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of some subclasses, have none
+    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have no storage
         return None

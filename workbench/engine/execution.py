@@ -1,4 +1,4 @@
-"""Order of execution: the layers that a model runs on the way to each of its outputs, seen in one pass."""
+"""Order of execution: the layers that a model runs to compute each of its outputs, observed in one pass."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .plan import Index, Intervention
 from .sites import METADATA, Sites, TensorFacts, tensors_among
 from .tree import flatten, is_float, paths
 
-Positions = dict[str, int]  # path of a module that owns parameters -> when it ran last
-# from the first tensor, by the others
+Positions = dict[str, int]  # path of a module with parameters -> position of its last run
+# operations that select from their first tensor by the others
 CHOOSING = {"__getitem__", "index_select", "gather", "masked_select", "take_along_dim"}
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What one pass of a model has shown.
+    """Record of one pass of a model.
 
     Args:
-        outputs: for each main output the paths of the modules whose parameters it depends on, in the order in which they ran last. An output
-            that others are computed from (hidden states, caches) is none of these, and neither are losses and other scalars beside others.
-        names: of these outputs.
-        noisy: for each call that mixes data with parameters the names of these, where other data than the model's inputs enter.
-        raw: the same where the model's inputs alone enter.
+        outputs: for each main output, the paths of the modules whose parameters it depends on, in the order of their last runs. Outputs that
+            other outputs are computed from (hidden states, caches), and scalars next to other outputs (losses), are not main outputs.
+        names: names of the main outputs.
+        noisy: parameter names of each call that mixes parameters with data other than the model's inputs alone.
+        raw: parameter names of each call that mixes parameters with the model's inputs alone.
     """
 
     outputs: tuple[tuple[str, ...], ...]
@@ -38,17 +38,17 @@ class Execution:
     raw: frozenset[tuple[str, ...]] = frozenset()
 
     def modules(self) -> list[str]:
-        """All paths behind the main outputs."""
+        """Return the paths of all modules that the main outputs depend on."""
         return [path for output in self.outputs for path in output]
 
 
 class Watch(Intervention):
-    """Follows one pass; `execution` says afterwards what it has shown.
+    """Intervention that observes one pass and stores it in `execution`.
 
     Args:
-        owners: by the name of a parameter the path of the module that counts as its owner.
+        owners: path of the owning module by parameter name.
         contractions: see `Sites`.
-        choices: whether a tensor depends also on what only chose it from another, as scores choose boxes.
+        choices: whether a tensor also depends on tensors that only selected it from another, as scores select boxes.
     """
 
     def __init__(self, owners: Mapping[str, str], contractions: bool, choices: bool = True) -> None:
@@ -56,7 +56,7 @@ class Watch(Intervention):
         self.execution: Execution | None = None
 
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        return installed  # asked for, so that layers get whole tensors and no factors
+        return installed  # overridden so that dense weights are installed instead of factors
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
@@ -69,10 +69,10 @@ class Watch(Intervention):
             self._calls[bool(live)].add(tuple(sorted(names)))
             return leaves
 
-        return self._both(Sites(parameters, state, inputs, at_site, contractions=self.contractions))
+        return self._observed(Sites(parameters, state, inputs, at_site, contractions=self.contractions))
 
     @contextmanager
-    def _both(self, sites: Sites) -> Iterator[None]:
+    def _observed(self, sites: Sites) -> Iterator[None]:
         with self._order, sites:
             yield
 
@@ -97,9 +97,9 @@ class Watch(Intervention):
 
 
 class _Order(TorchFunctionMode):
-    """Notes for every tensor the modules whose parameters it was computed from, and when each of them ran.
+    """Function mode that records, for every tensor, the modules whose parameters it was computed from, and when each of them ran.
 
-    By its memory, so that what is written into a part of a tensor counts for the whole.
+    Tensors are identified by their storage, so that a write into a part of a tensor counts for the whole.
     """
 
     def __init__(self, parameters: Sequence[tuple[Tensor, str]], choices: bool) -> None:
@@ -107,11 +107,11 @@ class _Order(TorchFunctionMode):
         self._choices = choices
         self._owners = TensorFacts((tensor, frozenset((path,))) for tensor, path in parameters)
         self._behind: dict[int, Positions] = {}
-        self._alive: list[Any] = []  # a place in memory is that of one tensor for as long as this is kept
+        self._alive: list[Any] = []  # strong references, so that storages are not reused
         self._count = 0
 
     def behind(self, tensor: Tensor) -> Positions:
-        """The modules behind a tensor."""
+        """Return the modules that a tensor depends on, with the positions of their last runs."""
         owners = self._owners.get(tensor)
         return dict.fromkeys(owners, 0) if owners else self._behind.get(_memory(tensor), {})
 
@@ -119,7 +119,7 @@ class _Order(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         out = function(*args, **kwargs)
-        if name not in METADATA or isinstance(out, Tensor):  # a transposed weight is read as an attribute
+        if name not in METADATA or isinstance(out, Tensor):  # attributes such as `weight.T` return tensors
             self._note(name, args, kwargs, out)
         return out
 
@@ -129,7 +129,7 @@ class _Order(TorchFunctionMode):
             tensors = tensors[:1]
         owners = [self._owners.get(tensor) for tensor in tensors]
         modules: frozenset[str] = frozenset().union(*(owner for owner in owners if owner))
-        if tensors and all(owners):  # what is computed from parameters alone counts as the parameter
+        if tensors and all(owners):  # a tensor computed from parameters alone counts as the parameter
             for tensor in results:
                 self._owners.set(tensor, modules)
             return
@@ -143,10 +143,10 @@ class _Order(TorchFunctionMode):
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
             results = [*results, *tensors[:1]]
         for tensor in results if positions else ():
-            there = self._behind.setdefault(_memory(tensor), {})
+            known = self._behind.setdefault(_memory(tensor), {})
             self._alive.append(tensor)
             for path, position in positions.items():
-                there[path] = max(position, there.get(path, 0))
+                known[path] = max(position, known.get(path, 0))
 
 
 def _memory(tensor: Tensor) -> int:
@@ -154,7 +154,7 @@ def _memory(tensor: Tensor) -> int:
         tensor = torch._C._functorch.get_unwrapped(tensor)
     try:
         return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors have no one storage
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no single storage
         return id(tensor)
 
 

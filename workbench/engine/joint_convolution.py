@@ -1,4 +1,4 @@
-"""Convolutions of one input by the weights of all branches: one convolution, to which the biases are not added afterwards."""
+"""Convolution of one shared input with the weights and biases of all branches, computed as a single convolution."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _functorch: Any = torch._C._functorch
 
 
 class JointForward(LayerForward):
-    """The forward of a convolution in a clone, around the one of its class.
+    """Forward of a convolution in a clone, which joins the branches into one convolution.
 
-    vmap has no rule for a bias: it adds it to what all branches give, which takes as long as to compute that.
+    vmap has no batching rule for the bias and adds it separately to the outputs of all branches, which takes as long as the convolution.
     """
 
     __slots__ = ()
@@ -30,14 +30,14 @@ class JointForward(LayerForward):
 
 
 def can_be_joint(layer: nn.Module) -> bool:
-    """Whether `JointForward` fits a layer: one of torch's own, of which nobody has put in another forward."""
+    """Return whether `JointForward` can be used for a layer: a convolution of torch with a bias, one group, and its own forward."""
     if type(layer) not in LAYERS or "forward" in layer.__dict__:
         return False
     return bool(layer.groups == 1 and layer.bias is not None)
 
 
 def _is_joint(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether weight and bias, but not the input, have branches, along one axis; and nobody looks at the functions that are called."""
+    """Return whether weight and bias, but not the input, are batched along one vmap axis, and no function mode is active."""
     if not isinstance(x, Tensor) or not all(isinstance(tensor, Tensor) for tensor in (weight, bias)):
         return False
     level = _functorch.maybe_get_level(weight)
@@ -51,7 +51,7 @@ def _is_joint(x: Any, weight: Any, bias: Any) -> bool:
 
 
 def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What the layer gives in all branches, one behind the other along the channels, as vmap has it."""
+    """Compute the layer for all branches at once, with the branches along the channels, and return a batched tensor."""
     weights, biases = (
         _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0) for tensor in (weight, bias)
     )

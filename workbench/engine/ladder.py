@@ -1,4 +1,7 @@
-"""The ladder: which executor runs a call. Rungs from fast to universal, each right or refused, and the decision kept for calls of a kind."""
+"""The ladder: choose the executor that runs a call.
+
+Its rungs are ordered from fast to universal. Each either gives the right result or refuses, and the choice is kept for calls of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +41,22 @@ def _obstacle_to_replay(root: nn.Module, plan: Plan) -> str:
     return ""
 
 
-# A new executor is one more row; where several can run a call, the first one is tried first.
+# A new executor is one more row. If several can run a call, they are tried in this order.
 RUNGS: dict[str, Rung] = {
     "vmap": Rung(vmap.run, _obstacle_to_vmap, at_once=True, needs_rules=True),
     "rescue": Rung(vmap.rescued, _obstacle_to_vmap, at_once=True),
     "replay": Rung(replay.run, _obstacle_to_replay, trunk_only=True),
-    "loop": Rung(loop.run),  # the last one: runs everything
+    "loop": Rung(loop.run),  # last, since it runs everything
 }
 STRATEGIES = ("auto", *RUNGS, "tune")
-_LITTLE = 2**23  # multiplications in a pass of a branch below which what surrounds them takes longer
+_SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 HEADS = "each model's heads share its trunk, which is computed once"
-_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)  # plain vmap refuses them
+# modules without a batching rule in plain vmap
+_NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class CallKind(NamedTuple):
-    """Calls of one kind are run alike."""
+    """Key of the calls that share a decision about their rung."""
 
     strategy: str
     training: bool
@@ -61,23 +65,23 @@ class CallKind(NamedTuple):
     device: str
     autocast: bool
     dealt: bool
-    loop_only: str  # why the branches must run one after another
-    rows: int  # 0 for so few that a pass is little work; "tune" tells sizes apart by powers of two
+    loop_only: str  # reason why the branches must run one after another
+    rows: int  # 0 if a pass little work, else 1; with "tune" the bit length of the number of rows
 
 
 @dataclass
 class RungDecision:
-    """How calls of a kind are run.
+    """Decision about how calls of one kind run.
 
     Args:
-        rung: the executor.
-        reason: why.
-        below: the rungs that are left if it refuses.
-        refused: those that have refused, and their words.
-        branches: how many there are.
-        shared: whether they share a trunk.
-        chunk: how many run at once, where memory was too small for all; None as the wrapper says.
-        by_model: whether the heads of one model run at once, and then those of the next.
+        rung: name of the executor.
+        reason: why it was chosen.
+        below: rungs to try if it refuses.
+        branches: number of branches.
+        shared: whether the branches share a trunk.
+        refused: rungs that have refused, with their error messages.
+        chunk: number of branches that run at once, if memory was too small for all of them; None: as set by the wrapper.
+        by_model: whether all heads of one model run at once, then those of the next model.
     """
 
     rung: str
@@ -94,23 +98,23 @@ class Ladder:
     """Runs the calls of one wrapped object, each on the rung for its kind.
 
     Args:
-        clones: of the wrapped object.
+        clones: clones of the wrapped object.
     """
 
     def __init__(self, clones: Clones) -> None:
         self.clones, self.root = clones, clones.root
         self.decisions: dict[CallKind, RungDecision] = {}
-        self.kind: CallKind  # of the last call
+        self.kind: CallKind  # kind of the last call
 
     def run(self, request: Request, strategy: str) -> Sequence[Result]:
-        """Run a request on the rung for its kind of call; a rung that refuses leaves everything as it was, and the next is tried."""
+        """Run a request on the rung for its kind of call. If a rung refuses, its side effects are undone and the next rung is tried."""
         plan = request.plan
-        kind = self.kind = self._kind(request, strategy)
+        kind = self.kind = self._kind_of(request, strategy)
         if kind.autocast:
             request = replace(request, autocast=kind.device)
-        known = self.decisions.get(kind)
-        decision = known or self._decide(request, kind)
-        first = known is None
+        cached = self.decisions.get(kind)
+        decision = cached or self._decide(request, kind)
+        first = cached is None
         refusal: Exception
         handled = sys.exc_info()[1]
         while decision.rung != "loop":
@@ -120,43 +124,43 @@ class Ladder:
                     results = attempt(RUNGS[decision.rung], replace(request, plan=chunked, first=first))
                 else:
                     results = attempt(RUNGS[decision.rung], request)
-                self._keep(kind, decision)
+                self._store(kind, decision)
                 return results
             except SpoiledInputsError as spoiled:
                 raise spoiled.error from None
             except torch.OutOfMemoryError as error:
-                if (fewer := _fewer(plan, decision)) is not None:
+                if (fewer := _smaller_chunk(plan, decision)) is not None:
                     reason = f"memory was too small for more than {fewer} at once"
                     decision = replace(decision, reason=reason, chunk=fewer)
-                    continue  # the error is gone, and with it the tensors of the pass that failed
-                refusal, where = error, _where(error)
+                    continue  # drops the error, whose traceback holds the tensors of the failed pass
+                refusal, where = error, _describe_error(error)
             except Exception as error:
-                if (interrupt := interruption(error, handled)) is not None:  # the error is only what came of it
-                    raise interrupt from None
-                refusal, where = error, _where(error)
+                if (interrupt := interruption(error, handled)) is not None:
+                    raise interrupt from None  # the error is only a consequence of the interrupt
+                refusal, where = error, _describe_error(error)
             if not decision.below:
                 self.decisions.pop(kind, None)
-                if not isinstance(refusal, torch.OutOfMemoryError) and (users := _error_of_loop(request)) is not None:
-                    raise users
-                raise _impossible(self.root, plan, strategy, refusal, where) from refusal
+                if not isinstance(refusal, torch.OutOfMemoryError) and (cause := _error_of_loop(request)) is not None:
+                    raise cause
+                raise _strategy_error(self.root, plan, strategy, refusal, where) from refusal
             decision = _next_rung(decision, where)
             first = True
         results = loop.run(request)
-        self._keep(kind, decision)
+        self._store(kind, decision)
         return results
 
-    def _kind(self, request: Request, strategy: str) -> CallKind:
-        """What decides about the rung of a call."""
+    def _kind_of(self, request: Request, strategy: str) -> CallKind:
+        """Return the kind of a call."""
         plan = request.plan
         leaves = [leaf for leaf in request.flat[0] if isinstance(leaf, Tensor)]
         device = next((leaf.device.type for leaf in leaves), "cpu")
-        if torch.compiler.is_compiling():  # torch.export would take a comparison for a promise about the number of rows
-            rows, little = 3, False
+        if torch.compiler.is_compiling():
+            rows, is_small = 3, False  # torch.export would turn a comparison into a constraint on the number of rows
         else:
             n_weights = self.clones.n_weights
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
-            flat = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
-            little = rows <= 2 or (flat and rows * n_weights <= _LITTLE)
+            is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
+            is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
         return CallKind(
             strategy,
             request.training,
@@ -166,13 +170,16 @@ class Ladder:
             (device == "cpu" or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device),
             bool(plan.dealt),
             plan.loop_only,
-            int(rows).bit_length() if strategy == "tune" else int(not little),
+            int(rows).bit_length() if strategy == "tune" else int(not is_small),
         )
 
-    def _keep(self, kind: CallKind, decision: RungDecision) -> None:
-        """Keep a decision, and tell once what was refused: only now, since what the last rung refuses as well was the user's own mistake."""
-        lacked_memory = decision.chunk is not None and not decision.by_model
-        if lacked_memory and decision.rung != "loop" and self.decisions.get(kind) is not decision:
+    def _store(self, kind: CallKind, decision: RungDecision) -> None:
+        """Store a decision and log its refusals once.
+
+        They are not logged earlier, since an error that the last rung raises as well is a mistake in the model or the call.
+        """
+        chunked = decision.chunk is not None and not decision.by_model
+        if chunked and decision.rung != "loop" and self.decisions.get(kind) is not decision:
             log.warning(
                 "%s: memory was too small for all %d branches in one pass, so %d run at once. chunk=%d silences this",
                 self.root._get_name(),
@@ -191,15 +198,15 @@ class Ladder:
             )
         self.decisions[kind] = decision
 
-    # ---- which rungs
+    # ---- choice of the rung
     def _decide(self, request: Request, kind: CallKind) -> RungDecision:
         plan = request.plan
         rungs, reason = self._candidates(plan, kind)
         if kind.strategy in RUNGS and plan.size > 1:
             obstacle = _obstacle(self.root, plan, kind.strategy)
             if obstacle and not plan.dealt:
-                raise _impossible(self.root, plan, kind.strategy, None, obstacle)
-            if not obstacle:  # dealing is our idea, not the user's, so that a refusal is no error
+                raise _strategy_error(self.root, plan, kind.strategy, None, obstacle)
+            if not obstacle:  # with dealt rows, for which the user did not ask, the rungs of "auto" are tried instead
                 rungs = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
                 reason = f'strategy="{kind.strategy}"'
         decision = RungDecision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
@@ -210,50 +217,50 @@ class Ladder:
         return decision
 
     def _candidates(self, plan: Plan, kind: CallKind) -> tuple[tuple[str, ...], str]:
-        """The rungs to try, in this order, and why the first comes first."""
-        possible = _possible(self.root, plan)
+        """Return the rungs to try, in order, and the reason for the first one."""
+        possible = _possible_rungs(self.root, plan)
         if possible == ("loop",):
             return possible, _obstacle(self.root, plan, next(iter(RUNGS)))
-        lacks_rule = _lacks_rule(self.root, plan)
+        misses_rule = _misses_batching_rule(self.root, plan)
         rungs = tuple(
             name
             for name in possible
-            if not (RUNGS[name].trunk_only and not plan.shares_trunk) and not (RUNGS[name].needs_rules and lacks_rule)
+            if not (RUNGS[name].trunk_only and not plan.shares_trunk) and not (RUNGS[name].needs_rules and misses_rule)
         )
         if plan.shares_trunk:
             reason = "the branches share a trunk, which is computed once"
             if plan.chunk is not None and plan.chunk < plan.axes[0].size and not (kind.training or kind.gradients):
-                # "vmap" would compute it once for each chunk
+                # "vmap" would compute the trunk once per chunk
                 return tuple(
                     sorted(rungs, key=lambda name: name != "replay")
                 ), f"{reason}, also with chunk={plan.chunk}"
             return rungs, reason
         if kind.device != "cpu":
             return rungs, "one launch for all branches"
-        # without the heads beside them, so that a prediction does not draw other numbers where its risk is wanted
+        # risk heads are not counted: a prediction must draw the same random numbers with and without its risk
         models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
         if not kind.rows and models >= 4:
             return rungs, "each of the branches is little work"
         if kind.dealt and models >= 4 and _all_factored(self.clones, plan):
             return rungs, "few rows for each branch, and all read the same weights"
         if heads_on_trunks(plan) and len(possible) > 1:
-            lacks_rule = _lacks_rule(self.root, plan, plan.axes[1].name)
-            return tuple(name for name in ("vmap", "rescue", "loop") if not (name == "vmap" and lacks_rule)), HEADS
+            misses_rule = _misses_batching_rule(self.root, plan, plan.axes[1].name)
+            return tuple(name for name in ("vmap", "rescue", "loop") if not (name == "vmap" and misses_rule)), HEADS
         return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
     def _tune(self, request: Request, decision: RungDecision) -> RungDecision:
-        """Measure every rung that can run the plan on copies of these inputs, backward pass included, and take the fastest."""
+        """Time every rung that can run the plan on copies of these inputs, backward pass included, and choose the fastest."""
         times: dict[str, float] = {}
         refused: dict[str, str] = {}
-        for name in _possible(self.root, request.plan):
+        for name in _possible_rungs(self.root, request.plan):
             if name == "rescue" and "vmap" in times:
-                continue  # it does the same, and more
+                continue  # it does the same work as vmap and more
             try:
                 times[name] = min(seconds(RUNGS[name], replace(request, first=k == 0)) for k in range(3))
             except Exception as error:
                 if name == "loop":
                     raise
-                refused[name] = _where(error)
+                refused[name] = _describe_error(error)
         best = min(times, key=lambda name: times[name])
         reason = "measured " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
         below = tuple(name for name in ("loop",) if name != best)
@@ -271,21 +278,21 @@ def _next_rung(decision: RungDecision, where: str) -> RungDecision:
     )
 
 
-def _fewer(plan: Plan, decision: RungDecision) -> int | None:
-    """How many branches of the outermost axis to run at once after memory was too small; None where there is no less."""
+def _smaller_chunk(plan: Plan, decision: RungDecision) -> int | None:
+    """Return a smaller number of branches to run at once after running out of memory, or None if there is none."""
     if not RUNGS[decision.rung].at_once or plan.axes[0].randomness == "same":
         return None
     present = min(decision.chunk or plan.chunk or plan.axes[0].size, plan.axes[0].size)
     return present // 2 or None
 
 
-def _possible(root: nn.Module, plan: Plan) -> tuple[str, ...]:
-    """The rungs that could run the plan."""
+def _possible_rungs(root: nn.Module, plan: Plan) -> tuple[str, ...]:
+    """Return the rungs that may be able to run the plan."""
     return tuple(name for name in RUNGS if not _obstacle(root, plan, name))
 
 
 def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
-    """Why a rung cannot run the plan; "" if nothing is known to speak against it."""
+    """Return the reason why a rung cannot run the plan, "" if none is known."""
     if name == "loop":
         return ""
     if plan.size == 1:
@@ -293,36 +300,36 @@ def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
     if plan.loop_only:
         return plan.loop_only
     if differ_in_length(plan.rows):
-        return "each row is answered by one branch, and not all have as many"
+        return "each row is answered by one branch, and some branches have more rows than others"
     return RUNGS[name].obstacle(root, plan)
 
 
-def _lacks_rule(root: nn.Module, plan: Plan, axis: str = "") -> bool:
-    """Whether a module that plain vmap refuses holds tensors that differ between the branches, or between those along one axis."""
+def _misses_batching_rule(root: nn.Module, plan: Plan, axis: str = "") -> bool:
+    """Return whether tensors of a module without a batching rule differ between the branches, or along `axis` if it is given."""
     owners = {
         slot.rpartition(".")[0] for slot, rule in plan.rules.items() if (axis in rule.axes() if axis else rule.axes())
     }
     return any(
-        isinstance(module, _NO_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
+        isinstance(module, _NO_BATCHING_RULE) and any(owner == path or owner.startswith(f"{path}.") for owner in owners)
         for path, module in root.named_modules()
     )
 
 
 def _all_factored(clones: Clones, plan: Plan) -> bool:
-    """Whether all weights with factors are such that their layers need no products of them, and some of them large."""
+    """Return whether all rank-one weights belong to layers that can apply the factors without forming the product, and some are large."""
     slots = [slot for slot, rule in plan.rules.items() if rule.factors and slot not in clones.dense_slots]
     owners = [clones.root.get_submodule(slot.rpartition(".")[0]) for slot in slots]
     large = any(plan.bank.get(slot).numel() >= SMALL for slot in slots)
-    # the class of the wrapped object itself is one of ours
+    # the wrapped object itself has a generated class, which keeps the class of the user's model
     return large and all(getattr(type(owner), "_plain_class", type(owner)) in LAYERS for owner in owners)
 
 
 class _RanError(Exception):
-    """The loop has run; everything is put back as it was."""
+    """Raised after a successful run of the loop, so that `attempt` undoes its side effects."""
 
 
 def _error_of_loop(request: Request) -> Exception | None:
-    """What every rung would raise, so that it is the model's own mistake or the caller's; None where the loop runs."""
+    """Return the error that the loop raises too, which is a mistake in the model or the call; None if the loop succeeds."""
     began = False
 
     def run_and_forget(tried: Request) -> Sequence[Result]:
@@ -341,14 +348,14 @@ def _error_of_loop(request: Request) -> Exception | None:
 
 
 # ---- messages
-def _where(error: Exception) -> str:
-    """What an error says, with the innermost line of the user's."""
+def _describe_error(error: Exception) -> str:
+    """Describe an error by its first sentence and the innermost line of the user's code."""
     message = first_sentence(str(error)) or type(error).__name__
     place = users_line(error.__traceback__)
     return f"{message}; at {place}" if place else message
 
 
-def _impossible(root: nn.Module, plan: Plan, strategy: str, error: Exception | None, where: str) -> Exception:
+def _strategy_error(root: nn.Module, plan: Plan, strategy: str, error: Exception | None, where: str) -> Exception:
     cls = ValueError if error is None else RuntimeError
     return cls(
         f'strategy="{strategy}" is not possible for {root._get_name()} ({where}). Use strategy="auto" or strategy="loop", which runs '
@@ -357,7 +364,7 @@ def _impossible(root: nn.Module, plan: Plan, strategy: str, error: Exception | N
 
 
 def hooked(root: nn.Module) -> str:
-    """Why vmap would hand dead tensors to hooks, which may keep them; "" if there are no hooks."""
+    """Return which module has hooks, which could keep vmap's tensors after the pass, when they are invalid; "" if none has."""
     for path, module in root.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values())
         for hook in hooks if path else ():
@@ -367,17 +374,17 @@ def hooked(root: nn.Module) -> str:
 
 
 def writes_globals(root: nn.Module) -> str:
-    """Why vmap would leave dead tensors in global variables, "" if it would not."""
+    """Return which method assigns global variables, which would keep vmap's tensors after the pass, when they are invalid; "" if none does."""
     classes: list[Any] = [type(module) for module in root.modules()]
     return next(filter(None, map(_global_write, classes)), "")
 
 
 @functools.cache
 def _global_write(cls: Any) -> str:
-    """Where a method of the class assigns to a global variable."""
+    """Return where a method of the class assigns to a global variable, "" if none does."""
     for _, function in methods_of(cls):
         code = function.__code__
         if globals_assigned(code):
             line = line_name(code.co_filename, code.co_firstlineno)
-            return f"{function.__qualname__} writes global variables, where vmap would leave dead tensors; at {line}"
+            return f"{function.__qualname__} writes global variables, where vmap would leave invalid tensors; at {line}"
     return ""

@@ -1,4 +1,4 @@
-"""The plan of a run: the axes along which its branches differ, and for every taken-over tensor the rule that gives each branch its own."""
+"""Plan of a run: the axes along which branches differ, and a rule per slot that gives each branch its tensor."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from .rank_one import product
 
-Index = Mapping[str, int]  # axis name -> position; an axis that is not in it stands at 0
+Index = Mapping[str, int]  # axis name -> position; an axis that is missing stands at position 0
 
 
-class Axis(NamedTuple):  # made anew in every call, and part of keys
+class Axis(NamedTuple):  # a tuple, since it is created in every call and used in dictionary keys
     """One direction along which branches differ.
 
     Args:
-        name: the method that owns it.
-        size: number of branches along it.
-        randomness: what the model's own random calls do along it, as in `torch.func.vmap`: "different", "same" or "error".
-        own_first: position 0 is the model itself, and the others only stand beside it: of whole numbers and whatever is no tensor its are taken.
-        apart: the branches differ from the first layer on (noise), so that they share no trunk.
+        name: name of the method that owns the axis.
+        size: number of branches along the axis.
+        randomness: behaviour of the model's own random calls along the axis, as in `torch.func.vmap`: "different", "same" or "error".
+        own_first: whether position 0 is the model itself and the others are auxiliary (risk heads). Integer and non-tensor outputs are then
+            taken from position 0.
+        apart: whether the branches differ from the first layer on (noise), so that they share no trunk.
     """
 
     name: str
@@ -35,9 +36,13 @@ class Axis(NamedTuple):  # made anew in every call, and part of keys
 
 
 class Bank:
-    """The registered tensors by name, for the rules to pick from; the rows of a stacked one are cut apart once a run.
+    """Registered tensors by name, from which the rules pick.
 
-    One `unbind` a run, not one `select` a branch: the backward pass of a select fills a tensor of the whole bank's size for every branch.
+    The rows of a stacked tensor are separated by one `unbind` per run instead of one `select` per branch: the backward pass of each select
+    would fill a tensor as large as the whole stack.
+
+    Args:
+        lookup: returns the registered tensor of a name.
     """
 
     def __init__(self, lookup: Callable[[str], Tensor]) -> None:
@@ -45,14 +50,15 @@ class Bank:
         self._rows: dict[str, tuple[Tensor, ...]] = {}
 
     def row(self, name: str, i: int) -> Tensor:
+        """Return row `i` of a stacked tensor."""
         if name not in self._rows:
-            # so that a model that differentiates by its weights can do so where its caller wants no gradients
+            # a model may differentiate with respect to its weights even if its caller runs under no_grad
             with torch.enable_grad():
                 self._rows[name] = self.get(name).unbind(0)
         return self._rows[name][i]
 
     def rebound(self) -> str | None:
-        """The slot of a stacked tensor whose first row holds other numbers by now, since something has set its `.data`; a cast is none."""
+        """Return the slot of a stacked tensor whose `.data` was reassigned by forward, or None. A cast to another dtype does not count."""
         for name, rows in self._rows.items():
             row = rows[0]
             if type(row) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(row) or row.is_meta:
@@ -65,36 +71,39 @@ class Bank:
 
 @dataclass(frozen=True)
 class Shared:
-    """One tensor for all branches."""
+    """Rule that gives all branches the same tensor."""
 
     name: str
     factors: ClassVar[tuple[Rule, ...]] = ()
 
     def axes(self) -> tuple[str, ...]:
+        """Return the names of the axes along which the tensor differs."""
         return ()
 
     def names(self, index: Index) -> list[str]:
-        """The registered tensors that a branch reads by this rule, without those that all branches share."""
+        """Return the names of the registered tensors that a branch reads by this rule, without those that all branches share."""
         return []
 
     def registered(self) -> list[str]:
-        """Every registered tensor behind the rule."""
+        """Return the names of all registered tensors behind the rule."""
         return [self.name]
 
     def pick(self, bank: Bank, index: Index) -> Tensor:
+        """Return the tensor of one branch."""
         return bank.get(self.name)
 
     def dense(self, bank: Bank) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the tensor of all branches, with the axes along which it differs in front, and the names of these axes."""
         return bank.get(self.name), ()
 
     def home(self, index: Index) -> tuple[str, int | None]:
-        """Where a branch's new value is kept: the name of the registered tensor, and the row of it."""
+        """Return where a branch's new value is stored: the name of the registered tensor and the row in it (None: the whole tensor)."""
         return self.name, None
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """One row of a stacked tensor [n, ...] for every branch along an axis."""
+    """Rule that gives each branch along an axis one row of a stacked tensor [n, ...]."""
 
     axis: str
     name: str
@@ -121,9 +130,15 @@ class Stacked:
 
 @dataclass(frozen=True)
 class RankOne:
-    """One shared weight W [out, in, ...] and per branch the factors s [n, out] and r [n, in]: W * s r^T (Wen et al. 2020, BatchEnsemble).
+    """Rule that scales one shared weight W [out, in, ...] by factors s [n, out] and r [n, in] per branch: W * s r^T.
 
-    A tensor of one dimension has the factor s only.
+    This is BatchEnsemble (Wen et al. 2020). A tensor of one dimension has the factor s only.
+
+    Args:
+        axis: name of the axis.
+        name: name of the registered tensor W.
+        left: name of the registered factor s.
+        right: name of the registered factor r, if there is one.
     """
 
     axis: str
@@ -142,7 +157,7 @@ class RankOne:
 
     @functools.cached_property
     def factors(self) -> tuple[Rule, ...]:
-        """The rules of W, s and r, for a layer that needs no product of them; none if there is no r."""
+        """The rules of W, s and r, for a layer that can apply them without forming the product; empty if there is no r."""
         if self.right is None:
             return ()
         return Shared(self.name), Stacked(self.axis, self.left), Stacked(self.axis, self.right)
@@ -164,14 +179,14 @@ class RankOne:
 
 @dataclass(frozen=True)
 class Split:
-    """A rule of its own for every branch along an axis, such as the model's own head and the risk head beside it."""
+    """Separate rules for the branches along an axis, such as one for the model's own head and one for the risk head."""
 
     axis: str
     options: tuple[Rule, ...]
 
     @functools.cached_property
     def factors(self) -> tuple[Rule, ...]:
-        """As those of `RankOne`, if all options have them."""
+        """As in `RankOne`, if all options have factors."""
         return tuple(Split(self.axis, rules) for rules in zip(*(o.factors for o in self.options), strict=False))
 
     def names(self, index: Index) -> list[str]:
@@ -202,82 +217,99 @@ Rule = Shared | Stacked | RankOne | Split
 
 
 class Intervention:
-    """What happens inside a branch beside replaced tensors: noise on weights, noise or taps at call sites."""
+    """Change to a branch beyond replaced tensors: noise on weights, noise at call sites, or taps, which record activations there."""
 
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        """The tensors that the branch is to see, given those that the plan picked (slot name -> tensor)."""
+        """Return the tensors to install in the branch, given those that the plan picked (slot name -> tensor)."""
         return installed
 
     def inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], index: Index
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs that the branch is to see; one that reads its place in `index` says why in `loop_only`."""
+        """Return the inputs of the branch. An intervention that reads its position from `index` must set `loop_only`."""
         return args, kwargs
 
     def output(self, output: Any, index: Index) -> Any:
-        """What the branch gives, made of what the model gave there."""
+        """Return the output of the branch, given the output of the model."""
         return output
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
-        """A context for the branch's forward pass, or None.
+        """Return a context manager for the branch's forward pass, or None.
 
         Args:
-            parameters: every parameter that the branch sees, with its slot name.
+            parameters: every parameter of the branch, with its slot name.
             state: the buffers.
             inputs: the tensors among the inputs.
         """
         return None
 
-    taps: dict[str, Tensor]  # what `active` collected, returned along with the output
+    taps: dict[str, Tensor]  # recorded by `active`, returned along with the output
     trail: tuple[Any, ...] = ()  # the call sites that `active` met, in order
-    # by place among the leaves of the output: the dtype that the model gives, where `active` made it more precise
+    # dtype of the model's output by leaf index, for leaves that `active` returns in a more precise dtype
     plain_dtypes: Mapping[int, torch.dtype] | None = None
     draws = False  # whether it draws random numbers at call sites
-    # if it draws: what to do instead where activation checkpointing would draw again in the backward pass
+    # advice in the error raised if it draws and activation checkpointing would draw again in the backward pass
     checkpoint_remedy: str = "switch checkpointing off"
-    loop_only: str = ""  # why its branches must run one after another, if they must
+    loop_only: str = ""  # reason why its branches must run one after another, "" if they need not
 
 
 def concatenate(rows: Sequence[Tensor] | Tensor) -> Tensor:
-    """The rows of all branches, one branch after another."""
+    """Return the row numbers of all branches, one branch after another."""
     return rows.flatten() if isinstance(rows, Tensor) else torch.cat(list(rows))
 
 
 def differ_in_length(rows: Sequence[Tensor] | Tensor) -> bool:
-    """Whether some branches answer more rows than others."""
+    """Return whether some branches answer more rows than others."""
     return not isinstance(rows, Tensor) and len({len(numbers) for numbers in rows}) > 1
 
 
 @dataclass
 class Plan:
-    """One run: the active axes (outermost first), the rules by slot name, the interventions, and how far the branches share their work."""
+    """Specification of one run.
+
+    Args:
+        axes: active axes, outermost first.
+        rules: rule of each slot.
+        bank: registered tensors that the rules pick from.
+        interventions: applied in every branch, in this order.
+        shares_trunk: whether the branches share a trunk, which need be computed only once.
+        loop_only: reason why the branches must run one after another, "" if they need not.
+        dealt: name of the axis along which rows are dealt, "" if every branch answers every row.
+        rows: row numbers that each branch along the dealt axis answers; one tensor [branches, n] if all have equally many.
+        cut: function (leaves of the inputs, row numbers) -> leaves for those rows, for inputs that cannot be indexed along dimension 0.
+        parts: like `rows`, for other kinds of items in the inputs (such as nodes of graphs) that an output may answer one by one.
+        keep_state: whether changes that the run makes to buffers and attributes are kept.
+        fixed: positions of axes that are held fixed.
+        chunk: number of branches of the outermost axis that run at once under vmap.
+        purity: treatment of attributes that forward changes, one of `run.PURITIES`.
+        state: paths in the output to state, of which each branch keeps its own.
+        ragged: function from the dotted names of the output's leaves to the indices of those whose rows each branch chooses by itself.
+        folding: factory of a function (leaves of some branches with the axes in front, rebuild) -> leaves, in which large leaves are replaced
+            by `Running` statistics, so that their branches need not be kept.
+    """
 
     axes: tuple[Axis, ...]
     rules: dict[str, Rule]
     bank: Bank
     interventions: tuple[Intervention, ...] = ()
     shares_trunk: bool = False
-    loop_only: str = ""  # why the branches must run one after another, if they must
-    dealt: str = ""  # the axis along which each row of the batch is answered by one branch only
-    # for each branch along it the rows that it answers; [branches, n] if all have as many
+    loop_only: str = ""
+    dealt: str = ""
     rows: Sequence[Tensor] | Tensor = ()
-    # leaves of the inputs, rows -> the leaves of a branch that answers these, where rows are not those of every tensor
     cut: Callable[[Sequence[Any], Tensor], list[Any]] | None = None
-    parts: Sequence[Sequence[Tensor]] = ()  # `rows` of other kinds of parts of the inputs, which an output may answer
-    keep_state: bool = True  # whether buffers and attributes keep what the run did to them
-    fixed: dict[str, int] = field(default_factory=dict)  # axes that are held at one position
-    chunk: int | None = None  # how many branches of the outermost axis run at once under vmap
-    purity: str = "once"  # what is made of attributes that forward changes
-    state: tuple[tuple[int | str, ...], ...] = ()  # where the output holds state, of which each branch keeps its own
-    # of the dotted names of an output's leaves, the places of those whose rows each branch chooses by itself
+    parts: Sequence[Sequence[Tensor]] = ()
+    keep_state: bool = True
+    fixed: dict[str, int] = field(default_factory=dict)
+    chunk: int | None = None
+    purity: str = "once"
+    state: tuple[tuple[int | str, ...], ...] = ()
     ragged: Callable[[list[str]], Collection[int]] | None = None
-    # makes what takes in the leaves of some branches, with the axes in front, and gives `Running` statistics for those that need not be kept
     folding: Callable[[], Callable[[list[Any], Callable[[list[Any]], Any]], list[Any]]] | None = None
 
     size: int = field(init=False)  # number of branches
-    indices: list[dict[str, int]] = field(init=False)  # the position of every branch, last axis fastest
+    indices: list[dict[str, int]] = field(init=False)  # index of every branch, last axis fastest
 
     def __post_init__(self) -> None:
         indices = [dict(self.fixed)]

@@ -1,4 +1,4 @@
-"""Rank-one weights inside a branch: one shared tensor, and factors that scale what enters and what leaves its layer."""
+"""Rank-one weights inside a branch: a shared weight, and factors that scale the inputs and outputs of its layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .surroundings import PassEnded
 from .tree import flatten
 
-# Their forward hands the weight to one of the operations below, and does nothing else with it.
+# layers whose forward uses the weight only as an argument of one of the operations below
 LAYERS = (
     nn.Linear,
     nn.Conv1d,
@@ -24,9 +24,9 @@ LAYERS = (
 )
 _TRANSPOSED = frozenset([F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d])
 _OPERATIONS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d]) | _TRANSPOSED
-_FACTS = frozenset(  # the same for the product that is not there
-    getattr(fact, "__get__", fact)
-    for fact in (
+_METADATA = frozenset(  # metadata, which is the same for the product
+    getattr(attribute, "__get__", attribute)
+    for attribute in (
         *(Tensor.shape, Tensor.dtype, Tensor.device, Tensor.layout, Tensor.ndim, Tensor.requires_grad),
         *(Tensor.is_cuda, Tensor.is_cpu, Tensor.is_meta),
     )
@@ -38,43 +38,42 @@ _FACTS = frozenset(  # the same for the product that is not there
     ]
 )
 PLAIN = (Tensor, nn.Parameter)
-SMALL = 1 << 15  # numbers that one branch multiplies in less time than Python takes to go another way
+SMALL = 1 << 15  # weight elements below which forming the product takes less time than Python's overhead of avoiding it
 
 
 def product(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """W * s r^T for W [out, in, ...], s [..., out] and r [..., in]."""
+    """Return W * s r^T for W [out, in, ...], s [..., out] and r [..., in]."""
     lead, tail = left.shape[:-1], (1,) * (weight.dim() - 2)
     return weight * left.reshape(*lead, -1, 1, *tail) * right.reshape(*lead, 1, -1, *tail)
 
 
 class FactoredWeightUsed(PassEnded):
-    """A pass has done more with a factored weight than its layer does."""
+    """Raised if a pass uses a factored weight outside the forward of its layer."""
 
 
 class DenseSlots(set[str]):
-    """The slots whose factored weights were used by others than their layers; from then on they hold the products."""
+    """Slots whose factored weights were used outside their layers, and that hold the products from then on."""
 
-    running = False  # within the passes of a call, which can be started again
+    running = False  # whether a pass is running that can be started again
 
 
 class FactoredWeight(Tensor):
-    """Stands for W * s r^T in the place of a layer's weight: y = ((x * r) W^T) * s + b (Wen et al. 2020, BatchEnsemble, eq. 5).
+    """Placeholder for the weight W * s r^T of a layer, computed as y = ((x * r) W^T) * s + b (Wen et al. 2020, BatchEnsemble, eq. 5).
 
-    Only the layer's own forward can use it. Whatever else is done with it, by anybody, ends the pass, which is to be run again with the product
-    in its place: in a function with a backward pass of its own, for one, gradients would not find the factors. After the pass (in a hook of the
-    backward pass) the product is used right away.
+    Only the layer's own forward can use it. Any other use ends the pass, which is then run again with the product: in a custom autograd
+    function, for example, gradients would not reach the factors. After the pass (in a backward hook) the product is used directly.
 
     Args:
-        slot: whose place it stands in.
+        slot: slot of the weight.
         weight: W [out, in, ...].
         left, right: s [out] and r [in].
-        dense_slots: is told when anything else is done with it.
+        dense_slots: set to which the slot is added when the weight is used elsewhere.
     """
 
     slot: str
     factors: tuple[Tensor, Tensor, Tensor]
     dense_slots: DenseSlots
-    open: bool | None = None  # while the layer's forward runs: whether gradients were on when it began
+    open: bool | None = None  # while the layer's forward runs: whether gradients were enabled at its start
 
     @staticmethod
     def __new__(cls, slot: str, weight: Tensor, left: Tensor, right: Tensor, dense_slots: DenseSlots) -> FactoredWeight:
@@ -89,12 +88,12 @@ class FactoredWeight(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function in _FACTS:
+        if function in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         weight = args[1] if function in _OPERATIONS and len(args) > 2 else None
         if type(weight) is FactoredWeight and weight.open is torch.is_grad_enabled():
-            return weight._operate(function, *args, **kwargs)
+            return weight._apply_layer(function, *args, **kwargs)
         return cls._with_products(function, args, kwargs)
 
     @classmethod
@@ -105,7 +104,7 @@ class FactoredWeight(Tensor):
 
     @staticmethod
     def _with_products(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A call with the products in place; ends the pass where it can be started again."""
+        """Call a function with the products, or end the pass if it can be started again."""
         leaves, rebuild = flatten((args, kwargs))
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, FactoredWeight):
@@ -116,25 +115,25 @@ class FactoredWeight(Tensor):
         args, kwargs = rebuild(leaves)
         return function(*args, **kwargs)
 
-    def _operate(self, function: Any, x: Tensor, _: Any, bias: Tensor | None, *rest: Any, **more: Any) -> Tensor:
-        """The operation of a layer, scaled on both sides where that is less work than the product."""
+    def _apply_layer(self, function: Any, x: Tensor, _: Any, bias: Tensor | None, *rest: Any, **kwargs: Any) -> Tensor:
+        """Compute the operation of a layer with scaled input and output, or with the product if that is less work."""
         weight, left, right = self.factors
-        groups = rest[3] if len(rest) > 3 else more.get("groups", 1)  # of both kinds of convolutions
+        groups = rest[3] if len(rest) > 3 else kwargs.get("groups", 1)  # same position for transposed convolutions
         if groups > 1:
             right = right.repeat(groups)
         inner, outer = (left, right) if function in _TRANSPOSED else (right, left)
-        if not (self._fits(x, inner) and self._pays(x, inner, outer)):
-            return function(x, product(*self.factors), bias, *rest, **more)
-        if weight.dim() > 2:  # channels come before the places
+        if not (self._is_supported(x, inner) and self._is_cheaper(x, inner, outer)):
+            return function(x, product(*self.factors), bias, *rest, **kwargs)
+        if weight.dim() > 2:  # channels come before the spatial dimensions
             ones = (1,) * (weight.dim() - 2)
             inner, outer = inner.reshape(-1, *ones), outer.reshape(-1, *ones)
             bias = None if bias is None else bias.reshape(-1, *ones)
-        y = function(x * inner, weight, None, *rest, **more)
-        # under autocast y has fewer bits than the factors
+        y = function(x * inner, weight, None, *rest, **kwargs)
+        # under autocast y has lower precision than the factors
         return (y * outer if bias is None else torch.addcmul(bias, y, outer)).to(y.dtype)
 
-    def _fits(self, x: Any, inner: Tensor) -> bool:
-        """Whether x is such that to scale it is as good as another weight; else the operation itself says what is wrong with it."""
+    def _is_supported(self, x: Any, inner: Tensor) -> bool:
+        """Return whether x has a valid type, shape and dtype; otherwise the operation itself is called and raises its own error."""
         if type(x) not in PLAIN or x.layout is not torch.strided:
             return False
         weight = self.factors[0]
@@ -143,20 +142,22 @@ class FactoredWeight(Tensor):
             return False
         return x.dtype is weight.dtype or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type))
 
-    def _pays(self, x: Tensor, inner: Tensor, outer: Tensor) -> bool:
-        """Whether there are fewer numbers in x and y than in the two products that make the weight; on a GPU, what all branches do at once
-        always pays, since each number more is cheap beside a kernel that reads a weight of every branch."""
+    def _is_cheaper(self, x: Tensor, inner: Tensor, outer: Tensor) -> bool:
+        """Return whether scaling x and y takes fewer multiplications than forming the weight.
+
+        Always True under vmap on a GPU, where scaling is cheap compared with reading a separate weight for every branch.
+        """
         if x.is_cuda and torch._C._functorch.peek_interpreter_stack() is not None:
             return True
-        enters, leaves = inner.shape[0], outer.shape[0]
-        return x.numel() * (enters + leaves) <= 2 * enters * self.factors[0].numel()
+        n_in, n_out = inner.shape[0], outer.shape[0]
+        return x.numel() * (n_in + n_out) <= 2 * n_in * self.factors[0].numel()
 
 
 class LayerForward:
-    """The forward of a layer in a clone, around the one of its class: while that runs, the layer's weight can be used.
+    """Forward of a layer in a clone: calls the forward of its class, and allows use of the factored weight meanwhile.
 
     Args:
-        layer: it holds this object, and so is not held by it: nothing is to wait for the garbage collector.
+        layer: the layer, which holds this object; it is referenced weakly to avoid a reference cycle.
     """
 
     __slots__ = ("_layer",)

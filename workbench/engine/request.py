@@ -1,4 +1,4 @@
-"""Requests to executors: run the branches of a plan on these inputs."""
+"""Request to an executor: run the branches of a plan on given inputs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .tree import flatten, tensors
 
 @dataclass
 class Request:
-    """All that an executor gets to see of the engine.
+    """Everything an executor sees of the engine.
 
-    An executor calls `begin`, and runs each branch on its `clone`, `watching` it. What it cannot do right it refuses by any exception; the
-    ladder undoes what the attempt has left, and tries the next rung.
+    An executor calls `begin`, then runs each branch on its `clone` inside `watching`. It refuses what it cannot compute correctly by raising
+    any exception; the ladder then undoes the side effects of the attempt and tries the next rung.
 
     Args:
         plan: what differs between the branches.
         args, kwargs: the inputs.
-        clones: of the model, one for each branch.
-        effects: what forward is known to do to its inputs.
-        first: whether an executor meets calls of this kind for the first time, and should look closer.
-        autocast: the type of device that autocast is on for, if it is.
-        trackers: collects what follows the passes, if any is to be followed.
-        track_all: whether every pass is followed, not only that of the first branch.
+        clones: clones of the model, one per branch.
+        effects: known side effects of forward on its inputs.
+        first: whether this is the executor's first call of its kind, in which it should check more.
+        autocast: device type for which autocast is enabled, "" if it is not.
+        trackers: list to which row trackers are appended; None: passes are not tracked.
+        track_all: whether every pass is tracked, not only that of the first branch.
     """
 
     plan: Plan
@@ -44,16 +44,16 @@ class Request:
     effects: InputEffects
     first: bool = False
     autocast: str = ""
-    trackers: list[RowTracker] | None = None  # collects what follows the passes, if any is to be followed
-    track_all: bool = False  # whether every pass is followed, not only that of the first branch
+    trackers: list[RowTracker] | None = None
+    track_all: bool = False
     _flat: tuple[list[Any], Callable[..., Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def flat(self) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-        """The leaves of the inputs, and what puts leaves into their shape: see `flatten`."""
+        """The leaves of the inputs and the function that rebuilds inputs from leaves: see `flatten`."""
         if self._flat is None:
             args, kwargs, n = self.args, self.kwargs, len(self.args)
-            if are_tensors(args, kwargs):  # the same, without a look for what is inside
+            if are_tensors(args, kwargs):  # same result as `flatten`, faster
                 self._flat = (
                     [*args, *kwargs.values()],
                     lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True))),
@@ -69,31 +69,38 @@ class Request:
 
     @property
     def impure(self) -> frozenset[Attribute]:
-        """The attributes that forward was seen to change."""
+        """The attributes that forward was observed to change."""
         return self.clones.impure
 
     def sources(self, leaves: list[Any] | None = None) -> RandomSources:
-        """What the model may draw random numbers from; the leaves of the inputs spare a walk through them."""
+        """Return the sources that the model may draw random numbers from.
+
+        Args:
+            leaves: leaves of the inputs, if they are at hand; this saves flattening the inputs.
+        """
         return self.clones.sources(tensors((self.args, self.kwargs)) if leaves is None else leaves)
 
     def states(self, leaves: list[Any]) -> dict[int, list[Any]]:
-        """By place among the leaves of the inputs, the parts of a state for the branches."""
+        """Return the branches' parts of each state among the inputs, by leaf index."""
         return {i: leaf.of(self.plan) for i, leaf in enumerate(leaves) if isinstance(leaf, BranchedState)}
 
     def streams(self, sources: RandomSources) -> RandomStreams:
-        """The random streams of the branches."""
+        """Return the random streams of the branches."""
         return RandomStreams(self.plan.axes, sources, self.clones.draws_outside_torch())
 
     def begin(self, at_once: bool = False) -> list[Key]:
-        """Make the clones ready; with `at_once` only that of the first branch, which stands for all."""
+        """Prepare the clones and return their keys. With `at_once` only the first branch's clone is prepared, on which all branches run."""
         return self.clones.begin(self.plan, at_once)
 
     def clone(self, index: Index) -> Clone:
-        """The clone of a branch, after `begin`."""
+        """Return the clone of a branch; call `begin` before."""
         return self.clones.of(self.plan, index)
 
     def watching(self, clone: Clone, first: bool) -> AbstractContextManager[None]:
-        """Around the pass of a branch: notes what the first one changes, and lets the others start from what that was before."""
+        """Return a context manager for the pass of a branch.
+
+        It notes which attributes the first branch changes, and lets the other branches start from the values before that change.
+        """
         watching = self.clones.watching(clone, self.plan, first)
         if self.trackers is None or not (first or self.track_all):
             return watching
@@ -107,4 +114,4 @@ class Request:
             yield
 
 
-Executor = Callable[[Request], Sequence[Result]]  # one result a branch, in the order of `plan.indices`
+Executor = Callable[[Request], Sequence[Result]]  # one result per branch, in the order of `plan.indices`

@@ -1,4 +1,4 @@
-"""Results of branches: of each by itself, or of all in one pass, stacked."""
+"""Results of branches: one per branch, or stacked for all branches of one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATOMS = frozenset([int, float, bool, str, bytes, complex])
 
 
 class Running:
-    """Statistics of a leaf of the output over the branches, in the place of their tensors: see `Plan.folding`.
+    """Running statistics of one output leaf over the branches, used instead of the stacked tensors: see `Plan.folding`.
 
     Args:
         like: the leaf of some branches, [branches, ...].
@@ -26,53 +26,54 @@ class Running:
 
     def __init__(self, like: Tensor) -> None:
         self.shape, self.dtype = like.shape[1:], like.dtype
-        self.stand_in = like.new_empty(()).expand(self.shape)  # of the right shape and dtype, without numbers
+        self.stand_in = like.new_empty(()).expand(self.shape)  # has the shape and dtype of the leaf, but no data
 
     def add(self, branches: Tensor) -> None:
-        """Take in some branches, [branches, ...]."""
+        """Add some branches, [branches, ...]."""
         raise NotImplementedError
 
     def check(self, branches: Tensor) -> None:
-        """Raise if branches [branches, ...] have another shape than those before."""
+        """Raise OutputShapeError if branches [branches, ...] have another shape than earlier ones."""
         if branches.shape[1:] != self.shape:
             raise OutputShapeError(
-                f"the output has other shapes in other branches: {sorted({tuple(self.shape), tuple(branches.shape[1:])})}; return a fixed shape"
+                f"the output has different shapes in different branches: {sorted({tuple(self.shape), tuple(branches.shape[1:])})}; return a "
+                "fixed shape"
             )
 
 
 def folded(folding: Any, output: Any, depth: int) -> Any:
-    """The output of one branch, with running statistics in the place of the tensors that they have taken in.
+    """Return the output of one branch, with large tensors replaced by running statistics.
 
     Args:
-        folding: as `Plan.folding` makes it.
-        output: of the branch.
-        depth: how many axes the plan has.
+        folding: the function that `Plan.folding` returns.
+        output: output of the branch.
+        depth: number of axes of the plan.
     """
     leaves, rebuild = flatten(output)
     with_axes = [leaf[(None,) * depth] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    taken = folding(with_axes, rebuild)
-    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, taken, strict=True)])
+    folded_leaves = folding(with_axes, rebuild)
+    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, folded_leaves, strict=True)])
 
 
 @dataclass
 class Result:
-    """What one branch gave."""
+    """Result of one branch."""
 
     output: Any
-    buffers: dict[str, Tensor]  # the slots whose value changed
+    buffers: dict[str, Tensor]  # the buffers whose value changed, by slot
     taps: dict[str, Tensor] = field(default_factory=dict)
-    inputs: Containers | None = None  # the lists and dicts that the model was given, if there were any
+    inputs: Containers | None = None  # the lists and dicts among the model's inputs, if there were any
 
 
 class StackedResults(Sequence[Result]):
-    """What all branches gave in one pass, cut apart only where a single one is asked for.
+    """Stacked results of all branches of one pass, split only when a single result is requested.
 
     Args:
         sizes: number of branches along each axis, outermost first.
-        leaves: the leaves of the output: tensors [*sizes, ...], and whatever is no tensor once for all.
-        rebuild: puts as many leaves into the shape of the model's output.
-        buffers, taps: [*sizes, ...], see `Result`.
-        inputs: of the one pass, see `Result`.
+        leaves: leaves of the output: tensors [*sizes, ...], and other objects, one for all branches.
+        rebuild: function from equally many leaves to an output of the model's structure.
+        buffers, taps: tensors [*sizes, ...], see `Result`.
+        inputs: containers of the pass, see `Result`.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ class StackedResults(Sequence[Result]):
         )
 
     def __add__(self, other: StackedResults) -> StackedResults:
-        """The results of two chunks of the outermost axis.
+        """Concatenate the results of two chunks along the outermost axis.
 
         Raises:
-            RuntimeError: what is no tensor is not the same in both, or they have written into other buffers.
+            RuntimeError: if a part that is no tensor differs, or if different buffers were written.
         """
         if self.buffers.keys() != other.buffers.keys():
             raise RuntimeError("some branches write into buffers that others do not")
@@ -130,7 +131,8 @@ class StackedResults(Sequence[Result]):
 def _joined(first: Any, second: Any) -> Any:
     if isinstance(first, Tensor):
         return torch.cat([first, second])
-    # an object may hold tensors of its branch
+    # equal objects are not enough: an object may hold tensors of its branch
+
     if first is second or (type(first) is type(second) and type(first) in _ATOMS and first == second):
         return first
     raise RuntimeError(f"the output has a {type(first).__name__} that is not the same object in all branches")

@@ -1,4 +1,4 @@
-"""Rungs of the ladder: an executor, what it can run, and one try of it that leaves no trace where it refuses."""
+"""Rungs of the ladder: an executor, what it can run, and one attempt to run it that leaves no trace if it refuses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _no_obstacle(root: nn.Module, plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """One row in the table of the ladder.
+    """One row in the ladder's table.
 
     Args:
         run: the executor.
-        obstacle: why it cannot run the plan on this module; "" if nothing is known to speak against it.
-        at_once: all branches run in one pass, on the clone of the first.
-        trunk_only: it pays for branches that share a trunk only.
-        needs_rules: it refuses operations that have no batching rule.
+        obstacle: function (module, plan) -> reason why the executor cannot run the plan on this module, "" if none is known.
+        at_once: whether all branches run in one pass, on the clone of the first branch.
+        trunk_only: whether the executor pays off only for branches that share a trunk.
+        needs_rules: whether it refuses operations that have no batching rule.
     """
 
     run: Executor
@@ -45,7 +45,7 @@ class Rung:
 
 
 class SpoiledInputsError(Exception):
-    """A rung has failed in the middle of a call, after it had changed the inputs, so that no other can be tried."""
+    """Raised if a rung failed after it had changed the inputs, so that no other rung can be tried."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -53,7 +53,7 @@ class SpoiledInputsError(Exception):
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Inside of inference mode a block without it, and without gradients, since tensors that are made there count no writes."""
+    """Replace inference mode, if it is on, by no_grad: tensors created in inference mode do not count in-place writes."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -63,91 +63,91 @@ def outside_inference_mode() -> Iterator[None]:
 
 @outside_inference_mode()
 def attempt(rung: Rung, request: Request) -> Sequence[Result]:
-    """Run a request; the first of its kind on copies of the inputs, since a model that writes into them must be found out.
+    """Run a request on a rung; the first of its kind on copies of the inputs, to detect a model that writes into them.
 
     Raises:
-        SpoiledInputsError: if the inputs have changed.
-        Exception: whatever else speaks against the rung; everything is as it was.
+        SpoiledInputsError: if the rung failed and the inputs have changed.
+        Exception: any other refusal of the rung; its side effects are undone.
     """
     first, clones = request.first, request.clones
     leaves, rebuild = request.flat
     states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
-    used = [_copied(leaf) if first else leaf for leaf in leaves]
-    kept = [] if first else [state.copy(share=True) for state in states]
+    inputs = [_copy_leaf(leaf) if first else leaf for leaf in leaves]
+    saved_states = [] if first else [state.copy(share=True) for state in states]
     tried = request
     if first:
-        args, kwargs = rebuild(used)
+        args, kwargs = rebuild(inputs)
         tried = replace(request, args=args, kwargs=kwargs)
-    written = _versions(used)
-    objects = [leaf for leaf in used if is_object(leaf)]
+    versions_before = _versions(inputs)
+    objects = [leaf for leaf in inputs if is_object(leaf)]
     if objects and request.effects.changes_objects is not False:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
     sources = clones.sources(leaves) if first else None
     before = None if sources is None else sources.all()
     draws_once = rung.at_once and any(axis.randomness != "same" and axis.size > 1 for axis in request.plan.axes)
-    outside = sources.outside_vmap() if sources is not None and draws_once else []
+    random_before = sources.outside_vmap() if sources is not None and draws_once else []
     try:
         results = rung.run(tried)
-        if first and _versions(used) != written:
+        if first and _versions(inputs) != versions_before:
             raise RuntimeError("the model writes into its inputs")
         if first and request.autocast and rung.at_once:
             _refuse_other_dtypes(request, results)
-        if sources is not None and draws_once and were_drawn(outside, sources.outside_vmap()):
+        if sources is not None and draws_once and were_drawn(random_before, sources.outside_vmap()):
             raise RuntimeError(
                 "the model draws from numpy's or Python's random numbers or from a generator of its own, which vmap would do once for all"
             )
         if first:
-            for state, copied in zip(states, (leaf for leaf in used if isinstance(leaf, BranchedState)), strict=True):
-                state.take(copied)  # a cache that the model has changed in place
+            for state, copied in zip(states, (leaf for leaf in inputs if isinstance(leaf, BranchedState)), strict=True):
+                state.take(copied)  # the model may have changed a cache in place
         return results
     except Exception as error:
-        clones.forget()  # a failed pass may have left dead tensors in its clone
+        clones.forget()  # a failed pass may have left invalid tensors in its clone
         if sources is not None and before is not None:
             sources.restore(before)
-        elif _versions(used) != written:
+        elif _versions(inputs) != versions_before:
             raise SpoiledInputsError(error) from None
-        for state, copied in zip(states, kept, strict=False):
+        for state, copied in zip(states, saved_states, strict=False):
             state.take(copied)
         raise
 
 
-def _copied(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, BranchedState):
         return leaf.copy()
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _versions(leaves: list[Any]) -> list[int]:
-    """How often each tensor among the leaves was written, those in states included."""
+    """Return the version counter of each tensor among the leaves, including those inside states."""
     inside = [tensor for leaf in leaves if isinstance(leaf, BranchedState) for tensor in leaf.tensors()]
     return versions([*leaves, *inside])
 
 
 def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
-    """Autocast must give what it gives a branch by itself, which is run to see it."""
+    """Raise RuntimeError if outputs have other dtypes under autocast than those of a branch that runs by itself."""
     plan = request.plan
     fixed = {**plan.fixed, **{axis.name: 0 for axis in plan.axes}}
     sources = request.sources()
     before = sources.all()
     try:
-        one = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
-        alone = tensors(unseal(loop.run(replace(_with_copies(request), plan=one, first=False))[0].output))
+        single_plan = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
+        expected = tensors(unseal(loop.run(replace(_with_copies(request), plan=single_plan, first=False))[0].output))
     finally:
         sources.restore(before)
-    for tensor, wanted in zip(tensors(results[0].output), alone, strict=True):
+    for tensor, wanted in zip(tensors(results[0].output), expected, strict=True):
         if tensor.dtype != wanted.dtype:
             raise RuntimeError(f"autocast gives {tensor.dtype} where a branch by itself has {wanted.dtype}")
 
 
 def _with_copies(request: Request) -> Request:
-    """The request on copies of its tensors."""
+    """Return the request on copies of its tensors."""
     leaves, rebuild = flatten((request.args, request.kwargs))
-    args, kwargs = rebuild(list(map(_copied, leaves)))
+    args, kwargs = rebuild(list(map(_copy_leaf, leaves)))
     return replace(request, args=args, kwargs=kwargs)
 
 
 def seconds(rung: Rung, request: Request) -> float:
-    """How long a rung takes for a request, backward pass included; what it draws is given back."""
+    """Return the seconds that a rung takes for a request, backward pass included; random generators are restored."""
     clones = request.clones
     leaves = flatten((request.args, request.kwargs))[0]
     sources = clones.sources(leaves)

@@ -1,10 +1,10 @@
-"""Outputs whose rows the model selects by its own numbers, such as boxes above a threshold: row i is not the same thing in every branch.
+"""Detection of outputs whose rows the model selects by computed values, such as boxes above a threshold.
 
-One pass is followed call by call. Of a tensor whose entries a mask, `nonzero`, `topk`, `argsort`, ... has chosen, it keeps as many whole
-numbers: which entry of the tensor before it each one is. Calls that only move entries are repeated on these numbers, so that rows that are
-sorted and put back in order count as what they are; elementwise calls and layers carry them on; a reduction along the selected dimension, or a
-write into other tensors (`index_add`, `scatter`, `x[rows] = ...`), ends them. Masks that are computed from the inputs alone are the same in all
-branches.
+Row i of such an output is not the same item in every branch. A pass is tracked call by call. For a tensor whose entries were selected by a mask,
+`nonzero`, `topk`, `argsort` and the like, the tracker keeps an integer tensor that says which entry of the source each one is. Calls that only
+move entries are repeated on these integers, so that sorting rows and restoring their order cancel out. Elementwise calls and layers pass them
+on. A reduction along the selected dimension, or a write into other tensors (`index_add`, `scatter`, `x[rows] = ...`), ends the tracking. Masks
+that depend on the inputs alone are the same in all branches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..introspect.source_lines import is_user_code, line_name
 from .sites import TensorFacts, tensors_among
 from .tree import flatten, is_float, paths
 
-_READS = frozenset(["item", "tolist", "bool", "int", "float", "index", "numpy", "array", "len"])
+_PYTHON_READS = frozenset(["item", "tolist", "bool", "int", "float", "index", "numpy", "array", "len"])
 _RANDOM = frozenset(
     [
         "rand",
@@ -69,17 +69,17 @@ _WRITES = frozenset([
     "put", "zero", "fill",
 ])  # fmt: skip
 _PRODUCTS = frozenset(["matmul", "mm", "bmm", "rmatmul"])
-_OTHER = -1  # the number of an entry that was not selected
-_MIX = 1_000_003
+_NOT_SELECTED = -1  # number of an entry that was not selected
+_MIX_FACTOR = 1_000_003  # factor that combines the numbers of successive selections into one
 
 
 class Rows(NamedTuple):
-    """Which entries a tensor holds.
+    """Which entries of its source a tensor holds.
 
     Args:
-        numbers: of the shape of the tensor.
-        picked: a single entry was taken, so that there is no dimension of selected ones.
-        place: the line that selected.
+        numbers: number of each entry in the source, int64, same shape as the tensor.
+        picked: whether a single entry was taken, so that there is no dimension of selected entries.
+        place: the user's line of code that selected.
     """
 
     numbers: Tensor
@@ -88,26 +88,26 @@ class Rows(NamedTuple):
 
 
 class RowTracker(TorchFunctionMode):
-    """Follows the pass of one branch.
+    """Function mode that tracks row selections in the pass of one branch.
 
     Args:
-        inputs: the tensors that are the same in all branches.
+        inputs: tensors that are the same in all branches.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._same, self._rows = TensorFacts((tensor, True) for tensor in inputs), TensorFacts()
-        self._ranks = TensorFacts()  # of indices by rank, as those of topk are: the rank of each
-        self._inverse = TensorFacts()  # of the rank of each entry, as an argsort of an argsort gives it
-        self._read = False  # whether numbers that differ between branches were read into Python
-        self.ranks = False  # whether the model sorts or selects by numbers of its own
-        # under vmap there are no numbers to follow, and nothing of a pass may be kept
-        self._follows = torch._C._functorch.peek_interpreter_stack() is None
+        self._ranks = TensorFacts()  # for indices sorted by rank, such as those of topk: the rank of each
+        self._inverse = TensorFacts()  # marks tensors of the rank of each entry, such as an argsort of an argsort
+        self._read = False  # whether values that differ between branches were read into Python
+        self.ranks = False  # whether the model sorts or selects by computed values
+        # under vmap values are unavailable, and no tensor of the pass may be kept
+        self._tracks = torch._C._functorch.peek_interpreter_stack() is None
 
     def of(self, leaf: Tensor) -> Rows | None:
-        """Which entries a tensor of the output holds, None where they were not selected."""
+        """Return which entries an output tensor holds, None if they were not selected."""
         rows = self._rows.get(leaf)
-        if rows is None or rows.picked or (rows.numbers.numel() and bool((rows.numbers == _OTHER).all())):
+        if rows is None or rows.picked or (rows.numbers.numel() and bool((rows.numbers == _NOT_SELECTED).all())):
             return None
         return rows
 
@@ -115,15 +115,15 @@ class RowTracker(TorchFunctionMode):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         name = getattr(function, "__name__", "").strip("_")
-        if not self._follows:  # what is found there is looked at in a pass by itself
+        if not self._tracks:  # under vmap only detect selections; they are then tracked in a separate pass
             self.ranks = self.ranks or name in _RANKS or name in _CHOICES
             return out
         ins, outs = tensors_among((*args, *kwargs.values())), tensors_among((out,))
         same = all(map(self._same.get, ins)) and name not in _RANDOM
-        if self._read and (name in _LISTS or (name == "getitem" and _by_python(args[1]))):
+        if self._read and (name in _LISTS or (name == "getitem" and _has_python_index(args[1]))):
             same = False
         if not outs:
-            self._read = self._read or (name in _READS and not same)
+            self._read = self._read or (name in _PYTHON_READS and not same)
             if name == "setitem" and not same:
                 self._same.set(args[0], None)
             return out
@@ -135,12 +135,12 @@ class RowTracker(TorchFunctionMode):
             if self._same.get(leaf):  # written in place
                 self._same.set(leaf, None)
         self.ranks = self.ranks or name in _RANKS or name in _CHOICES
-        known = name in _RANKS or name in _CHOICES or name in _LISTS or name in _PICKS or name == "where"
-        if known or any(map(self._rows.get, ins)):
+        is_selection = name in _RANKS or name in _CHOICES or name in _LISTS or name in _PICKS or name == "where"
+        if is_selection or any(map(self._rows.get, ins)):
             try:
                 with torch.no_grad():
                     followed = self._follow(name, function, args, kwargs, outs)
-            except Exception:  # an unusual call: what it gives counts as not selected
+            except Exception:  # an unusual call: its results count as not selected
                 followed = [None] * len(outs)
             for leaf, rows in zip(outs, followed, strict=False):
                 self._rows.set(leaf, rows)
@@ -149,30 +149,30 @@ class RowTracker(TorchFunctionMode):
     def _follow(
         self, name: str, function: Any, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]
     ) -> list[Rows | None]:
-        """What is known about the tensors that a call has given."""
+        """Return what is known about the result tensors of a call."""
         nothing: list[Rows | None] = [None] * len(outs)
         if name in _WRITES:
             return [self._rows.get(args[0])] * len(outs)
         if name in _RANKS:
             return self._ranked(name, args, kwargs, outs)
         if name in _CHOICES or (name == "where" and len(args) + len(kwargs) == 1):
-            return [_chosen(leaf) for leaf in outs[: 1 if name.startswith("unique") else None]]
+            return [_select_rows(leaf) for leaf in outs[: 1 if name.startswith("unique") else None]]
         if name in _LISTS:
             made = self._read and isinstance(args[0], list | tuple) and not outs[0].is_floating_point()
-            return [_chosen(outs[0])] if made else nothing
+            return [_select_rows(outs[0])] if made else nothing
         if name in _PICKS:
             return [self._picked(name, function, args, kwargs, outs[0])]
         if name in _JOINS:
             return [self._joined(function, args, kwargs)]
-        known = self._rows.get(args[0]) if args else None
+        source = self._rows.get(args[0]) if args else None
         if name in _MOVES:
-            if known is None:
+            if source is None:
                 return nothing
-            moved = tensors_among((function(known.numbers, *args[1:], **kwargs),))
+            moved = tensors_among((function(source.numbers, *args[1:], **kwargs),))
             picked = self._ranked_alike(function, args, kwargs, outs)
-            return [Rows(leaf, known.picked or one, known.place) for leaf, one in zip(moved, picked, strict=True)]
+            return [Rows(leaf, source.picked or one, source.place) for leaf, one in zip(moved, picked, strict=True)]
         if name in _REDUCTIONS and not (len(args) > 1 and isinstance(args[1], Tensor)):
-            return nothing if known is None else [_reduced(known, args, kwargs, outs[0]), *nothing[1:]]
+            return nothing if source is None else [_reduced(source, args, kwargs, outs[0]), *nothing[1:]]
         if name in _PRODUCTS:
             sides = [_contracted(self._rows.get(args[i]), dim) for i, dim in ((0, -1), (1, -2))]
             return [_carried([rows for rows in sides if rows is not None], outs[0], loose=True)]
@@ -183,8 +183,8 @@ class RowTracker(TorchFunctionMode):
         return [_carried(rows, leaf) for leaf in outs]
 
     def _ranked(self, name: str, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[Rows | None]:
-        """Indices are those of selected entries; sorted values themselves are what they are in every branch: the best, the second, ..."""
-        # the best one alone: there is no dimension of ranks
+        """Return the rows of a sort or topk: its indices select entries; its values mean the same in every branch (best, second best, ...)."""
+        # only the best entry is taken, so that there is no dimension of ranks
         if name == "msort" or (name == "topk" and (kwargs["k"] if "k" in kwargs else args[1]) == 1):
             return [None] * len(outs)
         position = 2 if name == "topk" else 1
@@ -192,10 +192,13 @@ class RowTracker(TorchFunctionMode):
         if name != "topk" and self._ranks.get(args[0]) is not None:
             self._inverse.set(outs[-1], True)
         self._ranks.set(outs[-1], _positions(outs[-1], [dim % outs[-1].dim()]).expand(outs[-1].shape))
-        return [*[None] * (len(outs) - 1), _chosen(outs[-1])]
+        return [*[None] * (len(outs) - 1), _select_rows(outs[-1])]
 
     def _ranked_alike(self, function: Any, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[bool]:
-        """Which parts of indices by rank are of one rank each, such as the second best of every row: no dimension is selected in them."""
+        """Return which results of a call on indices sorted by rank hold a single rank, such as the second best of every row.
+
+        These have no dimension of selected entries.
+        """
         ranks = self._ranks.get(args[0])
         if ranks is None:
             return [False] * len(outs)
@@ -205,37 +208,37 @@ class RowTracker(TorchFunctionMode):
         return [bool((part == part.flatten()[:1]).all()) for part in parts]
 
     def _picked(self, name: str, function: Any, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Rows | None:
-        """Entries taken by an index."""
+        """Return the rows of a call that takes entries by an index."""
         if name == "embedding":
-            return _chosen(args[0][..., None].expand(out.shape)) if self._selects(args[0]) else None
+            return _select_rows(args[0][..., None].expand(out.shape)) if self._selects(args[0]) else None
         x, single, short = args[0], False, False
         if name == "getitem":
             dims, chosen, single = self._indexed(x, args[1])
             short = not isinstance(args[1], tuple)
         else:
             index = next(arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, Tensor))
-            if self._same.get(x) and self._inverse.get(index):  # what is said of each rank: entries are where they were
-                return None
+            if self._same.get(x) and self._inverse.get(index):
+                return None  # values by rank, looked up by the rank of each entry: row i is still entry i
             dim = kwargs.get("dim", next((arg for arg in args[1:] if isinstance(arg, int)), None))
             chosen = not self._same.get(index) if index.dtype == torch.bool else self._selects(index)
             dims = list(range(x.dim())) if dim is None else [dim % x.dim()]
             single = not chosen and self._rows.get(index) is not None
-        known = self._rows.get(x)
+        source = self._rows.get(x)
         if not (chosen or single):
-            if known is None:
+            if source is None:
                 return None
             [one] = self._ranked_alike(function, args, kwargs, [out])
-            return known._replace(numbers=function(known.numbers, *args[1:], **kwargs), picked=known.picked or one)
+            return source._replace(numbers=function(source.numbers, *args[1:], **kwargs), picked=source.picked or one)
         positions = _positions(x, dims)
-        if known is None:
+        if source is None:
             numbers = positions if short else positions.expand(x.shape)
         else:
-            numbers = known.numbers if _varies(known.numbers, dims) else known.numbers * _MIX + positions
-        alone = not chosen and (known is None or known.picked or _varies(known.numbers, dims))
-        return Rows(function(numbers, *args[1:], **kwargs).expand(out.shape), alone, _place())
+            numbers = source.numbers if _varies(source.numbers, dims) else source.numbers * _MIX_FACTOR + positions
+        is_single = not chosen and (source is None or source.picked or _varies(source.numbers, dims))
+        return Rows(function(numbers, *args[1:], **kwargs).expand(out.shape), is_single, _user_line())
 
     def _indexed(self, x: Tensor, index: Any) -> tuple[list[int], bool, bool]:
-        """The dimensions in which an index chooses entries; whether it chooses several, or a single one."""
+        """Return the dimensions in which an index selects entries, whether it selects several, and whether it selects a single one."""
         items = list(index) if isinstance(index, tuple) else [index]
         width = [_width(item) for item in items]
         dims: list[int] = []
@@ -246,7 +249,7 @@ class RowTracker(TorchFunctionMode):
                 dim += x.dim() - sum(width)
                 continue
             several = self._chooses(item)
-            one = not several and self._takes(item)
+            one = not several and self._takes_one(item)
             chosen, single = chosen or several, single or one
             if several or one:
                 dims += range(dim, dim + size)
@@ -260,7 +263,7 @@ class RowTracker(TorchFunctionMode):
             return False
         return not self._same.get(item) if item.dtype in (torch.bool, torch.uint8) else self._selects(item)
 
-    def _takes(self, item: Any) -> bool:
+    def _takes_one(self, item: Any) -> bool:
         if isinstance(item, Tensor):
             return self._rows.get(item) is not None
         return self._read and type(item) is int
@@ -273,42 +276,42 @@ class RowTracker(TorchFunctionMode):
         parts = args[0] if args else kwargs["tensors"]
         rows = [self._rows.get(part) for part in parts]
         numbers = [
-            torch.full_like(p, _OTHER, dtype=torch.long) if r is None else r.numbers
+            torch.full_like(p, _NOT_SELECTED, dtype=torch.long) if r is None else r.numbers
             for p, r in zip(parts, rows, strict=True)
         ]
         first = next((r for r in rows if r is not None), None)
         return None if first is None else Rows(function(numbers, *args[1:], **kwargs), False, first.place)
 
 
-def _by_python(index: Any) -> bool:
-    """Whether numbers of Python's choose entries."""
+def _has_python_index(index: Any) -> bool:
+    """Return whether an index holds Python numbers or lists."""
     return any(type(item) in (int, list) for item in (index if isinstance(index, tuple) else (index,)))
 
 
 def _width(item: Any) -> int:
-    """How many dimensions an item of an index stands for."""
+    """Return how many dimensions of the tensor an item of an index covers."""
     if item is None or item is Ellipsis:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
-def _chosen(leaf: Tensor) -> Rows:
-    return Rows(leaf.double().view(torch.long) if leaf.is_floating_point() else leaf.long(), False, _place())
+def _select_rows(leaf: Tensor) -> Rows:
+    return Rows(leaf.double().view(torch.long) if leaf.is_floating_point() else leaf.long(), False, _user_line())
 
 
 def _positions(x: Tensor, dims: Collection[int]) -> Tensor:
-    """The number of each entry counted along some dimensions, with size 1 along the others."""
+    """Return the number of each entry counted along the given dimensions, with size 1 along the others."""
     shape = [size if dim in dims else 1 for dim, size in enumerate(x.shape)]
     return torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
 
 
 def _varies(numbers: Tensor, dims: Collection[int]) -> bool:
-    """Whether entries are told apart along some dimensions."""
+    """Return whether numbers differ along any of the given dimensions."""
     return any(numbers.shape[dim] > 1 and bool((numbers != numbers.narrow(dim, 0, 1)).any()) for dim in dims)
 
 
 def _reduced(rows: Rows, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Rows | None:
-    """After a reduction; nothing is left if it goes along the selected dimension."""
+    """Return the rows after a reduction, None if it reduces the selected dimension."""
     dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if dim is None:
         return None
@@ -322,16 +325,16 @@ def _reduced(rows: Rows, args: tuple, kwargs: dict[str, Any], out: Tensor) -> Ro
 
 
 def _contracted(rows: Rows | None, dim: int) -> Rows | None:
-    """Of one side of a matrix product, unless the product sums over the selected entries."""
+    """Return the rows of one operand of a matrix product, None if the product sums over the selected entries."""
     if rows is None or rows.picked or rows.numbers.dim() < -dim or _varies(rows.numbers, [dim % rows.numbers.dim()]):
         return None
     return rows._replace(numbers=rows.numbers.narrow(dim, 0, 1))
 
 
-def _carried(known: list[Rows], out: Tensor, loose: bool = False) -> Rows | None:
-    """After a call whose rows are those that went in: elementwise, or a layer that changes other dimensions than the selected ones."""
+def _carried(operands: list[Rows], out: Tensor, loose: bool = False) -> Rows | None:
+    """Return the rows after a call that keeps them: elementwise, or a layer that changes other dimensions than the selected one."""
     result: Rows | None = None
-    for rows in known:
+    for rows in operands:
         numbers = rows.numbers
         if numbers.dim() == out.dim():
             changed = [d for d in range(out.dim()) if numbers.shape[d] not in (1, out.shape[d])]
@@ -354,11 +357,11 @@ def _carried(known: list[Rows], out: Tensor, loose: bool = False) -> Rows | None
 def _mixed(a: Tensor, b: Tensor) -> Tensor:
     if a is b or torch.equal(a, b):
         return a
-    return torch.where(a == _OTHER, b, torch.where(b == _OTHER, a, a * _MIX + b))
+    return torch.where(a == _NOT_SELECTED, b, torch.where(b == _NOT_SELECTED, a, a * _MIX_FACTOR + b))
 
 
-def _place() -> str:
-    """The line of the user's that is running."""
+def _user_line() -> str:
+    """Return the line of the user's code that is running."""
     frame = sys._getframe(1)
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back  # type: ignore[assignment]
@@ -367,40 +370,44 @@ def _place() -> str:
     )
 
 
-Tracked = tuple[RowTracker, Any]  # a pass that was followed, and its output
+Tracked = tuple[RowTracker, Any]  # the tracker of a pass, and its output
 
 
 def selected(
     passed: Tracked, ragged: Callable[[list[str]], Collection[int]] | None, names: Callable[[Any], list[str]]
 ) -> list[int]:
-    """The leaves of an output whose rows the model selects, without those that are matched."""
+    """Return the indices of the output leaves whose rows the model selects, without those that `ragged` names."""
     tracker, output = passed
     leaves = flatten(output)[0]
-    at = [i for i, leaf in enumerate(leaves) if is_float(leaf) and tracker.of(leaf) is not None]
-    matched = ragged(names(output)) if ragged is not None and at else ()
-    return [i for i in at if i not in matched]
+    indices = [i for i, leaf in enumerate(leaves) if is_float(leaf) and tracker.of(leaf) is not None]
+    matched = ragged(names(output)) if ragged is not None and indices else ()
+    return [i for i in indices if i not in matched]
 
 
 def refuse_other_rows(passes: Sequence[Tracked], places: Sequence[int]) -> None:
-    """Raise if the branches have selected other rows for some leaf of the output.
+    """Raise if the branches have selected different rows for one of the given leaves.
+
+    Args:
+        passes: the tracked passes of all branches.
+        places: indices of the leaves.
 
     Raises:
-        OutputShapeError: with the line that selected, and what to write.
+        OutputShapeError: with the line that selected, and a remedy.
     """
     for i in places:
         rows = [None if i >= len(leaves := flatten(output)[0]) else tracker.of(leaves[i]) for tracker, output in passes]
         known = [row for row in rows if row is not None]
         for row in known[1:]:
             a, b = known[0].numbers, row.numbers
-            if a.shape == b.shape and not bool(((a != b) & (a != _OTHER) & (b != _OTHER)).any()):
+            if a.shape == b.shape and not bool(((a != b) & (a != _NOT_SELECTED) & (b != _NOT_SELECTED)).any()):
                 continue
             raise OutputShapeError(
                 f"{paths(passes[0][1])[i]} holds rows that the model selects by its own numbers{f' ({row.place})' if row.place else ''}, and "
-                f"the branches have selected different ones, so that row i is not the same thing in all of them. {REMEDY}"
+                f"the branches have selected different ones, so that row i is not the same item in all of them. {REMEDY}"
             )
 
 
 REMEDY = (
     "If these are boxes with scores and labels, use output=Detections(boxes=..., scores=..., labels=...), from workbench.outputs import "
-    "Detections; else return the scores and values of all rows and select outside the wrapped model"
+    "Detections; otherwise return the scores and values of all rows and select outside the wrapped model"
 )

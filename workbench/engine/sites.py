@@ -1,4 +1,4 @@
-"""Sites: the calls of a torch function that mix data with parameters, seen by a TorchFunctionMode whoever makes them."""
+"""Call sites: calls of torch functions that mix data with parameters, intercepted by a TorchFunctionMode wherever they are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tree import flatten, is_float
 
 _functorch = torch._C._functorch
 
-# By name, since one operation has many spellings (F.linear, Tensor.matmul, @, torch.mm ...).
+# by name, since one operation has several functions (F.linear, Tensor.matmul, @, torch.mm, ...)
 CONTRACTIONS = frozenset(
     [
         "linear",
@@ -64,7 +64,7 @@ _IN_PLACE = frozenset(f"{name}_" for name in CONTRACTIONS)
 _SPELLINGS = CONTRACTIONS.union(  # torch.linalg.matmul, Tensor.addmm_, torch.ops.aten.mm.default
     _IN_PLACE, *((f"linalg_{name}", f"{name}.default") for name in CONTRACTIONS)
 )
-METADATA = frozenset(  # they read facts about a tensor, not its values
+METADATA = frozenset(  # they do not read the values of a tensor
     [
         "__get__",
         "__set__",
@@ -95,7 +95,7 @@ _PLAIN = frozenset([int, float, bool, str, type(None)])
 
 
 def tensors_among(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors among the arguments of a call; trees are only taken apart where there are any, for most calls have none."""
+    """Return the tensors among the arguments of a call; only arguments that are neither tensors nor scalars are flattened."""
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -106,7 +106,7 @@ def tensors_among(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """`flatten((args, kwargs))`, without walking through what holds no tensors: sizes, strides, flags."""
+    """Return `flatten((args, kwargs))`, faster for calls whose tuples (sizes, strides) hold no tensors."""
     values = [*args, *kwargs.values()]
     if all(isinstance(v, Tensor) or type(v) in _PLAIN or (type(v) is tuple and not tensors_among(v)) for v in values):
         n = len(args)
@@ -115,10 +115,14 @@ def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[lis
 
 
 class TensorFacts:
-    """A fact about each of some tensors, by their identity."""
+    """Mapping from tensors, by identity, to values.
+
+    Args:
+        items: pairs (tensor, value).
+    """
 
     def __init__(self, items: Iterable[tuple[Tensor, Any]] = ()) -> None:
-        self._items = list(items)  # ids stay unique for as long as their tensors live
+        self._items = list(items)  # strong references, so that ids stay unique
         self._tracing = torch.compiler.is_dynamo_compiling()
         self._by_id = {} if self._tracing else {id(tensor): value for tensor, value in self._items}
 
@@ -131,22 +135,22 @@ class TensorFacts:
         if not self._tracing:
             fact = self._by_id.get(id(tensor))
             while fact is None and isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
-                tensor = _functorch.get_unwrapped(tensor)  # the model differentiates what it was given
+                tensor = _functorch.get_unwrapped(tensor)  # the model uses a function transform, which wraps its inputs
                 fact = self._by_id.get(id(tensor))
             return fact
-        for known, value in self._items:  # Dynamo knows tensors that are the same, but gives them no ids
+        for known, value in self._items:  # Dynamo can compare tensors by `is`, but not by id
             if known is tensor:
                 return value
         return None
 
 
 class CheckpointedSite(RuntimeError):
-    """Activation checkpointing would run a site again in the backward pass, without its intervention."""
+    """Raised if activation checkpointing would run a call site again in the backward pass, without its intervention."""
 
 
 @functools.cache
 def transparent(function: types.FunctionType) -> types.FunctionType:
-    """The function without its own torch-function dispatch, so that a mode sees the calls inside it."""
+    """Return a copy of a torch function without its own `__torch_function__` dispatch, so that a mode sees the calls inside it."""
     blind = dict.fromkeys(
         ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False
     )
@@ -162,16 +166,16 @@ def transparent(function: types.FunctionType) -> types.FunctionType:
 
 
 class Sites(TorchFunctionMode):
-    """Calls `at_site` wherever a contraction (a matrix product, a convolution, ...) meets a parameter.
+    """Function mode that calls `at_site` wherever a contraction (matrix product, convolution, ...) is applied to a parameter.
 
     Args:
-        parameters: the parameters with their slot names; what is computed from parameters alone counts as the parameter.
+        parameters: the parameters with their slot names. Tensors computed from parameters alone count as the parameter.
         state: tensors that are never data (buffers).
-        inputs: the tensors that the model was called with; they, and what is computed without any parameter, are "raw". None: no data are
-            told apart as raw, which spares a look at every call.
-        at_site: called with (slot names, the flattened arguments, the places among them of data that is not raw, of data that is raw)
-            and returns the flattened arguments to use.
-        contractions: False takes every call that mixes data with parameters, for models that have no contraction.
+        inputs: input tensors of the model. They, and tensors computed without any parameter, are "raw" data. None: raw data are not
+            distinguished, which is faster.
+        at_site: function (slot names, flattened arguments, indices of the data among them that are not raw, indices of raw data) -> flattened
+            arguments to use.
+        contractions: whether only contractions count; False: every call that mixes data with parameters, for models without contractions.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class Sites(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in METADATA:
             out = function(*args, **kwargs)
-            if isinstance(out, Tensor) and args:  # a transposed weight is read as an attribute
+            if isinstance(out, Tensor) and args:  # attributes such as `weight.T` return tensors
                 self._mark_view(args[0], out)
             return out
         if name == "multi_head_attention_forward":
@@ -248,13 +252,13 @@ class Sites(TorchFunctionMode):
             self._mark(view)
 
     def _refuse_checkpoint(self) -> None:
-        """Reentrant checkpointing runs the model without gradients here and again, without this mode, in the backward pass."""
+        """Raise CheckpointedSite under reentrant checkpointing, which runs the site again in the backward pass, without this mode."""
         if not self._grad or torch.is_grad_enabled():
             return
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
             if frame.f_code is CheckpointFunction.forward.__code__:
                 raise CheckpointedSite(
-                    "the model recomputes activations in the backward pass (torch.utils.checkpoint), where what the wrapper does to them "
-                    'would be left out: switch checkpointing off, or use sample.Wrapper(where="weights"), if it is sample'
+                    "the model recomputes activations in the backward pass (torch.utils.checkpoint), where the wrapper's changes to them "
+                    'would be missing: switch checkpointing off, or, for sample, use sample.Wrapper(where="weights")'
                 )

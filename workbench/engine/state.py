@@ -1,4 +1,4 @@
-"""State that the caller hands on from call to call, such as that of a recurrent cell or a cache: every branch has its own."""
+"""State that the caller passes from call to call, such as the hidden state of a recurrent cell or a cache: each branch has its own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from ..introspect.objects import is_atom, parts, tensors_and_generators
 from .plan import Axis, Plan
 from .tree import children, flatten, like, tree_map, values_of
 
-Path = tuple[int | str, ...]  # names and indices that lead to a part of an output
+Path = tuple[int | str, ...]  # names and indices of a part of an output
 
 
 class BranchedState:
-    """The state that the branches of a wrapped object handed out, each its own; handed back anywhere among the inputs, each gets its own.
+    """State that the branches of a wrapped object returned, one part per branch.
 
-    It is opaque: `map` changes what every branch has, and is the only way to look inside. Copies, pickles and `to` work as of a tensor.
-    Methods of an object that each branch has, such as `crop` or `reorder_cache` of a cache, are called for every branch.
+    Pass it back anywhere among the inputs, and each branch receives its own part. It is opaque: `map` applies a function to the part of every
+    branch, and is the only way to look inside. Copying, pickling and `to` work as for a tensor. If the parts are objects, their methods, such
+    as `crop` or `reorder_cache` of a cache, are called for every branch.
 
     Args:
-        axes: along which the branches lie.
-        parts: what each of them returned, the last axis fastest.
-        rows: where each row of the batch was answered by one branch only (vote in training mode), the rows of each.
+        axes: axes of the branches.
+        parts: part of each branch, last axis fastest.
+        rows: row numbers that each branch answered, if each row of the batch was answered by one branch only (vote in training mode).
 
     Example:
         >>> import torch
@@ -51,66 +52,66 @@ class BranchedState:
         self._axes, self._parts, self._rows = tuple(axes), parts, rows
 
     def map(self, function: Callable[[Any], Any]) -> BranchedState:
-        """A state of what a function makes of each branch's part: rows picked, a beam search reordered, a cache cropped.
+        """Return a state with a function applied to each branch's part, such as to pick rows, reorder beams or crop a cache.
 
         Args:
-            function: gets what the model itself returned as its state. One that returns nothing has changed it in place.
+            function: takes the state as the model itself returned it. It may return None after changing it in place.
         """
         parts = list(self._parts)
-        for first, *others in self._alike():  # branches that share their tensors go on sharing them
+        for first, *others in self._groups_sharing_tensors():  # branches that share tensors continue to share them
             new = function(self._parts[first])
             parts[first] = self._parts[first] if new is None else new
             for k in others:
                 parts[k] = _duplicate(parts[first], lambda tensor: tensor)
         return BranchedState(self._axes, parts, self._rows)
 
-    def _alike(self) -> list[list[int]]:
-        """The branches in groups that hold the very same tensors."""
+    def _groups_sharing_tensors(self) -> list[list[int]]:
+        """Group the indices of branches that hold the same tensor objects."""
         groups: dict[Any, list[int]] = {}
         for k, part in enumerate(self._parts):
             groups.setdefault(_signature(part, set()), []).append(k)
         return list(groups.values())
 
     def to(self, *args: Any, **kwargs: Any) -> BranchedState:
-        """The same on another device or in another dtype, as `torch.Tensor.to` takes them."""
+        """Return the state on another device or in another dtype; arguments as for `torch.Tensor.to`."""
         return self._with_tensors(lambda tensor: tensor.to(*args, **kwargs))
 
     def detach(self) -> BranchedState:
-        """The same without the path of its gradients, for truncated backpropagation through time."""
+        """Return the state detached from the autograd graph, for truncated backpropagation through time."""
         return self._with_tensors(torch.Tensor.detach)
 
     # ---- for the engine
     @property
     def rows(self) -> Sequence[Tensor] | Tensor | None:
-        """The rows that each branch answered, if it was not all of them."""
+        """The row numbers that each branch answered, None if it answered all rows."""
         return self._rows
 
     def copy(self, *, share: bool = False) -> BranchedState:
-        """Parts of its own; with `share` over the same tensors."""
+        """Return a copy; with `share` it refers to the same tensors."""
         return self._with_tensors((lambda tensor: tensor) if share else torch.Tensor.clone)
 
     def take(self, other: BranchedState) -> None:
-        """Hold what another state holds."""
+        """Take over the parts of another state."""
         self._parts = other._parts
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor in it once."""
+        """Return every tensor of the state once."""
         return [leaf for leaf in tensors_and_generators(self._parts) if isinstance(leaf, Tensor)]
 
     def of(self, plan: Plan) -> list[Any]:
-        """The parts for the branches of a plan, in their order.
+        """Return the parts for the branches of a plan, in the order of `plan.indices`.
 
         Raises:
-            ValueError: if it was handed out by other branches.
+            ValueError: if the state was returned by other branches.
         """
-        sizes, mine = {axis.name: axis.size for axis in plan.axes}, {axis.name: axis for axis in self._axes}
+        sizes, own_axes = {axis.name: axis.size for axis in plan.axes}, {axis.name: axis for axis in self._axes}
         for axis in self._axes:
-            lacking = axis.name not in sizes and axis.name not in plan.fixed
+            missing = axis.name not in sizes and axis.name not in plan.fixed
             if sizes.get(axis.name, axis.size) != axis.size or (
-                lacking and plan.keep_state and not axis.own_first and axis.size > 1
+                missing and plan.keep_state and not axis.own_first and axis.size > 1
             ):
                 self._refuse(plan)
-        if any(axis.size > 1 and axis.name not in mine for axis in plan.axes):
+        if any(axis.size > 1 and axis.name not in own_axes for axis in plan.axes):
             self._refuse(plan)
         if plan.keep_state and bool(plan.dealt) is not (self._rows is not None):
             whole, one = "every voter answered every row", "each row was answered by one voter"
@@ -119,22 +120,22 @@ class BranchedState:
                 f"{whole if self._rows is not None else one}; call with tile_and_reduce=True throughout a sequence, or stay in one mode "
                 "(train or eval, with or without return_risk)"
             )
-        return [self._parts[self._place(index)] for index in plan.indices]
+        return [self._parts[self._position(index)] for index in plan.indices]
 
-    def _place(self, index: Mapping[str, int]) -> int:
-        place = 0
+    def _position(self, index: Mapping[str, int]) -> int:
+        position = 0
         for axis in self._axes:
-            place = place * axis.size + index.get(axis.name, 0)
-        return place
+            position = position * axis.size + index.get(axis.name, 0)
+        return position
 
     def _refuse(self, plan: Plan) -> NoReturn:
         raise ValueError(
-            f"this state was handed out by {_named(self._axes)}, and this call has {_named(plan.axes)}: ask in the same way in every call of a "
-            "sequence (return_risk=True or not, train or eval, the same wrapped model), or start again without a state"
+            f"this state was returned by {_describe_axes(self._axes)}, and this call has {_describe_axes(plan.axes)}: call in the same way "
+            "throughout a sequence (return_risk=True or not, train or eval, the same wrapped model), or start again without a state"
         )
 
     def unshare(self) -> None:
-        """Give branches parts of their own where they share a tensor, for a pass that may write into it."""
+        """Copy parts that share a tensor with another branch's, before a pass that may write into it."""
         seen: set[int] = set()
         for k, part in enumerate(self._parts):
             inside = {id(leaf) for leaf in tensors_and_generators(part) if isinstance(leaf, Tensor)}
@@ -146,10 +147,10 @@ class BranchedState:
         return BranchedState(self._axes, _duplicate(self._parts, function), self._rows)
 
     def __bool__(self) -> bool:
-        """As what each branch has: models ask `if past_key_values` whether there is a cache, and whether it holds anything."""
+        """Return the truth value of the parts: models use `if past_key_values` to test whether there is a non-empty cache."""
         answers = {bool(part) for part in self._parts if not isinstance(part, Tensor)}
         if len(answers) != 1:
-            _refused("a truth value")()
+            _raise_opaque("a truth value")()
         return answers.pop()
 
     def __repr__(self) -> str:
@@ -157,7 +158,7 @@ class BranchedState:
             f"Tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
             for leaf in flatten(self._parts[0])[0]
         ]
-        return f"BranchedState({_named(self._axes)}: {', '.join(kinds)})"
+        return f"BranchedState({_describe_axes(self._axes)}: {', '.join(kinds)})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -166,12 +167,12 @@ class BranchedState:
             values = [getattr(part, name) for part in self._parts]
             if all(map(callable, values)):
                 return functools.partial(self._call, name)
-            if _is_plain(values[0]) and all(value == values[0] for value in values):
+            if _is_plain_data(values[0]) and all(value == values[0] for value in values):
                 return values[0]
-        raise AttributeError(f"a state has no {name!r}: {_OPAQUE}")
+        raise AttributeError(f"a state has no {name!r}: {_OPAQUE_HINT}")
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of every branch's object, such as `reorder_cache` or `crop`, which changes it in place or tells something."""
+        """Call a method of every branch's object, such as `reorder_cache` or `crop`; its answer must be the same for all branches."""
         answers = []
 
         def called(part: Any) -> Any:
@@ -180,47 +181,49 @@ class BranchedState:
             return part
 
         self.take(self.map(called))
-        if _is_plain(answers[0]) and all(
+        if _is_plain_data(answers[0]) and all(
             type(answer) is type(answers[0]) and answer == answers[0] for answer in answers
         ):
             return answers[0]
-        raise TypeError(f"{name} of a state gives each branch another {type(answers[0]).__name__}: {_OPAQUE}")
+        raise TypeError(
+            f"{name} of a state returns a different {type(answers[0]).__name__} for each branch: {_OPAQUE_HINT}"
+        )
 
 
-_OPAQUE = (
-    "it holds what each branch of a wrapped model keeps for itself. Hand it back to that model as it is; state.map(function) changes the part "
+_OPAQUE_HINT = (
+    "it holds the separate state of each branch of a wrapped model. Pass it back to that model unchanged; state.map(function) changes the part "
     "of each branch, such as state.map(lambda h: h[rows]) or state.map(lambda cache: cache.crop(5))"
 )
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
+def _raise_opaque(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"{name} cannot work on a state: {_OPAQUE}")
+        raise TypeError(f"{name} cannot work on a state: {_OPAQUE_HINT}")
 
     return refuse
 
 
 _OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_OTHERS = ("getitem", "setitem", "iter", "len", "neg", "abs", "float", "int", "lt", "le", "gt", "ge", "array")
-for _name in (*(side + name for name in _OPERATORS for side in ("", "r", "i")), *_OTHERS):
-    setattr(BranchedState, f"__{_name}__", _refused(_name))
+_OTHER_METHODS = ("getitem", "setitem", "iter", "len", "neg", "abs", "float", "int", "lt", "le", "gt", "ge", "array")
+for _name in (*(side + name for name in _OPERATORS for side in ("", "r", "i")), *_OTHER_METHODS):
+    setattr(BranchedState, f"__{_name}__", _raise_opaque(_name))
 BranchedState.__torch_function__ = classmethod(  # type: ignore[attr-defined]
-    lambda cls, function, kinds, args=(), kwargs=None: _refused(getattr(function, "__name__", "torch"))()
+    lambda cls, function, kinds, args=(), kwargs=None: _raise_opaque(getattr(function, "__name__", "torch"))()
 )
 
 
 def _is_object(part: Any) -> bool:
-    """Whether a part is an object of a class of its own, such as a cache, and no tensor or tree of them."""
+    """Return whether a part is an object such as a cache, neither a tensor nor a tree of tensors."""
     return not isinstance(part, Tensor) and not is_atom(part) and children(part) is None
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value holds nothing but numbers and texts."""
+def _is_plain_data(value: Any) -> bool:
+    """Return whether a value holds only numbers and strings."""
     return all(is_atom(leaf) for leaf in flatten(value)[0])
 
 
 def _signature(value: Any, seen: set[int]) -> Any:
-    """What is equal for two values of which one could stand for the other: the same tensors in the same places, and equal numbers."""
+    """Return a key that is equal for interchangeable values: the same tensor objects in the same places, and equal numbers."""
     if is_atom(value):
         return type(value), value
     if isinstance(value, Tensor) or callable(value) or id(value) in seen:
@@ -230,19 +233,19 @@ def _signature(value: Any, seen: set[int]) -> Any:
     return (type(value), inside) if tensors_and_generators(value) else id(value)
 
 
-def _named(axes: Sequence[Axis]) -> str:
+def _describe_axes(axes: Sequence[Axis]) -> str:
     return " x ".join(f"{axis.size} {axis.name}" for axis in axes) or "one branch"
 
 
 def _duplicate(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A copy with what a function makes of each tensor in it; what is no container and has no copy is shared."""
+    """Return a deep copy with a function applied to each tensor; objects that cannot be copied are shared."""
     memo = {id(item): function(item) if isinstance(item, Tensor) else item for item in tensors_and_generators(value)}
     return copy.deepcopy(value, memo)
 
 
-# ---- in the output and among the inputs of a branch
+# ---- state in the output and the inputs of one branch
 class Sealed:
-    """A part of the output or of the inputs of one branch that is state: a leaf, whatever it is."""
+    """Marks a part of one branch's output or inputs as state, which counts as a single leaf whatever it contains."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -250,13 +253,13 @@ class Sealed:
 
 @dataclass
 class Opened:
-    """The same as a part of the tree, of which vmap stacks the tensors."""
+    """Marks a part as state like `Sealed`, but exposes its tensors to `flatten`, so that vmap stacks them."""
 
     value: Any
 
 
 def seal(output: Any, paths: Sequence[Path]) -> Any:
-    """The output with what lies at some paths sealed; a path that leads nowhere is passed over."""
+    """Return the output with the parts at the given paths sealed; paths that do not exist are ignored."""
     for path in paths:
         output = _seal_at(output, path)
     return output
@@ -268,19 +271,19 @@ def _seal_at(node: Any, path: Path) -> Any:
     if not path:
         return Sealed(node)
     items = children(node) or []
-    place = _find(node, len(items), path[0])
-    if place is None:
+    position = _find(node, len(items), path[0])
+    if position is None:
         return node
     values = [value for _, value in items]
-    values[place] = _seal_at(values[place], path[1:])
+    values[position] = _seal_at(values[position], path[1:])
     return like(node, values)
 
 
-_RENAMED = {"past_key_values": "cache", "cache": "past_key_values"}  # of outputs of transformers, by version 5.24
+_RENAMED = {"past_key_values": "cache", "cache": "past_key_values"}  # output names that transformers 5.24 exchanged
 
 
 def _find(node: Any, count: int, step: int | str) -> int | None:
-    """The place of a step among the values of a container."""
+    """Return the index of a path step among the values of a container, or None."""
     names: list[Any] = list(range(count))
     if isinstance(node, Mapping):
         names = list(node)
@@ -297,39 +300,42 @@ def _find(node: Any, count: int, step: int | str) -> int | None:
 
 
 def unseal(tree: Any) -> Any:
-    """A tree with what was sealed as the model gave or takes it."""
+    """Return a tree with sealed parts replaced by their values."""
     return tree_map(lambda leaf: leaf.value if isinstance(leaf, Sealed) else leaf, tree)
 
 
 def own_sealed(tree: Any) -> Any:
-    """A tree in which what was sealed shares no memory with anything else."""
+    """Return a tree in which sealed parts are deep copies."""
     return tree_map(
         lambda leaf: Sealed(_duplicate(leaf.value, torch.Tensor.clone)) if isinstance(leaf, Sealed) else leaf, tree
     )
 
 
 def open_sealed(tree: Any) -> Any:
-    """A tree in which what was sealed is a part of it."""
+    """Return a tree in which sealed parts are replaced by `Opened` ones."""
     return tree_map(lambda leaf: Opened(leaf.value) if isinstance(leaf, Sealed) else leaf, tree)
 
 
 def seal_opened(tree: Any) -> Any:
-    """The opposite of `open_sealed`."""
+    """Invert `open_sealed`."""
     if isinstance(tree, Opened):
         return Sealed(tree.value)
     values = values_of(tree)
     return tree if values is None else like(tree, [seal_opened(value) for value in values])
 
 
-# ---- stacked
+# ---- stacked state of all branches
 def stack(
     parts: Sequence[Any], axes: Sequence[Axis]
 ) -> tuple[list[tuple[Tensor, tuple[str, ...]]], Callable[..., Any]]:
-    """The tensors of all branches' parts, each with the axes in front along which it differs and their names; and what puts one branch's
-    tensors into the shape of a part.
+    """Stack the parts of all branches.
+
+    Returns:
+        The tensors, each with the axes along which it differs in front, and the names of these axes; and a function from one branch's
+        tensors to its part.
 
     Raises:
-        RuntimeError: if the parts hold anything but tensors of equal shapes, numbers and texts.
+        RuntimeError: if the parts hold anything but tensors of equal shapes, numbers and strings.
     """
     trees = [flatten(part) for part in parts]
     leaves, rebuild = trees[0]
@@ -353,12 +359,12 @@ def stack(
 
 
 def _stack(column: Sequence[Tensor], axes: Sequence[Axis]) -> tuple[Tensor, tuple[str, ...]]:
-    """One tensor of many, with those of the axes in front along which they are not the very same."""
+    """Stack tensors along the axes along which they are not the same object; return the tensor and the names of these axes."""
     names: list[str] = []
     sizes: list[int] = []
     items = list(column)
     for axis in axes:
-        # outermost first: what is left are the branches along this axis and those behind it, for each place along the axes that are kept
+        # from the outermost axis in: `items` holds, for each position along the axes kept so far, the branches along this and later axes
         groups = math.prod(sizes)
         inner = len(items) // groups // axis.size
         blocks = [
@@ -374,12 +380,12 @@ def _stack(column: Sequence[Tensor], axes: Sequence[Axis]) -> tuple[Tensor, tupl
 
 
 def cut(tree: Any, leaves: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
-    """The opposite of `stack`: the parts of all branches.
+    """Invert `stack`: return the parts of all branches.
 
     Args:
-        tree: a part, with the number of each of its leaves in the leaf's place.
-        leaves: tensors [*sizes, ...] by number, and whatever is no tensor.
-        axes: of the branches.
+        tree: a part in which each leaf is replaced by its index in `leaves`.
+        leaves: tensors [*sizes, ...] and other objects.
+        axes: axes of the branches.
     """
     numbers, rebuild = flatten(tree)
     columns = [_cut(leaves[number], axes) for number in numbers]
@@ -387,7 +393,7 @@ def cut(tree: Any, leaves: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
 
 
 def _cut(leaf: Any, axes: Sequence[Axis]) -> list[Any]:
-    """What each branch has of a leaf; the very same tensor where branches share its memory."""
+    """Return each branch's slice of a leaf; branches that share memory get the same tensor object."""
     sizes = [axis.size for axis in axes]
     if not isinstance(leaf, Tensor):
         return [leaf] * math.prod(sizes)
@@ -397,17 +403,17 @@ def _cut(leaf: Any, axes: Sequence[Axis]) -> list[Any]:
     kept = leaf.shape[: len(sizes)]
     items = leaf.flatten(0, len(sizes) - 1).unbind(0) if sizes else (leaf,)
     places = torch.arange(len(items)).reshape(kept).expand(sizes).flatten().tolist() if sizes else [0]
-    return [items[place] for place in places]
+    return [items[position] for position in places]
 
 
 def of_one_branch(output: Any, paths: Sequence[Path]) -> Any:
-    """The output of a model that has no branches, with its state."""
+    """Return the output of a model without branches, with its state as a `BranchedState`."""
     sealed = seal(output, paths)
     return tree_map(lambda leaf: BranchedState((), [leaf.value]) if isinstance(leaf, Sealed) else leaf, sealed)
 
 
 def separate(parts: list[Any]) -> list[Any]:
-    """The parts with objects of their own where several branches have one and the same, which each would change; tensors stay shared."""
+    """Return the parts with copies of objects that several branches share, since each branch may change its own; tensors stay shared."""
     seen: set[int] = set()
     for k, part in enumerate(parts):
         objects = {id(leaf) for leaf in flatten(part)[0] if not isinstance(leaf, Tensor) and not is_atom(leaf)}
@@ -418,5 +424,5 @@ def separate(parts: list[Any]) -> list[Any]:
 
 
 def states_in(tree: Any) -> list[BranchedState]:
-    """The states among the leaves of a tree."""
+    """Return the states among the leaves of a tree."""
     return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, BranchedState)]

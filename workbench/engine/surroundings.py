@@ -1,7 +1,7 @@
-"""Surroundings of a call: what torch keeps for a whole thread, put back where the call ends before its time.
+"""Surroundings of a call: the thread-wide state of torch, restored if the call raises.
 
-A Ctrl-C may come between any two steps, also while a block is being entered or left, whose own end then never runs. So whoever starts something
-larger looks at the surroundings before, and puts them back whatever is raised; doing so twice does no harm.
+Ctrl-C may interrupt between any two steps, also while a context manager is entered or left, so that its cleanup never runs. Larger operations
+therefore save the surroundings before they start, and restore them whatever is raised; restoring twice does no harm.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _functorch: Any = torch._C._functorch
 _autograd: Any = torch._C._autograd
 _LOCAL = threading.local()
 _BLOCK = contextlib._GeneratorContextManager
-_EDGES = (_BLOCK.__enter__.__code__, _BLOCK.__exit__.__code__)
+_BLOCK_EDGES = (_BLOCK.__enter__.__code__, _BLOCK.__exit__.__code__)
 _MODE_EDGES = (torch.inference_mode.__enter__.__code__, torch.inference_mode.__exit__.__code__)
 T = TypeVar("T")
 
 
 def _open_blocks() -> list[Reverted]:
-    """The blocks that this thread is inside of, outermost first."""
+    """Return the `Reverted` blocks that are open in this thread, outermost first."""
     if not hasattr(_LOCAL, "blocks"):
         _LOCAL.blocks = []
     return _LOCAL.blocks
 
 
 class PassEnded(BaseException):
-    """The engine ends a pass, to run it otherwise; no `Exception`, since the model is not to handle it."""
+    """Raised by the engine to end a pass and run it in another way; not an `Exception`, so that the model does not handle it."""
 
 
 class Reverted:
-    """A block that changes something for as long as it lasts. A subclass says what (`begin`), and how to take it back (`revert`).
+    """Context manager for a temporary change, made by a subclass's `begin` and undone by its `revert`.
 
-    `revert` may come twice, and before `begin` has come to its end.
+    `revert` may be called twice, and before `begin` has finished.
     """
 
     def begin(self) -> None:
@@ -62,7 +62,7 @@ class Reverted:
             del blocks[blocks.index(self) :]
 
 
-_LEAVE = {
+_END_TRANSFORM = {
     "Vmap": "_vmap_decrement_nesting",
     "Grad": "_grad_decrement_nesting",
     "Jvp": "_jvp_decrement_nesting",
@@ -71,7 +71,10 @@ _LEAVE = {
 
 
 class Surroundings:
-    """What torch is in this thread: gradients, function transforms, modes, default dtype; in the main thread also where random draws stand."""
+    """Snapshot of torch's state in this thread: gradients, function transforms, modes and default dtype.
+
+    In the main thread it includes the state of the CPU's random generator.
+    """
 
     def __init__(self) -> None:
         self._blocks = len(_open_blocks())
@@ -82,26 +85,29 @@ class Surroundings:
         self._gradients = torch.is_grad_enabled()
         self._no_hooks = _autograd._saved_tensors_hooks_get_disabled_error_message()
         self._dtype = torch.get_default_dtype()
-        # tensors have values, and no other thread draws from there
+        # only if values of tensors can be read, and in the main thread: others draw from private generators
         known = threading.current_thread() is threading.main_thread() and not (
             self._depth or self._dispatch_modes or torch.compiler.is_compiling()
         )
         self._random = torch.default_generator.get_state() if known else None
 
     def restore(self, error: BaseException) -> None:
-        """Put it back; random draws only after what is no `Exception`, such as Ctrl-C: other errors leave them where they are, as torch does.
+        """Restore the snapshot after an error.
+
+        The random generator is restored only after an interrupt (no `Exception`, such as Ctrl-C); after other errors it stays where it is, as in
+        torch.
 
         Args:
-            error: what ended the call.
+            error: the error that ended the call.
 
         Raises:
-            BaseException: the interrupt, where the error is only what came of it.
+            BaseException: the interrupt, if the error is only a consequence of one.
         """
         interrupt = interruption(error, self._handled)
         if interrupt is not None:
             _end_blocks(interrupt)
         leave_transforms(self._depth)
-        if _function_modes() != self._function_modes:  # torch takes one away while it handles a call
+        if _function_modes() != self._function_modes:  # torch removes a mode while that handles a call
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
             for mode in self._function_modes:
@@ -119,7 +125,7 @@ class Surroundings:
             block.__exit__()
         if interrupt is None:
             return
-        _functorch._set_vmap_fallback_warning_enabled(True)  # as it is but in a pass under vmap
+        _functorch._set_vmap_fallback_warning_enabled(True)  # it is disabled during a pass under vmap only
         if self._random is not None:
             torch.default_generator.set_state(self._random)
         if interrupt is not error:
@@ -127,11 +133,11 @@ class Surroundings:
 
 
 def leave_transforms(depth: int) -> None:
-    """End the function transforms of torch that are open above a depth of their stack, innermost first."""
-    # one by one: torch 2.11 has pop_dynamic_layer_stack_and_undo_to_depth end two for each
+    """End torch's function transforms above a depth of their stack, innermost first."""
+    # one by one, since pop_dynamic_layer_stack_and_undo_to_depth of torch 2.11 ends two per step
     while _functorch.get_dynamic_layer_stack_depth() > depth:
         kind = _functorch.peek_interpreter_stack().key().name
-        getattr(_functorch, _LEAVE[kind])()
+        getattr(_functorch, _END_TRANSFORM[kind])()
 
 
 def _function_modes() -> list[Any]:
@@ -139,21 +145,24 @@ def _function_modes() -> list[Any]:
 
 
 def _end_blocks(interrupt: BaseException) -> None:
-    """End what was being entered or left; else it ends where Python drops it, and changes what has been put back."""
+    """Close the context managers that were being entered or left when the interrupt came.
+
+    Otherwise garbage collection would close them later and change the restored state.
+    """
     for frame, _ in traceback.walk_tb(interrupt.__traceback__):
-        if frame.f_code in _EDGES:
+        if frame.f_code in _BLOCK_EDGES:
             with contextlib.suppress(Exception):
                 frame.f_locals["self"].gen.close()
         elif frame.f_code in _MODE_EDGES and hasattr(mode := frame.f_locals["self"], "_inference_mode_context"):
-            mode._inference_mode_context.__exit__(None, None, None)  # twice does no harm
+            mode._inference_mode_context.__exit__(None, None, None)  # calling it twice does no harm
 
 
 def interruption(error: BaseException | None, handled: BaseException | None) -> BaseException | None:
-    """What is no `Exception`, such as Ctrl-C, among an error and those that were under way when it came.
+    """Return the interrupt (no `Exception`, such as Ctrl-C) in the context chain of an error, None if there is none.
 
     Args:
-        error: the last of them.
-        handled: what was being handled before all of this.
+        error: the last error.
+        handled: the exception that was already being handled before the call, at which the search ends.
     """
     while error is not None and error is not handled:
         if not isinstance(error, Exception | PassEnded):
@@ -163,7 +172,7 @@ def interruption(error: BaseException | None, handled: BaseException | None) -> 
 
 
 def guarded(function: Callable[..., T], *args: Any) -> T:
-    """Call a function; whatever it raises, the surroundings are as before."""
+    """Call a function, and restore the surroundings if it raises."""
     if torch.compiler.is_compiling():
         return function(*args)
     surroundings = Surroundings()

@@ -1,4 +1,4 @@
-"""Graphs of tensor operations as functions of TorchScript, whose interpreter runs them without Python."""
+"""Conversion of graphs of tensor operations to TorchScript functions, whose interpreter runs them without Python."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-# numbers that TorchScript has for them, in the order of c10::ScalarType and its likes
-_NUMBERS: dict[Any, int] = {
+# integer codes in TorchScript: c10::ScalarType, c10::Layout and c10::MemoryFormat
+_CODES: dict[Any, int] = {
     torch.uint8: 0,
     torch.int8: 1,
     torch.int16: 2,
@@ -31,29 +31,37 @@ _NUMBERS: dict[Any, int] = {
 
 
 class RefusedError(Exception):
-    """What was recorded would not be the same for other numbers, or cannot be run otherwise than by Python."""
+    """Raised if a computation cannot be recorded: it may differ for other values, or can be run by Python only."""
 
 
 def script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any]:
-    """The same as a function of TorchScript, whose interpreter takes a microsecond less for each operation than Python does."""
+    """Return a graph as a TorchScript function, which takes a microsecond less per operation than Python.
+
+    Args:
+        graph: the graph.
+        values: length of the list that a node returns, for nodes that return lists.
+
+    Raises:
+        RefusedError: if a constant cannot be expressed in TorchScript.
+    """
     lines: list[str] = []
     names: dict[fx.Node, str] = {}
     parts: dict[fx.Node, list[str]] = {}
     inputs, outputs = [], []
     numbers = iter(range(10**9))
 
-    def new() -> str:
+    def new_name() -> str:
         return f"%v{next(numbers)}"
 
-    def put(value: Any, kind: str) -> str:
-        """The name of an argument, which is written down first if it is a constant."""
+    def define(value: Any, kind: str) -> str:
+        """Return the name of an argument; a constant is defined first."""
         if isinstance(value, fx.Node):
             return names[value]
-        name = new()
+        name = new_name()
         if isinstance(value, list | tuple):
-            item = next((k for k in ("Optional[Tensor]", "Tensor", "bool", "float", "int") if k in kind), "int")
-            items = [put(each, item) for each in value]
-            word = "Tensor?" if item == "Optional[Tensor]" else item
+            item_type = next((k for k in ("Optional[Tensor]", "Tensor", "bool", "float", "int") if k in kind), "int")
+            items = [define(item, item_type) for item in value]
+            word = "Tensor?" if item_type == "Optional[Tensor]" else item_type
             lines.append(f"{name} : {word}[] = prim::ListConstruct({', '.join(items)})")
             return name
         word, text = _constant(value, kind)
@@ -62,19 +70,19 @@ def script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any]
 
     for node in graph.nodes:
         if node.op == "placeholder":
-            names[node] = new()
+            names[node] = new_name()
             inputs.append(names[node])
         elif node.op == "output":
-            outputs = [names[each] for each in node.args[0]]
+            outputs = [names[item] for item in node.args[0]]
         elif node.target is operator.getitem:
             names[node] = parts[node.args[0]][node.args[1]]
         else:
             schema = node.target._schema
             arguments = [
-                put(node.args[i] if i < len(node.args) else node.kwargs.get(a.name, a.default_value), str(a.type))
+                define(node.args[i] if i < len(node.args) else node.kwargs.get(a.name, a.default_value), str(a.type))
                 for i, a in enumerate(schema.arguments)
             ]
-            results = [new() for _ in schema.returns]
+            results = [new_name() for _ in schema.returns]
             is_list = len(results) == 1 and "List" in str(schema.returns[0].type)
             typed = ", ".join(f"{result} : {'Tensor[]' if is_list else 'Tensor'}" for result in results)
             lines.append(
@@ -86,7 +94,7 @@ def script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any]
             if results:
                 names[node] = results[0]
             if is_list:
-                parts[node] = [new() for _ in range(values[node])]
+                parts[node] = [new_name() for _ in range(values[node])]
                 lines.append(
                     f"{', '.join(f'{part} : Tensor' for part in parts[node])} = prim::ListUnpack({results[0]})"
                 )
@@ -97,7 +105,7 @@ def script(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> Callable[..., Any]
 
 
 def _constant(value: Any, kind: str) -> tuple[str, str]:
-    """Type and value of a constant in TorchScript."""
+    """Return the type and the value of a constant in TorchScript."""
     if value is None:
         return "NoneType", ""
     if isinstance(value, bool):
@@ -113,7 +121,7 @@ def _constant(value: Any, kind: str) -> tuple[str, str]:
     if isinstance(value, str) and value.isidentifier():
         return "str", f'[value="{value}"]'
     try:
-        return "int", f"[value={_NUMBERS[value]}]"
+        return "int", f"[value={_CODES[value]}]"
     except (KeyError, TypeError):
         raise RefusedError(f"a constant {value!r}") from None
 

@@ -1,4 +1,4 @@
-"""Graphs of tensor operations: recorded while Python computes something once, cleaned without changing a bit, and run without Python."""
+"""Graphs of tensor operations: recorded from one run of a Python function, simplified with bitwise equal results, and run without Python."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from .torchscript import RefusedError, script
 
 _aten: Any = torch.ops.aten
-_OPERATION = torch._ops.OpOverload
-# the same tensor again, if its sizes and strides are those that it had before
-_FORMS = (
+_OpOverload = torch._ops.OpOverload
+# return an equal tensor if sizes and strides of the result are those of the input
+_RESHAPES = (
     _aten.view.default,
     _aten.expand.default,
     _aten.detach.default,
@@ -27,7 +27,7 @@ _FORMS = (
     _aten.permute.default,
     _aten.transpose.int,
 )
-# show the memory of their first argument, whatever its sizes
+# always return a view of their first argument
 _VIEWS = frozenset(
     (
         _aten.transpose.int,
@@ -42,23 +42,24 @@ _VIEWS = frozenset(
         _aten.diagonal.default,
     )
 )
-# share memory, and their schemas do not say so
-_UNSAID_VIEWS = (_aten._unsafe_view.default, _aten._reshape_alias.default)
-_UNSAID_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}  # write, and theirs do not either
-# look at no numbers
-_OF_TYPES = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
+# return views that their schemas do not declare
+_UNDECLARED_VIEWS = (_aten._unsafe_view.default, _aten._reshape_alias.default)
+# write into arguments that their schemas do not declare as written
+_UNDECLARED_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
+# depend on dtypes only, not on values
+_DTYPE_OPS = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
 
 
 class Graph:
-    """What a function of tensors computes, as a graph; its numbers are those of the function to the last bit.
+    """Recorded graph of a function of tensors, whose results are bitwise equal to the function's.
 
     Args:
-        function: function(*batch) -> list of tensors. It is called once, and is to compute with `torch` alone.
-        parameters, buffers: the tensors that it uses beside the batch, read anew in each run; into buffers it may write.
-        batch: an example. Other batches must have its shapes, strides and dtypes.
+        function: function(*batch) -> list of tensors. It is called once and must compute with torch only.
+        parameters, buffers: tensors that it uses in addition to the batch, read anew in each run; it may write into buffers.
+        batch: example inputs. Other batches must have the same shapes, strides and dtypes.
 
     Raises:
-        RefusedError: it uses other tensors, draws from a generator of its own, or looks at numbers.
+        RefusedError: if the function uses other tensors, draws from its own generator, or depends on values of tensors in Python.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -82,31 +83,32 @@ class Graph:
         nodes = list(graph.nodes)
         _refuse(nodes, {id(buffer) for buffer in buffers}, self._tensors)
         writes = [node for node in nodes if _written(node)]
-        self.writes = bool(writes)  # into buffers, or into what it has made itself
+        self.writes = bool(writes)  # whether it writes in place, into buffers or its own intermediates
         self.draws = any(_draws(node) for node in nodes)
         _drop_unused(graph)
         self._places: list[int] = []
-        self._views: list[Tensor] = []  # of the tensors, as long as these lie there
+        self._views: list[Tensor] = []  # views of the tensors, valid as long as their addresses are `_places`
         self._make_views: Callable[..., Any] | None = None
         if not writes:
             _simplify(graph, values)
             self._tensors += _lift_constants(graph)
             self._make_views = _lift_views(graph)
-        _separate(graph)
+        _clone_shared_outputs(graph)
         run: Callable[..., Any] | None = None
-        if not any(map(_unsaid_writes, nodes)):  # of which TorchScript merges what its schema calls equal
-            # torch's private functions
+        # TorchScript merges equal calls of operations whose schemas declare no writes
+        if not any(map(_undeclared_writes, nodes)):
+            # uses private functions of torch, which other versions may lack
             with contextlib.suppress(RefusedError, RuntimeError, AttributeError, TypeError):
                 run = script(graph, values)
         self.scripted = run is not None
         self._run = run or fx.GraphModule({}, graph)
 
     def run(self, *batch: Tensor) -> list[Tensor]:
-        """The same for another batch."""
+        """Compute the function for another batch."""
         gradients, optimized = torch.is_grad_enabled(), torch._C._get_graph_executor_optimize()
-        try:  # as `torch.no_grad` and `torch.jit.optimized_execution` do, which take as long as some operations
+        try:  # what `torch.no_grad` and `torch.jit.optimized_execution` do, without their overhead
             torch._C._set_grad_enabled(False)
-            torch._C._set_graph_executor_optimize(False)  # which could round otherwise
+            torch._C._set_graph_executor_optimize(False)  # optimization could round differently
             views = self._views
             if self._make_views is not None and self._places != (places := list(map(Tensor.data_ptr, self._tensors))):
                 views = self._views = self._make_views(*self._tensors)
@@ -120,12 +122,12 @@ class Graph:
 
 # ---- recording
 class _Recorder(TorchDispatchMode):
-    """Writes down every operation that is run, below gradients and vmap; of what can't be written down it keeps the reason.
+    """Dispatch mode that records every operation, below autograd and vmap.
 
-    It raises nothing itself, since whoever is recorded may take an error for one of the model, and try another way.
+    If something cannot be recorded, the reason is kept until `finish`: an error during the recording could be handled by the recorded code.
 
     Args:
-        known: tensors that may be used beside the batch.
+        known: tensors that may be used in addition to the batch.
         batch: the inputs.
     """
 
@@ -133,11 +135,12 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._graph = fx.Graph()
         self._known = {id(tensor): tensor for tensor in known}
-        self._held: list[Tensor] = []  # the known ones that are used
+        self._held: list[Tensor] = []  # the known tensors that are used
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: dict[int, Any] = {}  # weak references, so that an object that gets the id of one is told from it
+        # weak references, whose callbacks remove the nodes of dead tensors, since ids are reused
+        self._alive: dict[int, Any] = {}
         self._values: dict[fx.Node, Any] = {}
-        # by what is made of no input, so that its numbers are the same each time: its memory
+        # nodes that depend on no input, so that their values are constant, with the storage of their results
         self._constants: dict[fx.Node, int] = {}
         self._refusal = ""
         for i, tensor in enumerate(batch):
@@ -147,11 +150,11 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a wish of torch's to import its compiler, for two seconds
+        return False  # True makes torch import its compiler, which takes two seconds
 
     def _note(self, node: fx.Node, tensor: Tensor) -> None:
         place = id(tensor)
-        if place not in self._nodes:  # what was written into stays the node that it was
+        if place not in self._nodes:  # a tensor that was written in place keeps its node
             self._nodes[place] = node
             self._alive[place] = weakref.ref(tensor, lambda _: self._nodes.pop(place, None))
         self._values[node] = tensor.shape, tensor.stride(), tensor.dtype
@@ -169,7 +172,7 @@ class _Recorder(TorchDispatchMode):
         return self._nodes[id(tensor)]
 
     def _with_nodes(self, value: Any) -> Any:
-        """An argument with nodes in the place of its tensors."""
+        """Return an argument with tensors replaced by their nodes."""
         if isinstance(value, list | tuple):
             return type(value)(map(self._with_nodes, value))
         return self._node(value) if isinstance(value, Tensor) else value
@@ -182,18 +185,18 @@ class _Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        draws = isinstance(function, _OPERATION) and torch.Tag.nondeterministic_seeded in function.tags
+        draws = isinstance(function, _OpOverload) and torch.Tag.nondeterministic_seeded in function.tags
         if draws:
             self._check_draws()
         result = function(*args, **kwargs)
         if draws:
             self._random = torch.default_generator.get_state()
-        if not isinstance(function, _OPERATION):
+        if not isinstance(function, _OpOverload):
             self._refusal = self._refusal or f"{function} is no operation of torch"
-        if self._refusal or function in _OF_TYPES:
+        if self._refusal or function in _DTYPE_OPS:
             return result
-        named = {name: self._with_nodes(value) for name, value in kwargs.items()}
-        node = self._graph.call_function(function, self._with_nodes(args), named)
+        options = {name: self._with_nodes(value) for name, value in kwargs.items()}
+        node = self._graph.call_function(function, self._with_nodes(args), options)
         constant = not draws and "empty" not in function.name() and self._constants.keys() >= {*node.all_input_nodes}
         if _written(node):
             written = {_memory(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
@@ -214,7 +217,14 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def finish(self, results: Sequence[Tensor]) -> tuple[fx.Graph, list[Tensor], dict[fx.Node, Any]]:
-        """The graph, the tensors that are its inputs in front of the batch, and of each node sizes, strides and dtype, or a length."""
+        """End the recording.
+
+        Returns:
+            The graph; the tensors that are its inputs before the batch; and, by node, (shape, strides, dtype) or the length of a list.
+
+        Raises:
+            RefusedError: if something could not be recorded.
+        """
         self._check_draws()
         if not self._refusal:
             self._graph.output([self._node(tensor) for tensor in results])
@@ -246,23 +256,23 @@ def _refuse(nodes: Sequence[fx.Node], buffers: set[int], tensors: Sequence[Tenso
                 raise RefusedError(f"{node.target} writes into the batch or into a parameter")
 
 
-def _unsaid_writes(node: fx.Node) -> tuple[str, ...]:
-    """The arguments that an operation writes into and whose schema does not say so; batch norm in evaluation mode writes into none."""
-    if node.target not in _UNSAID_WRITES or node.args[5:6] == (False,):
+def _undeclared_writes(node: fx.Node) -> tuple[str, ...]:
+    """Return the arguments that an operation writes without declaring it in its schema; batch norm in evaluation mode writes none."""
+    if node.target not in _UNDECLARED_WRITES or node.args[5:6] == (False,):
         return ()
-    return _UNSAID_WRITES[node.target]
+    return _UNDECLARED_WRITES[node.target]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """What an operation writes into."""
-    if not isinstance(node.target, _OPERATION):
+    """Return the nodes that an operation writes into."""
+    if not isinstance(node.target, _OpOverload):
         return []
-    unsaid = _unsaid_writes(node)
-    if not node.target._schema.is_mutable and not unsaid:
+    undeclared = _undeclared_writes(node)
+    if not node.target._schema.is_mutable and not undeclared:
         return []
     written = []
     for place, argument in enumerate(node.target._schema.arguments):
-        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
             written += [
                 item for item in (value if isinstance(value, list | tuple) else [value]) if isinstance(item, fx.Node)
@@ -271,35 +281,35 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory a view shows, as far as schemas tell."""
+    """Return the node whose memory a view shares, as far as schemas declare it."""
     while node.op == "call_function" and node.args:
         target: Any = node.target
-        is_view = target is operator.getitem or target in _UNSAID_VIEWS
+        is_view = target is operator.getitem or target in _UNDECLARED_VIEWS
         if not is_view:
             is_view = any(value.alias_info is not None for value in target._schema.returns)
-        source = node.args[0]
-        if not is_view or not isinstance(source, fx.Node):
+        i = node.args[0]
+        if not is_view or not isinstance(i, fx.Node):
             break
-        node = source
+        node = i
     return node
 
 
 def _draws(node: fx.Node) -> bool:
-    return isinstance(node.target, _OPERATION) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, _OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-# ---- cleaning: exact to the bit
+# ---- simplification with bitwise equal results
 def _drop_unused(graph: fx.Graph) -> None:
-    """Never a write, nor a draw, which moves the generator."""
+    """Remove unused nodes, except writes and random draws, which advance the generator."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not _written(node) and not _draws(node):
             graph.erase_node(node)
 
 
 def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Leave out views and copies of what has that form already, and what is computed twice; in a graph that writes nothing."""
+    """Remove views and copies that change nothing, and repeated computations, from a graph without writes."""
     for node in list(graph.nodes):
-        if (node.target in _FORMS or _is_once(node) or _is_copy(node)) and values[node] == values[node.args[0]]:
+        if (node.target in _RESHAPES or _is_times_one(node) or _is_copy(node)) and values[node] == values[node.args[0]]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     known: dict[Any, fx.Node] = {}
@@ -314,18 +324,18 @@ def _simplify(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
     _drop_unused(graph)
 
 
-def _is_once(node: fx.Node) -> bool:
-    """Whether it multiplies by one."""
+def _is_times_one(node: fx.Node) -> bool:
+    """Return whether a node multiplies by one."""
     return node.target in (_aten.mul.Tensor, _aten.mul.Scalar) and type(node.args[1]) is int and node.args[1] == 1
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Whether it copies what no output shows."""
+    """Return whether a node copies a tensor that is no output."""
     return node.target is _aten.clone.default and all(user.op != "output" for user in node.users)
 
 
 def _lift_constants(graph: fx.Graph) -> list[Tensor]:
-    """Make inputs of tensors that hold one number, which the graph only reads; TorchScript has no word for NaN among others."""
+    """Turn scalar constants into inputs, since TorchScript cannot write some of them, such as NaN."""
     constants = []
     batch = next(node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("batch_"))
     for node in list(graph.nodes):
@@ -338,10 +348,10 @@ def _lift_constants(graph: fx.Graph) -> list[Tensor]:
 
 
 def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
-    """Make inputs of the views of what is held, behind it; gives what makes them of it, None where there are none."""
+    """Turn views of held tensors into inputs after these; return the function that computes the views, None if there are none."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     constants = [node for node in inputs if not node.name.startswith("batch_")]
-    # operation, which of held and views it shows, other arguments
+    # operation, index of its source among held tensors and views, other arguments
     steps: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
     known = {node: i for i, node in enumerate(constants)}
     lifted = []
@@ -357,16 +367,16 @@ def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:
         graph.erase_node(node)
 
     def make(*tensors: Tensor) -> list[Tensor]:
-        every = [tensor.detach() for tensor in tensors]
-        for operation, source, others, named in steps:
-            every.append(operation(every[source], *others, **named))
-        return every[len(tensors) :]
+        sources = [tensor.detach() for tensor in tensors]
+        for operation, i, others, options in steps:
+            sources.append(operation(sources[i], *others, **options))
+        return sources[len(tensors) :]
 
     return make if steps else None
 
 
-def _separate(graph: fx.Graph) -> None:
-    """Give each output memory of its own, as gradients have it."""
+def _clone_shared_outputs(graph: fx.Graph) -> None:
+    """Clone outputs that share memory with an input or another output."""
     end = next(node for node in graph.nodes if node.op == "output")
     roots: set[fx.Node] = set()
     outputs = []
@@ -385,24 +395,24 @@ def _hashable(value: Any) -> Any:
         return tuple((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
-    return type(value), repr(value) if isinstance(value, float) else value  # -0.0 and 0.0, 1 and True are not the same
+    return type(value), repr(value) if isinstance(value, float) else value  # tells -0.0 from 0.0, and 1 from True
 
 
 def share_memory(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether one of some tensors lies in the memory of another of them, or of others."""
+    """Return whether a tensor in `some` shares memory with another one in `some`, or with one in `others`."""
     places = [place for tensor in some if (place := tensor.untyped_storage().data_ptr())]
     return len({*places}) < len(places) or not {*places}.isdisjoint(
         tensor.untyped_storage().data_ptr() for tensor in others
     )
 
 
-def same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are equal to the last bit, but for NaN, of which one is as good as another."""
-    if one is None or other is None:
-        return one is other
-    if torch.equal(one, other):
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Return whether two tensors have equal shapes and elements, where NaN counts as equal to NaN."""
+    if a is None or b is None:
+        return a is b
+    if torch.equal(a, b):
         return True
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 __all__ = ["Graph", "RefusedError", "same", "share_memory"]

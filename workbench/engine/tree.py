@@ -1,4 +1,7 @@
-"""Trees of inputs and outputs: dict, list, tuple, namedtuple, dataclass and their like, torch distributions; everything else is a leaf."""
+"""Trees of inputs and outputs.
+
+Nodes are mappings, lists, tuples, namedtuples, dataclasses and torch distributions; everything else is a leaf.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _LEAVES = frozenset([Tensor, torch.nn.Parameter, int, float, bool, str, type(Non
 
 
 def children(node: Any) -> list[tuple[str, Any]] | None:
-    """The named values in a container, None for a leaf."""
+    """Return the named values of a container, None for a leaf."""
     if type(node) in _LEAVES:
         return None
     if isinstance(node, Mapping):
@@ -34,7 +37,7 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
 
 
 def values_of(node: Any) -> Sequence[Any] | None:
-    """The values in a container without their names, None for a leaf; most nodes are of few types, and an engine asks often."""
+    """Return the values of a container without names, None for a leaf; has fast paths for common types, since it is called often."""
     kind = type(node)
     if kind in _LEAVES:
         return None
@@ -47,13 +50,13 @@ def values_of(node: Any) -> Sequence[Any] | None:
 
 
 def like(node: Any, values: list[Any]) -> Any:
-    """A container of the same type as `node`, holding `values`."""
+    """Return a container of the same type as `node` that holds `values`."""
     if type(node) is tuple:
         return tuple(values)
     if isinstance(node, Mapping):
         if type(node) is dict:
             return dict(zip(node, values, strict=True))
-        # an output class that is a mapping and a dataclass: the constructor keeps both alike
+        # an output class that is both a mapping and a dataclass: only the constructor keeps the two consistent
         if dataclasses.is_dataclass(node):
             return type(node)(**dict(zip(node, values, strict=True)))
         new = copy.copy(node)
@@ -61,11 +64,11 @@ def like(node: Any, values: list[Any]) -> Any:
             new[key] = value  # type: ignore[index]
         return new
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)._make(values)  # type: ignore[attr-defined]  # past a constructor that checks or computes, as that of a packed sequence does
+        return type(node)._make(values)  # type: ignore[attr-defined]  # bypasses constructors that check or compute, as PackedSequence's does
     if isinstance(node, list | tuple):
         return type(node)(values)
     if isinstance(node, Distribution):
-        return type(node)(*values) if _is_lazy(node) else _remade(node, values)
+        return type(node)(*values) if _is_lazy(node) else _rebuild_distribution(node, values)
     new = copy.copy(node)
     for field, value in zip(dataclasses.fields(node), values, strict=True):
         object.__setattr__(new, field.name, value)
@@ -73,16 +76,16 @@ def like(node: Any, values: list[Any]) -> Any:
 
 
 def _is_lazy(node: Distribution) -> bool:
-    """Whether a distribution is the normal one of gpytorch, of a mean and a covariance."""
+    """Return whether a distribution is gpytorch's multivariate normal with a lazy covariance."""
     return type(node).__name__ == "MultivariateNormal" and hasattr(node, "lazy_covariance_matrix")
 
 
-def _remade(node: Distribution, values: list[Any]) -> Distribution:
+def _rebuild_distribution(node: Distribution, values: list[Any]) -> Distribution:
     return type(node)(**dict(zip(_parameters(node), values, strict=True)), validate_args=False)
 
 
 def _parameters(node: Distribution) -> dict[str, Any]:
-    """What a distribution of torch is made of, each of its whole batch shape; none of one whose parameters are not known."""
+    """Return the constructor parameters of a torch distribution, expanded to its batch shape; {} if they are unknown."""
     if type(node) is Independent:
         return {"base_distribution": node.base_dist, "reinterpreted_batch_ndims": node.reinterpreted_batch_ndims}
     if type(node) is MixtureSameFamily:
@@ -103,24 +106,24 @@ def _parameters(node: Distribution) -> dict[str, Any]:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The leaves of a tree in order, and the function that puts a sequence of as many leaves back into its shape."""
+    """Return the leaves of a tree in order, and a function that rebuilds the tree from a sequence of equally many leaves."""
     leaves: list[Any] = []
-    rebuild = _take(tree, leaves)
+    rebuild = _flatten_node(tree, leaves)
     return leaves, lambda values: rebuild(iter(values))
 
 
-def _take(node: Any, leaves: list[Any]) -> Rebuild:
-    # not inside `flatten`: a closure that calls itself is a cycle, which would keep tensors alive until the collector comes
+def _flatten_node(node: Any, leaves: list[Any]) -> Rebuild:
+    # not inside `flatten`: a recursive closure is a reference cycle, which would keep tensors alive until garbage collection
     values = values_of(node)
     if values is None:
         leaves.append(node)
         return next
-    rebuilds = [_take(value, leaves) for value in values]
+    rebuilds = [_flatten_node(value, leaves) for value in values]
     return lambda iterator: like(node, [rebuild(iterator) for rebuild in rebuilds])
 
 
 def paths(tree: Any, root: str = "output") -> list[str]:
-    """The place of every leaf, in the order of `flatten`: `output['logits'][0]`."""
+    """Return the path of every leaf, in the order of `flatten`, such as "output['logits'][0]"."""
     items = children(tree)
     if items is None:
         return [root]
@@ -128,7 +131,7 @@ def paths(tree: Any, root: str = "output") -> list[str]:
 
 
 def names(tree: Any) -> list[str]:
-    """The dotted name of every leaf, in the order of `flatten`: "heads.0"; "" if the tree is a leaf."""
+    """Return the dotted name of every leaf, in the order of `flatten`, such as "heads.0"; "" if the tree is a leaf."""
     items = children(tree)
     if items is None:
         return [""]
@@ -136,15 +139,15 @@ def names(tree: Any) -> list[str]:
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` to the matching leaves of trees of one structure."""
-    if not others and type(tree) in _LEAVES:  # as batches are in each step of a training
+    """Apply `function` to the corresponding leaves of trees with the same structure."""
+    if not others and type(tree) in _LEAVES:  # fast path for batches in training steps
         return function(tree)
     leaves, rebuild = flatten(tree)
     return rebuild([function(*items) for items in zip(leaves, *(flatten(other)[0] for other in others), strict=True)])
 
 
 def replace_node(tree: Any, name: str, function: Callable[[Any], Any]) -> Any:
-    """The tree with the node of a dotted name, "" for the whole, replaced by what a function makes of it."""
+    """Return the tree with `function` applied to the node of a dotted name, "" for the whole tree."""
     if not name:
         return function(tree)
     items = [(key.strip(_BRACKETS), value) for key, value in children(tree) or ()]
@@ -156,7 +159,7 @@ def replace_node(tree: Any, name: str, function: Callable[[Any], Any]) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors among the leaves."""
+    """Return the tensors among the leaves."""
     values = values_of(tree)
     if values is None:
         return [tree] if isinstance(tree, Tensor) else []
@@ -164,12 +167,12 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def version(leaf: Any) -> int:
-    """How often a tensor was written in place; tensors of inference mode don't count it."""
+    """Return the version counter of a tensor, which counts in-place writes; 0 for inference tensors, which have none."""
     return leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0
 
 
 def counting_writes(leaf: Any) -> Any:
-    """In the place of a tensor of inference mode one on the same memory that counts writes; whatever else as it is."""
+    """Return a tensor on the same memory that counts writes, for a tensor created in inference mode; other leaves unchanged."""
     if type(leaf) is not Tensor or not leaf.is_inference() or leaf.layout is not torch.strided:
         return leaf
     if leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
@@ -179,20 +182,21 @@ def counting_writes(leaf: Any) -> Any:
 
 
 def versions(leaves: Sequence[Any]) -> list[int]:
-    """How often each tensor among the leaves was written in place."""
+    """Return the version counter of every leaf, 0 for non-tensors."""
     return [version(leaf) for leaf in leaves]
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether a leaf is a tensor of floating or complex numbers."""
+    """Return whether a leaf is a floating-point or complex tensor."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether a condition holds everywhere; taken for granted under torch.compile and torch.vmap, which can't tell.
+    """Return whether a condition holds everywhere, or True where it should not be tested.
 
-    And on other devices than the CPU, where every look would make the program wait for the device; there NaN comes out instead. And where a
-    dispatch mode sees all operations, such as what records a training step: it would take the look for a part of it.
+    It is not tested under torch.compile and torch.vmap, where values are unavailable; on devices other than the CPU, where each test would
+    synchronize the device (results are NaN there instead); and under a dispatch mode, which would record the test, for example as part of a
+    training step.
     """
     if torch.compiler.is_compiling() or condition.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
         return True

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ..core.ownership import MARK, Table
 from ..engine.effects.attributes import modules
-from ..engine.effects.branch_values import carried, put, tensors_in
+from ..engine.effects.branch_values import copy_values, set_values, tensors_in
 from .computed_weights import assign, assign_by_hooks, is_learned, owner_of, unparametrize, value_of, vectors_of_hooks
 
 _RESETS = ("reset_parameters", "_reset_parameters")
@@ -224,7 +224,7 @@ def _own_unregistered(copied: nn.Module) -> None:
     computes: an initialisation writes into them, and they share memory with the parameters of the given model.
     """
     tree = modules(copied)
-    put(carried(tensors_in(tree), tree, tree), tree)
+    set_values(copy_values(tensors_in(tree), tree, tree), tree)
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,1 +1,1 @@
-"""Calls of a wrapped object: what is asked of it, and how branches become a prediction and its risks."""
+"""Calls of a wrapped object: the plan of a call, and the prediction, risks and loss computed from its branches."""

@@ -1,4 +1,4 @@
-"""What is asked of a wrapped object in one call."""
+"""Request for one call of a wrapped object."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    """What is asked of a wrapped object in one call.
+    """Request for one call of a wrapped object.
 
     Args:
         training: whether the object is in training mode.
-        return_risk: whether risks are wanted.
-        dealt: whether each row of the batch is answered by one branch of the dealing method only.
-        loss: whether the call computes the training loss.
+        return_risk: whether risks are computed.
+        dealt: whether rows are dealt: one branch of the dealing method answers each row of the batch, instead of all of them.
+        loss: whether the training loss is computed.
     """
 
     training: bool

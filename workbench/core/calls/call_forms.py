@@ -1,4 +1,4 @@
-"""Forms of calls that one graph can answer: inputs, shape of the answer, and the modes that torch is in."""
+"""Forms of calls that one recorded graph can answer: inputs, structure of the answer, and torch's modes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...risk import Risk
 _FUNCTORCH: Any = torch._C._functorch
 
 
-def in_mode() -> bool:
-    """Whether torch is in a mode of this thread in which a call is not what it is else."""
+def in_special_mode() -> bool:
+    """Return whether torch is, in this thread, in a mode that changes what a call computes or records it."""
     return bool(
         torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_function_stack()
@@ -31,12 +31,13 @@ def in_mode() -> bool:
     )
 
 
-def around() -> tuple[Any, ...]:
+def torch_settings() -> tuple[Any, ...]:
+    """Return torch's global settings that affect the result of a call."""
     return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
 
 
 def form_of(args: tuple) -> Any:
-    """What inputs of one graph have in common; None for those that have none."""
+    """Return the key of inputs that can share a graph: shapes, strides and dtypes; None for inputs that cannot be recorded."""
     form: list[Any] = []
     for tensor in args:
         if (
@@ -55,10 +56,10 @@ def form_of(args: tuple) -> Any:
 
 
 def leaves_of(answer: Any) -> list[Tensor]:
-    """The tensors in an answer of containers that can be made again.
+    """Return the tensors of an answer made of tuples, lists, dicts and `Risk`.
 
     Raises:
-        RefusedError: it holds anything else.
+        RefusedError: if it holds anything else.
     """
     if answer is None:
         return []
@@ -71,7 +72,7 @@ def leaves_of(answer: Any) -> list[Tensor]:
 
 
 def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
-    """What puts tensors into the shape of an answer."""
+    """Return a function from tensors to an answer of the same structure."""
     if type(answer) is Tensor:
         return operator.itemgetter(0)
     if type(answer) is tuple and [*map(type, answer)] == [Tensor, Tensor]:
@@ -79,10 +80,10 @@ def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
     shape = tree_map(lambda leaf: leaf is not None, answer)
 
     def rebuild(results: Sequence[Tensor]) -> Any:
-        left = iter(results)
-        return tree_map(lambda there: next(left) if there else None, shape)
+        remaining = iter(results)
+        return tree_map(lambda is_tensor: next(remaining) if is_tensor else None, shape)
 
     return rebuild
 
 
-__all__ = ["around", "form_of", "in_mode", "leaves_of", "rebuilding"]
+__all__ = ["form_of", "in_special_mode", "leaves_of", "rebuilding", "torch_settings"]

@@ -1,7 +1,7 @@
-"""Means that come back as inputs: of a recurrent state or a cache each branch should have kept its own.
+"""Detection of means that are passed back as inputs in the place of state, of which each branch should have kept its own.
 
-What a call has averaged is marked: its storage is remembered for as long as it lives, which finds views, slices and detached tensors, and the
-tensor carries an attribute, which deep copies and pickles keep.
+Averaged tensors are marked in two ways: by their storage, as long as it is alive, which finds views, slices and detached tensors; and by an
+attribute, which deep copies and pickles keep.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ..ownership import marks_of
 from .call import Call
 
 _ATTRIBUTE = "_workbench_mean"
-# parameters and keys that are named so take state; all others in the place of the first input, or of a model's only output, take data
+# names of parameters and keys that take state; under other names the first input takes data, and so does any input for a model's only output
 _STATE = re.compile(r"(^|_)(hx?|cx?|hc|[hc]_?[0nt]|mems?)(_|$)|hidden|state|carry|memory|cache|past_key", re.IGNORECASE)
 
 
 class Mark(NamedTuple):
-    """Of a tensor that a call has averaged."""
+    """Mark of a tensor that a call has averaged."""
 
-    owner: str  # the wrapped object
-    name: str  # of the output
-    n_floats: int  # how many tensors of floating-point numbers the output had
+    owner: str  # id of the wrapped object
+    name: str  # name of the output
+    n_floats: int  # number of floating-point tensors in the output
 
 
 class Marks:
-    """The tensors that a wrapped object has averaged.
+    """Tensors that a wrapped object has averaged.
 
     Args:
-        owner: says which object it is, and stays the same in copies of it.
+        owner: id of the object, which is the same in copies of it.
     """
 
     def __init__(self, owner: str) -> None:
@@ -50,7 +50,7 @@ class Marks:
         self._names: list[str] = []
 
     def add(self, output: Any) -> None:
-        """Mark the tensors of floating-point numbers in an output."""
+        """Mark the floating-point tensors of an output."""
         leaves = flatten(output)[0]
         count = sum(map(is_float, leaves))
         if torch.compiler.is_dynamo_compiling():
@@ -71,7 +71,7 @@ class Marks:
             self._limit = 2 * len(self._storages) + 64
 
     def of(self, tensor: Tensor) -> Mark | None:
-        """The mark of a tensor, if it is a mean of this object."""
+        """Return the mark of a tensor, None if it is no mean of this object."""
         entry = tensor.__dict__.get(_ATTRIBUTE)
         if entry is None and (base := tensor._base) is not None:
             entry = base.__dict__.get(_ATTRIBUTE)
@@ -84,34 +84,34 @@ class Marks:
 
 
 def marks_for(wrapped: Any, return_risk: bool, output: Any) -> Marks | None:
-    """The marks that `mark_means` adds to after each prediction in evaluation mode like this one, None if it adds to none."""
-    every = Call(training=False, return_risk=return_risk)
-    axes = [axis for method in wrapped._workbench.methods if (axis := method.axis(every)) is not None]
+    """Return the marks to which `mark_means` adds predictions in evaluation mode like this one, None if it marks none."""
+    call = Call(training=False, return_risk=return_risk)
+    axes = [axis for method in wrapped._workbench.methods if (axis := method.axis(call)) is not None]
     if wrapped._workbench.state == () or not any(axis.size > 1 and not axis.own_first for axis in axes):
         return None
     return None if type(output) is Tensor and not _takes_state(wrapped) else marks_of(wrapped)
 
 
 def mark_means(wrapped: Any, plan: Plan, output: Any) -> None:
-    """Mark what a call has averaged, or gathered from rows that were dealt out."""
+    """Mark the outputs that a call has averaged, or gathered from dealt rows."""
     if wrapped._workbench.state == () or not any(axis.size > 1 and not axis.own_first for axis in plan.axes):
         return
     if type(output) is Tensor and (torch.compiler.is_dynamo_compiling() or not _takes_state(wrapped)):
-        return  # what is the only output is data wherever it comes back
+        return  # the only output of a model that takes no state is data wherever it is passed back
     if torch.compiler.is_dynamo_compiling() or not values_unavailable():
         marks_of(wrapped).add(output)
 
 
 def carries_mean(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor among the inputs says that it is a mean: all that can be seen while `torch.compile` traces."""
+    """Return whether an input has the attribute of a mean; storages cannot be compared while `torch.compile` traces."""
     return any(getattr(leaf, _ATTRIBUTE, None) is not None for leaf in tensors((args, kwargs)))
 
 
 def refuse_means(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise where a mean comes back in the place of state.
+    """Raise if a mean is passed back in the place of state.
 
     Raises:
-        ValueError: if what an earlier call averaged comes back as another than the first input, or as one that is named like state.
+        ValueError: if a mean of an earlier call is passed as an input other than the first, or as one named like state.
     """
     if wrapped._workbench.state == () or values_unavailable():
         return
@@ -130,7 +130,7 @@ def refuse_means(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _check(wrapped: Any, args: tuple, kwargs: dict[str, Any], place: int, mark: Mark) -> None:
-    """Refuse a mean at a place among the leaves of the inputs, unless it is data there."""
+    """Raise ValueError for a mean at a leaf index of the inputs, unless that input takes data."""
     words, tensors_before = _parameters(wrapped, args, kwargs)[place]
     named = any(_STATE.search(word) for word in words)
     first = not tensors_before
@@ -139,12 +139,12 @@ def _check(wrapped: Any, args: tuple, kwargs: dict[str, Any], place: int, mark: 
 
 
 def _takes_state(wrapped: Any) -> bool:
-    """Whether a parameter behind the first is named like state."""
+    """Return whether a parameter after the first is named like state."""
     return any(map(_STATE.search, _parameter_names(wrapped)[1:]))
 
 
 def _parameter_names(wrapped: Any) -> list[str]:
-    """The names of the parameters of the wrapped method or function."""
+    """Return the parameter names of the wrapped method or function."""
     if isinstance(wrapped, Function):
         return _names_of(wrapped._held.function)
     return _names_of(getattr(type(wrapped)._plain_class, wrapped._workbench.method, None))[1:]
@@ -153,7 +153,7 @@ def _parameter_names(wrapped: Any) -> list[str]:
 def _names_of(function: Any) -> list[str]:
     try:
         code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None:  # a signature takes longer, and some functions can't be keys of a cache
+        if code is not None:  # faster than inspect.signature, which cannot be cached for unhashable functions
             return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -161,7 +161,7 @@ def _names_of(function: Any) -> list[str]:
 
 
 def _parameters(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> list[tuple[list[str], bool]]:
-    """For each leaf of the inputs the name of its parameter and the keys that lead to it, and whether a parameter before takes a tensor."""
+    """Return, for each leaf of the inputs, the name of its parameter with the keys of its path, and whether an earlier leaf is a tensor."""
     known = _parameter_names(wrapped)
     order = [known[i] if i < len(known) else str(i) for i in range(len(args))] + list(kwargs)
     parameters = list(zip(order, [*args, *kwargs.values()], strict=True))
@@ -183,18 +183,18 @@ def _parameters(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> list[tuple
 
 def _refuse(wrapped: Any, where: str, mark: Mark) -> None:
     model = type(wrapped)._plain_class.__name__
-    said = wrapped._workbench.state
+    state_paths = wrapped._workbench.state
     if mark.n_floats > 1:
         key = int(mark.name) if mark.name.isdigit() else mark.name
         remedy = f"wrap with state={key!r}, so that each branch keeps its own"
-        if said:
-            remedy = f"wrap with state={(*('.'.join(map(str, path)) for path in said), key)!r}"
+        if state_paths:
+            remedy = f"wrap with state={(*('.'.join(map(str, path)) for path in state_paths), key)!r}"
     else:
         remedy = "return the state beside the prediction (return h, h) and wrap with state=1, so that each branch keeps its own"
     output = f"its output {mark.name!r}" if mark.name else "its output"
     raise ValueError(
-        f"{where} of {model} is {output} of an earlier call, the mean over its branches, which is no state of any of them: {remedy}. If it is "
-        "data, as in a forecast that goes on from its own mean, say so with state=()"
+        f"{where} of {model} is {output} of an earlier call, the mean over its branches, which is the state of none of them: {remedy}. If it "
+        "is data, as in a forecast that continues from its own mean, say so with state=()"
     )
 
 

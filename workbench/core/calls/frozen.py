@@ -1,4 +1,4 @@
-"""Blocks in which a wrapped object serves: nobody may change it there, and what changes it all the same is told before a number comes out."""
+"""`frozen` blocks, in which a wrapped object serves predictions: changes to it are refused, or detected before the next answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .own_train import merging_refused
 _KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 _VERSION = operator.attrgetter("_version")
 _LOCK = threading.Lock()
-_ACTIVE: list[Frozen] = []  # those that are inside of a block, of all threads
+_ACTIVE: list[Frozen] = []  # the objects inside a block, over all threads
 
 
 class Frozen:
-    """What a wrapped object was when its block began.
+    """Snapshot of a wrapped object at the beginning of its block.
 
-    Seen are writes that torch counts, and everything that its modules hold; not writes through `.data` or a view of numpy, which each call
-    reads anew.
+    It detects writes that torch counts, and changes to everything that the modules hold. Writes through `.data` or a numpy view are not
+    detected; they take effect in the next call.
 
     Args:
         wrapped: the object, in evaluation mode.
@@ -43,11 +43,12 @@ class Frozen:
         root = self._wrapped
         self._impure = engine_of(root).clones.impure
         self._tree = modules(root)
-        # first: recurrent layers make lists anew when they are asked
+        # must come first, since recurrent layers recreate lists when their parameters are read
         self._objects = Contents(self._tree, self._impure)
         named = [*nn.Module.named_parameters(root), *root.named_buffers()]
         self._tensors = [tensor for _, tensor in named]
-        counted = [(name, tensor) for name, tensor in named if not tensor.is_inference()]  # those don't count writes
+        # tensors created in inference mode do not count writes
+        counted = [(name, tensor) for name, tensor in named if not tensor.is_inference()]
         self._names, self._counted = [name for name, _ in counted], [tensor for _, tensor in counted]
         self._versions = list(map(_VERSION, self._counted))
         self._held = {
@@ -59,11 +60,11 @@ class Frozen:
         self._facts = structure(self._tree, self._impure) if self._impure else ()
 
     def same_numbers(self) -> bool:
-        """Whether nobody has written into its tensors."""
+        """Return whether no tensor has been written into."""
         return list(map(_VERSION, self._counted)) == self._versions
 
     def unchanged(self) -> bool:
-        """Whether it is as it was."""
+        """Return whether the object is unchanged."""
         if not self.same_numbers() or not self._objects.unchanged():
             return False
         if self._impure:  # attributes that forward itself changes
@@ -71,48 +72,48 @@ class Frozen:
         return self._modules.unchanged()
 
     def check(self) -> None:
-        """Raise FrozenModelError if somebody has changed it."""
+        """Raise FrozenModelError if the object was changed."""
         if not self.unchanged():
             raise FrozenModelError(
-                f"{self._wrapped._workbench_name()} was changed inside of `with wrapped.frozen():` ({self._difference()}), where it serves as "
-                "it was: make changes outside of the block, or on copy.deepcopy(wrapped)"
+                f"{self._wrapped._workbench_name()} was changed inside `with wrapped.frozen():` ({self._changes()}), where the model must not "
+                "change: make changes outside the block, or to copy.deepcopy(wrapped)"
             )
 
     def go_on(self) -> None:
-        """After a call that was not taken from a graph: what its own forward has changed is no change from outside."""
+        """Take a new snapshot after an eager call, whose forward may have changed the object legitimately."""
         if not self.unchanged():
             self._look()
 
     def holds(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether any of these tensors is one of its own."""
-        mine = set(map(id, self._tensors))
-        return any(id(tensor) in mine for tensor in tensors)
+        """Return whether any of the tensors belongs to the object."""
+        own_ids = set(map(id, self._tensors))
+        return any(id(tensor) in own_ids for tensor in tensors)
 
-    def _difference(self) -> str:
-        """What was changed, in words."""
+    def _changes(self) -> str:
+        """Describe what was changed."""
         written = [
             name
             for name, tensor, before in zip(self._names, self._counted, self._versions, strict=True)
             if tensor._version != before
         ]
         if written:
-            return f"{_some(written)} {'was' if len(written) == 1 else 'were'} written into"
+            return f"{_first_names(written)} {'was' if len(written) == 1 else 'were'} written into"
         for (path, kind), before in self._held.items():
             contents = self._tree[path].__dict__
             contents = contents[kind] if kind else contents
             for name in {**before, **contents}:
                 if (path, name) not in self._impure and before.get(name, _KINDS) is not contents.get(name, _KINDS):
-                    word = "a hook" if "hooks" in kind else str(name)
-                    return f"{path}.{word}" if path else word
+                    label = "a hook" if "hooks" in kind else str(name)
+                    return f"{path}.{label}" if path else label
         return "a list, a dict or another object that it holds"
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 def enter(wrapped: Any) -> Frozen:
-    """Begin a block; blocks of one object may lie in each other, and in several threads.
+    """Begin a block; blocks of one object may be nested, and open in several threads.
 
     Raises:
         RuntimeError: if the object is in training mode.
@@ -122,7 +123,7 @@ def enter(wrapped: Any) -> Frozen:
         if runtime.frozen is None:
             if wrapped.training:
                 raise RuntimeError(
-                    f"{wrapped._workbench_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() before"
+                    f"{wrapped._workbench_name()} is in training mode, and frozen() is for predictions: call wrapped.eval() first"
                 )
             runtime.frozen = Frozen(wrapped)
             _ACTIVE.append(runtime.frozen)
@@ -141,17 +142,22 @@ def leave(wrapped: Any) -> None:
 
 
 def refuse_change(wrapped: Any, what: str) -> None:
-    """Raise FrozenModelError if a wrapped object is inside of a block, where this would change it."""
+    """Raise FrozenModelError if a wrapped object is inside a block.
+
+    Args:
+        wrapped: the object.
+        what: the operation that would change it, for the message.
+    """
     runtime = wrapped.__dict__.get("_engine")
     if runtime is not None and runtime.frozen is not None:
         raise FrozenModelError(
-            f"{what} would change {wrapped._workbench_name()}, which is inside of `with wrapped.frozen():`; call it outside of the block, or on "
+            f"{what} would change {wrapped._workbench_name()}, which is inside `with wrapped.frozen():`; call it outside the block, or on "
             "copy.deepcopy(wrapped)"
         )
 
 
 def refuse_step(optimizer: Any) -> None:
-    """Raise FrozenModelError if an optimizer is about to write into an object that is inside of a block."""
+    """Raise FrozenModelError if an optimizer is about to update an object that is inside a block."""
     for frozen in list(_ACTIVE):
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if frozen.holds(trained):
@@ -159,7 +165,7 @@ def refuse_step(optimizer: Any) -> None:
 
 
 def asked(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
-    """`guarded`, and as it is asked for inside of a `frozen` block."""
+    """Call a function by `guarded`; inside a `frozen` block also without gradients and with the object checked before."""
     if (frozen := wrapped.__dict__["_engine"].frozen) is None:
         return guarded(function, wrapped, *args)
     frozen.check()
@@ -170,15 +176,16 @@ def asked(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
 
 
 class Freezable(nn.Module):
-    """Has blocks in which it is frozen, and refuses there what changes a module of torch by its own methods."""
+    """Module with `frozen` blocks, inside which methods that change the module raise."""
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[Self]:
-        """A block for serving: nobody may change the model in it, calls take no gradients, and give the numbers that they give outside.
+        """Context manager for serving predictions: the model must not change inside, and calls compute no gradients.
 
-        Inside, what would change the model raises: `train()`, `fit`, `load_state_dict`, `to`, hooks, steps of an optimizer, new attributes.
-        What no method tells, such as a write into a parameter or into a layer, raises at the next call, or at the end of the block. Writes
-        through `.data` or a numpy view, which torch does not count, count at once, as outside. Copies made inside are not frozen.
+        Answers are the same as outside the block. Operations that would change the model raise: `train()`, `fit`, `load_state_dict`, `to`,
+        hooks, optimizer steps, new attributes. Changes that bypass these methods, such as a write into a parameter or a layer, raise at the
+        next call or at the end of the block. Writes through `.data` or a numpy view, which torch does not count, are not detected and take
+        effect at once, as outside. Copies made inside are not frozen.
 
         Returns:
             The object itself.

@@ -1,4 +1,4 @@
-"""Calls in training mode of models that compute a loss of their `labels`, as a Trainer of transformers makes them: they train risk heads too."""
+"""Training calls of models that compute a loss from `labels`, as the Trainer of transformers makes them: they train risk heads too."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from . import predict as calling
 from .feedback import mark_means
 from .risks import reduced
 
-ITEMS = "num_items_in_batch"  # by which transformers divides a sum of losses, of all batches between two steps
+ITEMS = "num_items_in_batch"  # of all batches of one step; transformers divides the summed loss by it
 
 
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
-    """What `calls.predict.predict` gives; where the model computes the loss itself that trains it, with the likelihood of its risk heads added.
+    """Return the result of `calls.predict.predict`; if the model computes its own training loss, the likelihood of its risk heads is added.
 
-    Without it nothing would train the heads, since the model's own loss does not know them.
+    Otherwise nothing would train the heads, since the model's own loss does not depend on them.
     """
     heads = _heads(wrapped) if wrapped.training and not return_risk and tile_and_reduce is not False else None
     if heads is None or not torch.is_grad_enabled():
         return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
-    compiling = torch.compiler.is_dynamo_compiling()  # which cannot ask for the names of a function's parameters
+    compiling = torch.compiler.is_dynamo_compiling()  # Dynamo cannot read the names of a function's parameters
     named = kwargs if compiling else {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
     if not any(isinstance(named.get(name), Tensor) for name in (LABELS, *OTHERS)):
         return calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
-    if compiling:  # labels are told from values
+    if compiling:  # the kind of labels is determined from their values
         from ...engine.executors import graph_break
 
         return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
@@ -42,7 +42,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     pairing = _pairing(wrapped, batch)
     if isinstance(pairing, str):
         y = calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
-        if _loss_among(y) is not None:  # else labels are an input like others
+        if _loss_among(y) is not None:  # otherwise labels are an ordinary input
             tell(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing))
         return y
     plan = calling.plan_of(wrapped, Call(wrapped.training, True, loss=True))
@@ -60,13 +60,13 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
 
 
 _NOT_TRAINED = (
-    "{0}: the loss that the model computes of its labels does not train the risk heads, which stay as they were drawn, and what they are to "
-    "learn cannot be told from it. Train by wrapped.loss(criterion, x, y), or leave {0} out. {1}"
+    "{0}: the loss that the model computes from its labels does not train the risk heads, which keep their initial values, and the targets of "
+    "the heads cannot be derived from it. Train by wrapped.loss(criterion, x, y), or leave {0} out. {1}"
 )
 
 
 def _heads(wrapped: Any) -> Method | None:
-    """The method whose heads stand beside the model's own output and are trained by their likelihood."""
+    """Return the method with auxiliary heads, which are trained by their likelihood, None if there is none."""
     for method in wrapped._workbench.methods:
         axis = method.axis(Call(True, True))
         if axis is not None and axis.own_first:
@@ -75,14 +75,16 @@ def _heads(wrapped: Any) -> Method | None:
 
 
 def _pairing(wrapped: Any, batch: Mapping[str, Any]) -> Pairing | str:
-    """How labels become targets of the heads, or why that cannot be told."""
+    """Return how labels become targets of the heads, or the reason why this is unknown."""
     pairings, labels = wrapped.__dict__["_engine"].pairings, batch.get(LABELS)
     kind = None if labels is None else (labels.dim(), labels.is_floating_point())
     if kind not in pairings:
         try:
             refuse_others(batch)
             if extra(wrapped, "scaling") is not None:
-                raise ValueError("The model has units of its own, in which its labels are not (wrapped.unscale())")
+                raise ValueError(
+                    "The model computes in standardized units, and its labels are in original units (wrapped.unscale())"
+                )
             with torch.autocast(batch[LABELS].device.type, enabled=False):
                 pairings[kind] = pairing_of(wrapped, batch)
         except ValueError as error:
@@ -91,7 +93,7 @@ def _pairing(wrapped: Any, batch: Mapping[str, Any]) -> Pairing | str:
 
 
 def _loss_among(y: Any) -> Any:
-    """The place of the loss that a model gives beside its scores; None if there is none."""
+    """Return the leaf index of the loss in a model's output, None if there is none."""
     leaves, paths = flatten(y)[0], names(y)
     numbers = [i for i, leaf in enumerate(leaves) if is_float(leaf) and leaf.dim() == 0]
     return next((i for i in numbers if paths[i] == "loss"), numbers[0] if numbers else None)

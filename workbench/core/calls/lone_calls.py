@@ -1,4 +1,4 @@
-"""Warnings where code reaches layers or parameters of a wrapped object past its own call, and so computes with one of its models only."""
+"""Warnings for code that uses layers or parameters of a wrapped object outside its call, and so computes with one of its models only."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .call import Call
 if TYPE_CHECKING:
     from types import FrameType
 
-# of a tensor, these say nothing about its values
-_FACTS = {"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "is_cuda", "layout"}
-_FACTS |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
+# attributes of a tensor that do not depend on its values
+_METADATA = {"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "is_cuda", "layout"}
+_METADATA |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
 
-_TAKEN = "parameters of the first voter"
+_FIRST_VOTER_USED = "parameters of the first voter"
 
 
 class Alone:
-    """Hook of a layer in which the models of a wrapped object differ: warns once where it is called by itself, not by the wrapped object.
+    """Pre-forward hook of a layer that differs between models: warns once if the layer is called directly, not through the wrapped object.
 
     Args:
-        by_methods: whether to warn only where a method of the wrapped object calls it.
+        by_methods: whether to warn only if a method of the wrapped object calls the layer.
     """
 
     told = False
@@ -45,30 +45,29 @@ class Alone:
             return
         frame = _calling_method()
         root: Any = None if frame is None else frame.f_locals[frame.f_code.co_varnames[0]]
-        if self.by_methods and (root is None or not _answers(root)):
+        if self.by_methods and (root is None or not _count_models(root)):
             return
         self.told = True
         where, remedy = "", "wrap that method (wrapper(model, method=...))"
         if frame is not None:
             name = frame.f_code.co_name
             where = f" in {type(root).__name__}.{name} ({line_name(frame.f_code.co_filename, frame.f_lineno)})"
-            remedy = f"wrap that method (wrapper(model, method={name!r})), return what it gives beside that of {root._workbench.method}"
+            remedy = f"wrap that method (wrapper(model, method={name!r})), return its result together with that of {root._workbench.method}"
         who = (
-            f"one model, not as the {_answers(root)} whose mean the wrapped model gives"
+            f"one model, not as the {_count_models(root)} whose mean the wrapped model gives"
             if self.by_methods
             else "the first voter only"
         )
         warnings.warn(
-            f"a {type(module).__name__} inside a wrapped model is called by itself{where}, and answers as {who} (methods that call "
-            f"layers do so, such as get_encoder and feature extraction). Call the wrapped model as a whole, {remedy}, or ask each "
-            "of wrapped.voters()",
+            f"a {type(module).__name__} inside a wrapped model is called directly{where}, and answers as {who} (methods that call layers do "
+            f"this, such as get_encoder and feature extraction). Call the wrapped model as a whole, {remedy}, or call each of wrapped.voters()",
             WorkbenchWarning,
             stacklevel=4,
         )
 
 
 def _calling_method() -> FrameType | None:
-    """The innermost frame of a method of a wrapped object, in the user's code."""
+    """Return the innermost frame that runs a method of a wrapped object in the user's code."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -80,8 +79,8 @@ def _calling_method() -> FrameType | None:
     return None
 
 
-def _answers(root: Any) -> int:
-    """How many models answer a call of a wrapped object, 0 if it is the model itself."""
+def _count_models(root: Any) -> int:
+    """Return the number of models whose mean a call of a wrapped object returns, 0 if it is a single model."""
     call = Call(training=root.training, return_risk=False)
     n = 1
     for axis in (method.axis(call) for method in root._workbench.methods):
@@ -90,7 +89,7 @@ def _answers(root: Any) -> int:
 
 
 def watch_layers(table: Any) -> None:
-    """Hook the layers in which the models differ whose mean a call gives, but for those that have a hook."""
+    """Register the hook on all layers that differ between the models whose mean a call returns, unless they have it."""
     call, hook = Call(training=False, return_risk=False), Alone(by_methods=True)
     for method in table.record.methods:
         axis = method.axis(call)
@@ -105,54 +104,57 @@ def watch_layers(table: Any) -> None:
                     table.module(path).register_forward_pre_hook(hook)
 
 
-# ---- parameters without their layers
+# ---- parameters used without their layers
 class TakenByLoss:
-    """Hook of what stands in the place of a parameter, that of the first voter: warns once where a loss takes it past the model's call.
+    """Tensor hook of the first voter's parameter, which stands in for all voters': warns once if a loss uses it outside the model's call.
 
     Args:
         slot: name of the parameter.
-        record: of the wrapping.
+        record: the record of the wrapping.
     """
 
     def __init__(self, slot: str, record: Any) -> None:
         self.slot, self.record = slot, record
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        if self.record.alone.told or _TAKEN in self.record.told or torch.compiler.is_compiling():
+        if self.record.alone.told or _FIRST_VOTER_USED in self.record.told or torch.compiler.is_compiling():
             return
-        self.record.told.add(_TAKEN)
+        self.record.told.add(_FIRST_VOTER_USED)
         warnings.warn(
-            f"a loss takes {self.slot!r} of a wrapped model, which each voter has of its own, past the model's call: its gradient reaches the "
-            "first voter only. Take all voters' from wrapped.named_parameters(), where it has one dimension more, or compute that term in "
-            f'{self.record.method} and return it beside the prediction (a number without dimensions is averaged, as output={{..., "penalty": '
-            '"mean"} says)',
+            f"a loss uses {self.slot!r} of a wrapped model outside the model's call; each voter has its own, and the gradient reaches the "
+            "first voter's only. Use all voters' from wrapped.named_parameters(), which has one more dimension, or compute the term in "
+            f"{self.record.method} and return it with the prediction (a scalar is averaged, as "
+            'output={..., "penalty": "mean"} says)',
             WorkbenchWarning,
             stacklevel=2,
         )
 
 
 def watched_methods(cls: type[nn.Module]) -> Iterator[tuple[str, types.FunctionType]]:
-    """The methods of a class, by name, that the user wrote, in a form that warns once of parameters of voters; not what torch overrides."""
+    """Yield (name, method) for the methods that the user wrote, wrapped to warn once if they use parameters that each voter has of its own.
+
+    Methods that override those of `nn.Module` are left out.
+    """
     names: set[str] = set()
     for base in cls.__mro__:
         for name, item in vars(base).items():
             written = isinstance(item, types.FunctionType) and not is_installed(item.__code__.co_filename)
             if written and name not in names and not hasattr(nn.Module, name) and item.__code__.co_argcount:
-                yield name, _telling(item)
+                yield name, _warning_method(item)
             names.add(name)
 
 
-def _telling(function: types.FunctionType) -> Any:
+def _warning_method(function: types.FunctionType) -> Any:
     @functools.wraps(function)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_workbench" in self.__dict__ and not torch.compiler.is_compiling():
-            _tell_parameters(self, function)
+            _warn_of_parameters(self, function)
         return function(self, *args, **kwargs)
 
     return method
 
 
-def _tell_parameters(root: Any, function: types.FunctionType) -> None:
+def _warn_of_parameters(root: Any, function: types.FunctionType) -> None:
     record = root._workbench
     key = f"method {function.__qualname__}"
     if key in record.told:
@@ -163,14 +165,14 @@ def _tell_parameters(root: Any, function: types.FunctionType) -> None:
     for names in attributes_of_self(function.__code__):
         for i, attribute in enumerate(names):
             slot = places.get((".".join(names[:i]), attribute))
-            if slot is None or (names[i + 1 : i + 2] and names[i + 1] in _FACTS):
+            if slot is None or (names[i + 1 : i + 2] and names[i + 1] in _METADATA):
                 continue
             line = line_name(function.__code__.co_filename, function.__code__.co_firstlineno)
-            record.told.add(_TAKEN)
+            record.told.add(_FIRST_VOTER_USED)
             warnings.warn(
                 f"{type(root).__name__}.{function.__name__} ({line}) computes with {slot!r}, which each voter has of its own: it sees that of "
-                f"the first voter only, no gradient reaches the others. Compute it in {record.method} and return it beside the prediction (a "
-                'number without dimensions is averaged, as output={..., "penalty": "mean"} says), wrap that method '
+                f"the first voter only, and no gradient reaches the others. Compute it in {record.method} and return it with the prediction (a "
+                'scalar is averaged, as output={..., "penalty": "mean"} says), wrap that method '
                 f"(wrapper(model, method={function.__name__!r})), or ask each of wrapped.voters()",
                 WorkbenchWarning,
                 stacklevel=3,

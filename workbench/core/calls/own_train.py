@@ -1,4 +1,4 @@
-"""Layers with a `train` of their own that merges weights when the mode changes, as those of LoRA do: branches share what is merged into."""
+"""Layers whose own `train` method merges weights when the mode changes, as in LoRA: they would write into tensors that branches share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..ownership import MARK
 
 @contextmanager
 def merging_refused(wrapped: Any) -> Iterator[None]:
-    """Around a change of the mode.
+    """Context manager for a change of the mode.
 
     Raises:
-        RuntimeError: if a layer writes into its tensors, of which each branch has some of its own; all is as it was then.
+        RuntimeError: if a layer of which branches have tensors of their own writes into its tensors; the change is undone.
     """
     layers = {path: module for path, module in wrapped.named_modules() if MARK not in path and _is_own(module)}
     owners = _owners(wrapped) if layers else set()
@@ -26,7 +26,7 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
     yield
     for path, layer in layers.items():
         if path not in owners:
-            continue  # what it merges is the same in all branches
+            continue  # all its tensors are the same in all branches, so merging is correct
         now = _tensors(layer)
         written = [
             name for name, (_, copied) in before[path][1].items() if name not in now or _differ(now[name], copied)
@@ -38,14 +38,15 @@ def merging_refused(wrapped: Any) -> Iterator[None]:
         for module, mode in modes:
             module.__dict__["training"] = mode
         raise RuntimeError(
-            f"{type(layer).__name__}.train() of {path or 'the model'!r} writes into {written[0]!r} what the first branch has, which the others "
-            "would be given as well (layers of LoRA merge their weights so). Switch the merging off, such as by merge_weights=False in loralib, "
+            f"{type(layer).__name__}.train() of {path or 'the model'!r} writes the first branch's values into {written[0]!r}, which all "
+            "branches would use (LoRA layers merge their weights in this way). Switch the merging off, for example by merge_weights=False in "
+            "loralib, "
             "or merge in each of wrapped.voters()"
         )
 
 
 def _owners(wrapped: Any) -> set[str]:
-    """The paths of the layers of whose tensors the branches have some of their own."""
+    """Return the paths of the layers that have tensors which differ between branches."""
     record = wrapped._workbench
     slots = [record.slots[name] for name, rule in record.rules.items() if rule.axes() and name in record.slots]
     return {path for slot in slots for path, _ in slot.owners}
@@ -58,7 +59,7 @@ def _is_own(module: nn.Module) -> bool:
 
 
 def _tensors(layer: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """What the layer holds itself, by name, with copies."""
+    """Return the layer's own tensors and copies of them, by name."""
     attributes = {**layer._parameters, **layer._buffers, **layer.__dict__}
     return {name: (t, t.detach().clone()) for name, t in attributes.items() if isinstance(t, Tensor) and not t.is_meta}
 

@@ -1,4 +1,4 @@
-"""Calls of a wrapped object: the plan of a run, its prediction, its loss."""
+"""Calls of a wrapped object: plan, prediction, loss, quantiles and closed-form fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,14 @@ from .running_moments import folding_of
 def plan_of(
     wrapped: Any, call: Call, rows: Sequence[Tensor] | Tensor | None = None, graphs: DealtGraphs | None = None
 ) -> Plan:
-    """What the branches of a call are; where rows are dealt, those are of graphs if there are any."""
+    """Return the plan of a call.
+
+    Args:
+        wrapped: the wrapped object.
+        call: the request.
+        rows: row numbers that each branch answers if rows are dealt, see `Plan.rows`.
+        graphs: the graphs among the inputs if these are dealt instead of rows of tensors.
+    """
     record, table = wrapped._workbench, table_of(wrapped)
     axes = tuple(axis for axis in [method.axis(call) for method in record.methods] if axis is not None)
     interventions = tuple(i for i in [method.intervention(table, call) for method in record.methods] if i is not None)
@@ -68,6 +75,7 @@ def plan_of(
 
 
 def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
+    """Run a plan, checking inputs and the order of layers; return the outputs of all branches and the result of each."""
     if not torch.compiler.is_dynamo_compiling():
         refuse_means(wrapped, args, kwargs)
     elif carries_mean(args, kwargs):
@@ -88,7 +96,7 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
 def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool, tile_and_reduce: bool | None) -> Any:
     """See `Wrapped.forward`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
-    # how many boxes there are is in no graph
+    # the number of boxes depends on values, which a compiled graph does not know
     if torch.compiler.is_dynamo_compiling() and has_detections(record.output):
         from ...engine.executors import graph_break
 
@@ -116,9 +124,9 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     call = Call(wrapped.training, return_risk, dealt=rows is not None)
     probe = (args, kwargs)
     asks = return_risk and not wrapped.training and not call.dealt
-    # not behind a condition: under Python 3.12 Dynamo does not follow a comprehension there
+    # not inside an if block, where Dynamo cannot trace a comprehension under Python 3.12
     refining = [method for method in record.methods if asks and method.refines]
-    if measuring or refining:  # as they are now: a model may write into them also where it has not done so before
+    if measuring or refining:  # copies, since the model may write into its inputs in this call
         probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
     plan = plan_of(wrapped, call, rows, graphs if call.dealt else None)
     if not call.dealt:
@@ -127,14 +135,14 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
         branched, _ = run(wrapped, plan, args, kwargs)
         record.dealt = record.dealt or call.dealt
     except Exception as error:
-        # what goes wrong in the first dealt call may lie in the rows that are missing: if not, it goes wrong without dealing as well
+        # the first dealt call may fail because each branch sees some rows only; other errors are raised again without dealing
         if not call.dealt or ((record.dealt or _is_refusal(error)) and not isinstance(error, NotDealableError)):
             raise
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
         record.dealable = False
         tell_whole(wrapped, "mixed", _why_not_dealt(error, branched))
     if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
-        # as in calls that keep no branch, to the last bit
+        # bitwise the same result as in calls whose executor folds the branches
         branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
     y, risks = reduced(wrapped, branched, return_risk, scaling)
     mark_means(wrapped, plan, y)
@@ -152,7 +160,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the package raised it, not the model."""
+    """Return whether an error was raised by this package, not by the model."""
     traceback: Any = error.__traceback__
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -171,8 +179,8 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
     if "nan" in wrapped._workbench.told or values_unavailable():
         return
     values = tensors(list(risks.values()) if isinstance(risks, dict) else risks)
-    leaves = {id(leaf): leaf for leaf in values if is_float(leaf)}.values()  # the total may be one of the others
-    # elsewhere than on the CPU it would make every call wait; a sum is NaN if a summand is, or where infinities meet
+    leaves = {id(leaf): leaf for leaf in values if is_float(leaf)}.values()  # the total may be another risk
+    # on the CPU only, since elsewhere the test would synchronize the device. The sum is a cheap first test: it is NaN if an element is
     if any(
         leaf.device.type == "cpu" and math.isnan(leaf.detach().sum()) and bool(leaf.isnan().any()) for leaf in leaves
     ):
@@ -203,7 +211,7 @@ def loss_of_branches(
     kwargs: dict[str, Any],
     y: Any,
 ) -> Tensor:
-    """The loss of what all branches gave for these inputs; see `Wrapped.loss`."""
+    """Return the loss of the outputs of all branches for these inputs; see `Wrapped.loss`."""
     record, axes = wrapped._workbench, branched.axes
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
@@ -218,11 +226,11 @@ def loss_of_branches(
         )
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
-    together = joined(record, models, leaves, criterion, y, pair)
-    # in another form in its first batch, by which `joined` would not know it
+    joint = joined(record, models, leaves, criterion, y, pair)
+    # wrapped after `joined`, which would not recognise the wrapped criterion
     criterion = listening(wrapped, criterion, y)
-    if together is not None:
-        rows, targets = together
+    if joint is not None:
+        rows, targets = joint
         total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
     else:
         terms = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
@@ -244,7 +252,7 @@ def _losses(
     y: Any,
     pair: Any,
 ) -> Tensor:
-    """What `loss_of_model` says of each model, in their order."""
+    """Return the losses of all models, in their order."""
     answers = [_of_models(leaf, models) for leaf in leaves]
     terms = [
         loss_of_model(record, rebuild, [of_leaf[k] for of_leaf in answers], criterion, y, pair)
@@ -254,45 +262,46 @@ def _losses(
 
 
 def _of_models(leaf: Any, models: Sequence[int]) -> Sequence[Any]:
-    """What each model gives in the place of a leaf, which has dimensions of these sizes in front.
+    """Split a leaf [*models, ...] into one leaf per model.
 
-    One `unbind` for all, since the backward pass of a `select` for each would fill a tensor of all models' size.
+    By one `unbind`, since the backward pass of a `select` per model would fill a tensor as large as those of all models.
     """
     if isinstance(leaf, Ragged):
         return leaf.items
     if not isinstance(leaf, Tensor):
         return [leaf] * math.prod(models)
-    # torch lets nobody write into views of an unbind, and a criterion may write into what it is given
+    # cloned, since a criterion may write into its arguments and torch forbids writes into views of unbind
     return [answer.clone() for answer in leaf.reshape(-1, *leaf.shape[len(models) :]).unbind(0)]
 
 
 def loss_of_model(
     record: Any, rebuild: Callable[[list[Any]], Any], leaves: list[Any], criterion: Any, y: Any, pair: Any
 ) -> Tensor:
-    """What one model is trained by: the criterion, and the likelihood of its risk heads.
+    """Return the training loss of one model: the criterion plus the negative log-likelihood of its risk heads.
 
     Args:
-        rebuild: puts leaves into the shape of the model's output.
-        leaves: of the output, with the heads' axis in front if there is a pair.
+        record: the record of the wrapping.
+        rebuild: function from leaves to an output of the model's structure.
+        leaves: leaves of the output, with the axis of the heads in front if there is a pair.
         criterion: `criterion(prediction, target)`, None for the likelihood alone.
         y: the target.
-        pair: the method of the risk heads, if there is one.
+        pair: the method of the risk heads, None if there is none.
     """
     if pair is None:
         return criterion(rebuild(leaves), y)
     if y is None:
         raise ValueError(
             f"{pair.name}: the risk heads are trained by the likelihood of a target, and y is None: give the target of the output that has a "
-            "risk (of an autoencoder the input), as wrapped.loss(criterion, x, y), and compute the rest of the loss in the criterion"
+            "risk (for an autoencoder the input), as in wrapped.loss(criterion, x, y), and compute the rest of the loss in the criterion"
         )
     split = [split_heads(leaf, 0) if is_float(leaf) else (leaf, leaf) for leaf in leaves]
     predictions = [leaf[0] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     prediction = rebuild(predictions)
     tree_names = names(prediction)
     meanings = resolve(record.output, lambda: tree_names, predictions, 0)
-    alike = children(y) is not None or children(prediction) is None  # else y is the target of one output
-    plain = alike and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
-    if plain and not any(isinstance(leaf, BranchedState) for leaf in leaves):
+    same_structure = children(y) is not None or children(prediction) is None  # otherwise y is the target of one output
+    all_values = same_structure and all(meaning is None or isinstance(meaning, Values) for meaning in meanings)
+    if all_values and not any(isinstance(leaf, BranchedState) for leaf in leaves):
         likelihood = pair.likelihood(y, prediction, rebuild([heads for _, heads in split]))
     else:
         targets = targets_of(y, tree_names, meanings)
@@ -309,11 +318,11 @@ def loss_of_model(
         likelihood = torch.stack(terms).mean()
     if criterion is None:
         return likelihood
-    judged = [
+    scored = [
         pair.prediction(*heads) if isinstance(meaning, Values) else leaf
         for heads, meaning, leaf in zip(split, meanings, predictions, strict=True)
     ]
-    return criterion(rebuild(judged), y) + likelihood
+    return criterion(rebuild(scored), y) + likelihood
 
 
 def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -328,13 +337,13 @@ def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if pair is None or not isinstance(meaning, Values):
             return None
         levels = pair.quantiles(*split_heads(leaf, branched.axes.index(pair.name)))
-        others = tuple(range(1, len(branched.axes)))  # voters and samples, behind the levels
-        return levels if levels is None or not others else levels.mean(others)
+        model_dims = tuple(range(1, len(branched.axes)))  # axes of voters and samples, after that of the levels
+        return levels if levels is None or not model_dims else levels.mean(model_dims)
 
     out = [levels_of(*pairs) for pairs in zip(branched.leaves, meanings_of(record, branched), strict=True)]
     if all(leaf is None for leaf in out):
         raise ValueError("the model has no quantile heads: wrap it with sculpt.Wrapper(Quantiles(levels))")
-    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None stays
+    return branched.rebuild(out if scaling is None else [scaling.prediction(leaf) for leaf in out])  # None is kept
 
 
 def fit(wrapped: Any, inputs: Any) -> None:

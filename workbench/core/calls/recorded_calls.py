@@ -1,4 +1,4 @@
-"""Predictions without Python: calls of a kind that has been seen often, as one graph of all branches, where that is sure to give the same."""
+"""Predictions without Python overhead: repeated calls run as one recorded graph of all branches if that gives bitwise the same answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...engine.tree import is_float, versions
 from ...errors import WorkbenchWarning
 from ..outputs.options import has_detections
 from ..ownership import engine_of, marks_of
-from .call_forms import around, form_of, in_mode, leaves_of, rebuilding
+from .call_forms import form_of, in_special_mode, leaves_of, rebuilding, torch_settings
 from .feedback import marks_for
 from .frozen import Frozen
 from .predict import predict
@@ -29,27 +29,31 @@ from .traceable import Facts, UntraceableError
 
 log = logging.getLogger("workbench")
 
-LEAST_CALLS = 15  # of a kind before: making a graph, and its first runs, take about as long
-LEAST_SHORT = 3  # of short calls, whose graphs are made in a few milliseconds; for the first of an object's graphs
-SHORT = 0.001  # seconds of such a call
-EARLY = 4  # graphs made so soon at most, for who asks in many forms asks few times in each
-LEAST_FROZEN = 1  # of them inside of a `frozen` block, which says that more will come
-TRIALS = 4  # calls that are taken both ways, for numbers and times
-LONGEST = 0.005  # seconds of a call beyond which what Python takes does not count, and recording would hold much memory
-KINDS = 64  # of calls that are counted
-MISSES = 100  # calls in a row in which the model was not as it was recorded, before it is looked at anew
-GRAPHS = 16  # made at most
+# eager calls of a kind before a graph is recorded; recording and comparing the first runs take about as long as these
+MIN_CALLS = 15
+MIN_SHORT_CALLS = 3  # the same for short calls, whose graphs are recorded in a few milliseconds
+SHORT_SECONDS = 0.001  # seconds up to which a call counts as short
+MAX_EARLY_GRAPHS = 4  # maximal number of graphs recorded after MIN_SHORT_CALLS calls: an object with many kinds of calls sees few calls of each
+MIN_FROZEN_CALLS = 1  # the same as MIN_CALLS inside a `frozen` block, where many calls are expected
+N_COMPARED_RUNS = 4  # number of first runs of a graph that are compared with eager calls, in values and times
+MAX_SECONDS = 0.005  # seconds beyond which Python's overhead is negligible and a recording would hold much memory
+MAX_KINDS = 64  # maximal number of kinds of calls that are counted
+MAX_MISSES = 100  # consecutive calls with a changed model after which all graphs are dropped
+MAX_GRAPHS = 16  # maximal number of graphs per object
 
 
 @dataclass
 class _Recorded:
-    """A graph for calls of one kind.
+    """Recorded graph for calls of one kind, with its timings.
 
     Args:
-        graph: gives the tensors of an answer, and of those of its risks the sums.
-        n_leaves: how many tensors are of the answer.
-        rebuild: puts them into its shape.
-        marks: whether what the call has averaged must be known when it comes back.
+        graph: returns the tensors of the answer, then the sum of each risk tensor.
+        n_leaves: number of tensors in the answer.
+        rebuild: function from these tensors to the answer.
+        marks: marks to which predictions are added, None if means need not be recognised when they are passed back as inputs.
+        runs: number of runs so far.
+        seconds: times of the compared runs.
+        eager_seconds: times of the eager calls they were compared with.
     """
 
     graph: Graph
@@ -63,12 +67,13 @@ class _Recorded:
 
 @dataclass
 class _Kind:
-    """Calls with inputs of one form, which ask for the same.
+    """Calls with equal input shapes, strides and dtypes and equal options.
 
     Args:
-        calls: those so far that were taken as ever.
-        long: how many of them took long when a graph was to be made.
-        off: whether they are taken as ever from now on.
+        calls: number of eager calls so far.
+        long: number of calls that took too long to record a graph.
+        off: whether all further calls are eager.
+        recorded: the graph, once there is one.
     """
 
     calls: int = 0
@@ -78,7 +83,7 @@ class _Kind:
 
 
 class Taken:
-    """What a graph has answered."""
+    """Answer that a graph has computed."""
 
     __slots__ = ("answer",)
 
@@ -87,37 +92,40 @@ class Taken:
 
 
 class RecordedCalls:
-    """Takes calls of one wrapped object by graphs, where that is right and faster.
+    """Answers calls of one wrapped object by recorded graphs where that is correct and faster; all other calls are eager.
 
-    A graph is made for models of known layers only (`Facts`), in evaluation mode and without gradients, and used while nothing of them has
-    changed, which each call finds out. Its first runs, and then those at powers of two, are compared with calls as ever to the last bit, random
-    draws included.
+    Graphs are recorded only for models of known layers (`Facts`), in evaluation mode and without gradients. They are used as long as nothing
+    of the model has changed, which every call checks. The first runs of a graph, and then runs number 8, 16, 32, ..., are compared bit by bit
+    with eager calls, random draws included.
 
     Args:
-        wrapped: the object.
+        wrapped: the wrapped object.
     """
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
-        self.off = ""  # why no call is taken by a graph any more
-        self.replays = 0  # calls taken by a graph
+        self.off = ""  # reason why no graph is used any more
+        self.replays = 0  # number of calls answered by a graph
         self._kinds: dict[Any, _Kind] = {}
         self._facts: Facts | None = None
-        self._around: tuple[Any, ...] = ()
+        self._torch_settings: tuple[Any, ...] = ()
         self._misses = self._made = 0
         self.making = threading.Lock()
 
     def begin(self, args: tuple, risk: bool, tile: bool | None, frozen: Frozen | None) -> Taken | Trial | None:
-        """Answer a call; or say what is to hear of the answer that the call gives as ever, if anything is.
+        """Begin a call.
 
         Args:
-            args: its inputs.
-            risk, tile: what it asks for.
-            frozen: the block that it is in, if it is in one.
+            args: the inputs.
+            risk, tile: the options `return_risk` and `tile_and_reduce`.
+            frozen: the `frozen` block around the call, None if there is none.
+
+        Returns:
+            The answer of a graph; or a trial whose `end` must be called with the answer of the eager call; or None for an eager call.
         """
-        if self.off or self._wrapped.training or (frozen is None and torch.is_grad_enabled()) or in_mode():
+        if self.off or self._wrapped.training or (frozen is None and torch.is_grad_enabled()) or in_special_mode():
             return None
-        if tile is False:  # rows are dealt out anew in each call
+        if tile is False:  # each call deals rows anew
             return None
         key = form_of(args)
         if key is None:
@@ -125,7 +133,7 @@ class RecordedCalls:
         key = (key, risk, tile, torch.is_inference_mode_enabled())
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= KINDS:
+            if len(self._kinds) >= MAX_KINDS:
                 self._kinds = {key: kind for key, kind in self._kinds.items() if kind.recorded is not None}
             kind = self._kinds[key] = _Kind()
         if kind.off:
@@ -133,52 +141,52 @@ class RecordedCalls:
         recorded = kind.recorded
         if recorded is None:
             kind.calls += 1
-            least = LEAST_CALLS if frozen is None else LEAST_FROZEN
-            soon = LEAST_SHORT < kind.calls <= least and self._made < EARLY
-            if (kind.calls > least or soon) and self._made < GRAPHS:
-                return _First(self, kind, args, risk, tile, soon)
+            min_calls = MIN_CALLS if frozen is None else MIN_FROZEN_CALLS
+            early = MIN_SHORT_CALLS < kind.calls <= min_calls and self._made < MAX_EARLY_GRAPHS
+            if (kind.calls > min_calls or early) and self._made < MAX_GRAPHS:
+                return _First(self, kind, args, risk, tile, early)
             return None
         if not self.hold(frozen):
             self._misses += 1
-            if self._misses >= MISSES:
+            if self._misses >= MAX_MISSES:
                 self.forget()
             return None
         self._misses = 0
         return self._replayed(kind, recorded, args, risk, tile)
 
     def hold(self, frozen: Frozen | None) -> bool:
-        """Whether the object, and a block that it is frozen in, are as they were when graphs were made."""
+        """Return whether the object, and its `frozen` block, are unchanged since graphs were recorded."""
         return (
             self._facts is not None
             and self._facts.hold()
-            and self._around == around()
+            and self._torch_settings == torch_settings()
             and (frozen is None or frozen.same_numbers())
         )
 
     def buffers(self) -> Iterator[Tensor]:
-        """Those of the object."""
+        """Return the buffers of the object."""
         return nn.Module.buffers(self._wrapped)
 
     def forget(self) -> None:
-        """Make graphs anew, if at all."""
+        """Drop all graphs and counts."""
         self._kinds, self._facts, self._misses = {}, None, 0
 
     def stop(self, reason: str) -> None:
-        """Take all calls as ever from now on."""
-        log.debug("%s: calls are taken as ever (%s)", self._wrapped._workbench_name(), reason)
+        """Use no graphs for this object any more."""
+        log.debug("%s: calls are eager from now on (%s)", self._wrapped._workbench_name(), reason)
         self.off = reason
         self.forget()
 
     def skip(self, kind: _Kind, reason: str) -> None:
-        """Take calls of one kind as ever from now on."""
-        log.debug("%s: calls of a kind are taken as ever (%s)", self._wrapped._workbench_name(), reason)
+        """Use no graph for calls of one kind any more."""
+        log.debug("%s: calls of one kind are eager from now on (%s)", self._wrapped._workbench_name(), reason)
         kind.off, kind.recorded = True, None
 
     def tell_difference(self, runs: int) -> None:
-        """Warn of answers that were other ones than those of calls as ever."""
+        """Warn that a graph has given other answers than eager calls."""
         warnings.warn(
-            f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and since some call after "
-            f"number {runs // 2} of its kind they were answered without it. From now on they are right; ask again for those since then",
+            f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and some calls after "
+            f"number {runs // 2} of their kind were answered without that change. Answers are right from now on; repeat the calls since then",
             WorkbenchWarning,
             stacklevel=2,
         )
@@ -188,23 +196,23 @@ class RecordedCalls:
     ) -> Taken | Trial | None:
         graph = recorded.graph
         if graph.draws and threading.current_thread() is not threading.main_thread():
-            return None  # where random draws come from other generators
+            return None  # other threads draw from private generators
         if any(map(marks_of(self._wrapped).of, args)):
-            return None  # a call as ever says what is wrong with that
+            return None  # a mean was passed back as input: the eager call raises
         runs = recorded.runs = recorded.runs + 1
-        compares = runs <= TRIALS or not runs & (runs - 1)
+        compares = runs <= N_COMPARED_RUNS or not runs & (runs - 1)
         before = generator_of(CPU).get_state() if graph.draws else None
         start = time.perf_counter() if compares else 0.0
         try:
             results = graph.run(*args)
-        except Exception as error:  # a call as ever says what is wrong, if anything is
+        except Exception as error:  # the eager call raises if the call is at fault
             _restore(before)
             self.skip(kind, f"{type(error).__name__}: {error}")
             return None
         n = recorded.n_leaves
         if len(results) > n and "nan" not in self._wrapped._workbench.told and any(map(_is_nan, results[n:])):
             _restore(before)
-            return None  # a call as ever tells it
+            return None  # the eager call warns of NaN
         if compares:
             recorded.seconds.append(time.perf_counter() - start)
             after = generator_of(CPU).get_state() if graph.draws else None
@@ -217,17 +225,23 @@ class RecordedCalls:
         return Taken(answer)
 
     def record(self, kind: _Kind, args: tuple, risk: bool, tile: bool | None, answer: Any) -> None:
-        """Make a graph for calls of a kind, given what one of them has answered as ever.
+        """Record a graph for calls of a kind.
+
+        Args:
+            kind: the kind.
+            args: inputs of an eager call.
+            risk, tile: its options.
+            answer: its answer.
 
         Raises:
-            UntraceableError: calls of this object may compute something else each time.
-            RefusedError: those of this kind can't be taken from a graph.
+            UntraceableError: if no call of this object can be recorded.
+            RefusedError: if calls of this kind cannot be recorded.
         """
         wrapped = self._wrapped
         if wrapped._workbench.strategy != "auto":
             raise UntraceableError("a strategy was chosen")
         if has_detections(wrapped._workbench.output):
-            raise UntraceableError("boxes are matched by what Python reads of them")
+            raise UntraceableError("boxes are matched by values that Python reads")
         facts = self._facts
         if facts is None or not facts.hold():
             facts = Facts(wrapped, training=False)
@@ -239,36 +253,36 @@ class RecordedCalls:
         tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
         if share_memory(leaves, [*tensors, *args]):
-            raise RefusedError("the answer lies in the memory of an input, a parameter or another part of it")
+            raise RefusedError("the answer shares memory with an input, a parameter or another part of it")
 
         def call(*batch: Tensor) -> list[Tensor]:
-            again = predict(wrapped, batch, {}, risk, tile)
-            sums = [leaf.sum() for leaf in leaves_of(again[1]) if is_float(leaf)] if risk else []
-            return [*leaves_of(again), *sums]
+            answer_again = predict(wrapped, batch, {}, risk, tile)
+            sums = [leaf.sum() for leaf in leaves_of(answer_again[1]) if is_float(leaf)] if risk else []
+            return [*leaves_of(answer_again), *sums]
 
-        warned, state = wrapped._workbench.told, generator_of(CPU).get_state()
-        knew = "nan" in warned
-        warned.add("nan")  # which is looked for outside of the graph
+        told, state = wrapped._workbench.told, generator_of(CPU).get_state()
+        already_told = "nan" in told
+        told.add("nan")  # suppresses the check for NaN, which is done outside the graph
         self._made += 1
         try:
             graph = Graph(call, tensors, [], args)
         finally:
             _restore(state)
-            if not knew:
-                warned.discard("nan")
+            if not already_told:
+                told.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
-        self._facts, self._around = facts, around()
+        self._facts, self._torch_settings = facts, torch_settings()
         marks = marks_for(wrapped, risk, answer[0] if risk else answer)
         kind.recorded = _Recorded(graph, len(leaves), rebuilding(answer), marks)
 
 
 class Trial(ABC):
-    """A call that is taken as ever, whose answer is wanted.
+    """Eager call whose answer is needed for recording or for comparison.
 
     Args:
-        calls: who wants it.
-        kind: of the call.
+        calls: the recorded calls of the object.
+        kind: kind of the call.
         args: its inputs.
     """
 
@@ -278,37 +292,38 @@ class Trial(ABC):
 
     @abstractmethod
     def end(self, answer: Any) -> None:
-        """What it has answered."""
+        """Receive the answer of the eager call."""
 
 
 class _First(Trial):
-    """The call after which a graph is made.
+    """Eager call after which a graph is recorded.
 
     Args:
-        risk, tile: what it asks for.
-        soon: whether only if it is short.
+        calls, kind, args: see `Trial`.
+        risk, tile: options of the call.
+        early: whether to record only if the call is short.
     """
 
     def __init__(
-        self, calls: RecordedCalls, kind: _Kind, args: tuple, risk: bool, tile: bool | None, soon: bool
+        self, calls: RecordedCalls, kind: _Kind, args: tuple, risk: bool, tile: bool | None, early: bool
     ) -> None:
         super().__init__(calls, kind, args)
-        self._risk, self._tile, self._soon = risk, tile, soon
-        self._before = self._writes(), [leaf.clone() for leaf in self._uncounted()]
+        self._risk, self._tile, self._early = risk, tile, early
+        self._before = self._writes(), [leaf.clone() for leaf in self._inference_tensors()]
 
     def end(self, answer: Any) -> None:
         calls, kind = self._calls, self._kind
         seconds = time.perf_counter() - self._start
-        counts, copies = self._before
-        # a graph that is compared would write once more
-        if self._writes() != counts or not all(map(torch.equal, self._uncounted(), copies)):
+        versions_before, copies_before = self._before
+        # during comparisons, both the graph and the eager call would write
+        if self._writes() != versions_before or not all(map(torch.equal, self._inference_tensors(), copies_before)):
             calls.skip(kind, "forward writes into an input or a buffer")
             return
-        if self._soon and seconds > SHORT:
+        if self._early and seconds > SHORT_SECONDS:
             return
-        if seconds > LONGEST:
-            kind.long += 1  # or something else kept the processor
-            kind.off = kind.long >= TRIALS
+        if seconds > MAX_SECONDS:
+            kind.long += 1  # counted, since a single slow call may be due to other load
+            kind.off = kind.long >= N_COMPARED_RUNS
             return
         if not calls.making.acquire(blocking=False):
             return
@@ -316,7 +331,7 @@ class _First(Trial):
             calls.record(kind, self._args, self._risk, self._tile, answer)
         except UntraceableError as error:
             calls.stop(str(error))
-        except Exception as error:  # whatever torch has against it
+        except Exception as error:  # any error of torch while recording
             calls.skip(kind, f"{type(error).__name__}: {error}")
         finally:
             calls.making.release()
@@ -324,18 +339,19 @@ class _First(Trial):
     def _writes(self) -> list[int]:
         return versions([*self._args, *self._calls.buffers()])
 
-    def _uncounted(self) -> list[Tensor]:
-        """What was made in inference mode, so that torch keeps no count of writes."""
+    def _inference_tensors(self) -> list[Tensor]:
+        """Return the tensors created in inference mode, for which torch does not count writes."""
         return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference()]
 
 
 class _Comparison(Trial):
-    """A call that a graph has answered as well.
+    """Eager call that is compared with the answer of a graph.
 
     Args:
+        calls, kind, args: see `Trial`.
         recorded: the graph.
-        results: the tensors of its answer.
-        random: the state of the random generator that it leaves, if it draws.
+        results: tensors of the graph's answer.
+        random: state of the random generator after the graph, None if it does not draw.
     """
 
     def __init__(
@@ -363,11 +379,11 @@ class _Comparison(Trial):
         except RefusedError:
             equal = False
         if equal:
-            if recorded.runs == TRIALS and not _is_faster(recorded):
+            if recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
                 calls.skip(self._kind, "a graph is slower")
             return
-        calls.stop("a call as ever gave other numbers")
-        if recorded.runs > TRIALS:
+        calls.stop("an eager call gave other numbers")
+        if recorded.runs > N_COMPARED_RUNS:
             calls.tell_difference(recorded.runs)
 
 
@@ -376,7 +392,7 @@ def _is_faster(recorded: _Recorded) -> bool:
 
 
 def _same(result: Tensor, other: Tensor) -> bool:
-    """To the last bit, and lying in memory alike."""
+    """Return whether two tensors have the same dtype, strides and bits."""
     return result.dtype is other.dtype and result.stride() == other.stride() and same(result, other)
 
 

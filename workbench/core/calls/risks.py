@@ -1,4 +1,4 @@
-"""From the outputs of all branches to a prediction and its risks."""
+"""Reduction of the outputs of all branches to a prediction and its risks."""
 
 from __future__ import annotations
 
@@ -28,28 +28,32 @@ from .running_moments import RunningClasses, RunningValues, entropy
 def reduced(
     wrapped: Any, branched: Branched, return_risk: bool, scaling: Scaling | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The prediction and the risks by name, with the branches' axes removed; each output is what its meaning makes of the branches.
+    """Return the prediction and the risks by name, each output reduced over the branches according to its meaning.
 
     Args:
-        wrapped: the object.
+        wrapped: the wrapped object.
         branched: the outputs of all branches.
-        return_risk: whether risks are wanted.
-        scaling: gives values and their standard deviations in original units.
+        return_risk: whether risks are computed.
+        scaling: standardization, by which values and their standard deviations are converted to original units.
+
+    Raises:
+        TypeError: if the output holds no floating-point tensor.
+        ValueError: if a cross-fitted model returns distributions.
     """
     record, committee = wrapped._workbench, committee_of(wrapped)
     if wrapped.training and not return_risk and not branched.axes and not has_detections(record.output):
         output = branched.rebuild(branched.leaves)
-        if distributions_in(output):  # which a training loop asks for log_prob
+        if distributions_in(output):  # a training loop needs their log_prob
             return output, {}
     branched, variances = with_moments(branched, pair_of(record, branched.axes))
     if variances:
         record.says_distributions = True
         if committee is not None:
             raise ValueError(
-                "cross-fitting widens the noise of risk heads, and this model says distributions: train without folds"
+                "cross-fitting widens the noise of risk heads, and this model returns distributions: train without folds"
             )
     meanings = meanings_of(record, branched)
-    alone = sum(isinstance(meaning, Values) for meaning in meanings) == 1
+    has_one_target = sum(isinstance(meaning, Values) for meaning in meanings) == 1
     leaves: list[Any] = []
     risks: dict[str, list[Any]] = {}
     for i, (leaf, meaning) in enumerate(zip(branched.leaves, meanings, strict=True)):
@@ -77,7 +81,7 @@ def reduced(
                     tell_range(wrapped, leaf, len(branched.axes))
                 y, measured = _values(record, committee, branched.axes, leaf, return_risk, variances.get(i))
             y = y.to(branched.plain_dtype(i))
-            if scaling is not None and meaning is not MEAN and (alone or scaling.are_targets(y)):
+            if scaling is not None and meaning is not MEAN and (has_one_target or scaling.are_targets(y)):
                 y, measured = scaling.prediction(y), {name: scaling.risk(value) for name, value in measured.items()}
             leaves.append(y)
         for name, value in measured.items():
@@ -100,7 +104,7 @@ def reduced(
 def _with_detections(
     option: Any, branched: Branched, leaves: list[Any], risks: dict[str, list[Any]]
 ) -> tuple[Any, dict[str, Any]]:
-    """The prediction and the risks of an output in whose place boxes still stand as the branches gave them."""
+    """Return the prediction and the risks of an output with boxes, whose leaves still hold the boxes of each branch."""
     tree_names, depth = names(branched.rebuild(leaves)), len(branched.axes)
     shares = []
     for image in detections.images_of(option, tree_names, branched.leaves, depth):
@@ -119,14 +123,14 @@ def _with_detections(
 
 
 def meanings_of(record: Any, branched: Branched) -> list[Meaning | None]:
-    """The meaning of each part of an output; see `resolution.resolve`."""
+    """Return the meaning of each part of an output; see `resolution.resolve`."""
     depth = len(branched.axes)
     leaves = [leaf.stand_in[(None,) * depth] if isinstance(leaf, Running) else leaf for leaf in branched.leaves]
     return resolve(record.output, lambda: names(branched.rebuild(branched.leaves)), leaves, depth)
 
 
 def _mean(record: Any, committee: Committee | None, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
-    """The average of what has no risk, such as a loss; of a risk head's loss, which is none, that of the model itself."""
+    """Return the mean over the models of a part without risk, such as a loss; auxiliary heads are left out."""
     if (pair := pair_of(record, axes)) is not None:
         leaf, axes = leaf.select(axes.index(pair.name), 0), tuple(axis for axis in axes if axis != pair.name)
     return _values(record, committee, axes, leaf, return_risk=False)[0]
@@ -140,7 +144,7 @@ def _values(
     return_risk: bool,
     variance: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The prediction and standard deviations of values; the variance is that around them that the model itself says."""
+    """Return the prediction and standard deviations of values; `variance` is the aleatoric variance that the model itself returns."""
     by_name = {method.name: method for method in record.methods}
     dtype, leaf = leaf.dtype, at_least_float32(leaf) if axes else leaf
     if not return_risk:
@@ -173,13 +177,13 @@ def _class_risks(
     meaning: Classes,
     return_risk: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `_classes`; of large maps some positions at a time, since what is between for all branches would take several times their memory."""
+    """Return `_classes`; large maps are processed some positions at a time, since intermediates would take several times their memory."""
     if (
         values_unavailable()
-        or torch.is_grad_enabled()  # all of it is kept anyway
-        or leaf.numel() <= running_moments.PIECE
+        or torch.is_grad_enabled()  # autograd keeps all intermediates anyway
+        or leaf.numel() <= running_moments.PIECE_SIZE
         or not axes
-        or pair_of(record, axes) is not None  # which may draw numbers
+        or pair_of(record, axes) is not None  # heads may draw random numbers
         or not running_moments.piece_of(meaning, leaf.flatten(0, len(axes) - 1))[1]
     ):
         return _classes(record, committee, axes, leaf, meaning, return_risk)
@@ -201,7 +205,10 @@ def _classes(
     meaning: Classes,
     return_risk: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Entropies in nats (Depeweg et al. 2018): total H(E p), aleatoric E H(p), epistemic the mutual information between class and model."""
+    """Return the class prediction and its entropies in nats (Depeweg et al. 2018).
+
+    Total H(E p), aleatoric E H(p), and epistemic, their difference: the mutual information between class and model.
+    """
     if (pair := pair_of(record, axes)) is not None:
         leaf, heads = split_heads(leaf, axes.index(pair.name))
         axes = tuple(axis for axis in axes if axis != pair.name)
@@ -218,8 +225,8 @@ def _classes(
     y = meaning.form(mean, leaf) if axes else leaf
     if not return_risk:
         return y, {}
-    total, each = entropy(mean), entropy(probs)
-    aleatoric = average(each) if axes else each
+    total, entropies = entropy(mean), entropy(probs)
+    aleatoric = average(entropies) if axes else entropies
     out = {"aleatoric": aleatoric, "total": total}
     if axes:
         out["epistemic"] = (total - aleatoric).clamp_min(0)
@@ -227,7 +234,7 @@ def _classes(
 
 
 def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
-    """The method among these axes whose second branch only stands beside the model's own, if there is one."""
+    """Return the method whose axis pairs the model's own head with auxiliary heads, None if no such axis is among these."""
     methods = record.methods if axes else ()
     for method in methods:  # a plain loop: torch.compile cannot trace a comprehension that assigns
         axis = method.axis(Call(False, True))
@@ -237,7 +244,7 @@ def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
 
 
 def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
-    """Whole numbers and truth values: what most of the models say; a risk head has no say."""
+    """Return the most frequent value over the models, for integers and booleans; auxiliary heads are left out."""
     if (pair := pair_of(record, axes)) is not None:
         leaf = leaf.select(axes.index(pair.name), 0)
         axes = tuple(axis for axis in axes if axis != pair.name)

@@ -1,4 +1,4 @@
-"""Running means and variances of large outputs, in which no branch's map is kept."""
+"""Running means and variances of large outputs over the branches, computed without keeping the output of each branch."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ..outputs.said_distributions import distributions_in
 from ..outputs.slips import tell_doubts, tell_whole_numbers
 from ..ownership import extra
 
-PIECE = 2**20  # scores of all branches, up to which entropies of all are computed at once
-# scores of one branch whose entropies are computed at once, so that what is between stays in a cache
-OF_BRANCH = {"cpu": 2**17}
-ELSEWHERE = 2**24  # the same where each piece costs launches
-SEEN = 4096  # numbers of a map, spread over it, of which it is seen whether they are whole
+PIECE_SIZE = 2**20  # number of scores of all branches up to which their entropies are computed in one piece
+# number of scores of one branch per piece, by device type; small enough on the CPU that intermediates stay in its cache
+BRANCH_PIECE_SIZES = {"cpu": 2**17}
+DEVICE_PIECE_SIZE = 2**24  # the same on other devices, where each piece costs kernel launches
+N_CHECKED = 4096  # number of values of an output, evenly spaced, that are checked for being whole numbers
 
 
 class RunningClasses(Running):
-    """Means over the branches of probabilities and entropies, some positions at a time.
+    """Means of probabilities and entropies over the branches, computed some positions at a time.
 
-    Positions have nothing to do with each other, and branches come in their order, so that the numbers do not depend on how many are added at
-    once; they are those of `entropy` up to rounding (1e-5 nats in float32).
+    Positions are independent and branches are added in order, so the result does not depend on how many branches are added at once. It agrees
+    with `entropy` up to rounding (1e-5 nats in float32).
 
     Args:
-        meaning: of the scores; its dimension is counted from behind.
-        like: scores of branches, [branches, ...].
-        return_risk: whether entropies are wanted.
+        meaning: meaning of the scores, with a negative class dimension.
+        like: scores of some branches, [branches, ...].
+        return_risk: whether entropies are computed.
     """
 
     def __init__(self, meaning: Classes, like: Tensor, return_risk: bool) -> None:
@@ -46,23 +46,24 @@ class RunningClasses(Running):
         self._dim, self._length = piece_of(meaning, like)
         numbers = at_least_float32(like[:0])
         if isinstance(meaning, Logits | Probs):
-            self._numbers = numbers.new_empty(self.shape)  # laid out like scores
+            self._numbers = numbers.new_empty(self.shape)  # same dimension order as the scores
             self._sum = meaning.classes_last(self._numbers)
         else:
             self._numbers = self._sum = numbers.new_empty((*self.shape, 2))
         self._entropies = numbers.new_empty(self._sum.shape[:-1]) if return_risk else None
-        of_classes = meaning.class_dim
-        # where the dimension of pieces stands among those of the entropies, which have no classes
-        self._place = self._dim + 1 if of_classes is not None and self._dim < of_classes else self._dim
+        class_dim = meaning.class_dim
+        # the dimension of the pieces in the entropies, which have no class dimension
+        self._entropy_dim = self._dim + 1 if class_dim is not None and self._dim < class_dim else self._dim
 
     def add(self, scores: Tensor, weights: Sequence[float] | None = None) -> None:
+        """Add scores [branches, ...], with one weight per branch (1 by default)."""
         self.check(scores)
         weights = [1.0] * len(scores) if weights is None else weights
         for start, length in self._pieces():
-            total = self._sum.narrow(self._place - 1, start, length)
-            sums = None if self._entropies is None else self._entropies.narrow(self._place, start, length)
+            total = self._sum.narrow(self._entropy_dim - 1, start, length)
+            sums = None if self._entropies is None else self._entropies.narrow(self._entropy_dim, start, length)
             for k, (branch, weight) in enumerate(zip(scores, weights, strict=True)):
-                exponentials, normalizer, entropies = _summands(
+                exponentials, normalizer, entropies = _probability_terms(
                     self._meaning, branch.narrow(self._dim, start, length), self._return_risk
                 )
                 if not self._weight and not k:
@@ -76,16 +77,16 @@ class RunningClasses(Running):
         self._weight += len(scores)
 
     def result(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The prediction and its risks; nothing may be added any more."""
+        """Return the prediction and its risks. Works in place, so nothing may be added afterwards."""
         totals = torch.empty_like(self._entropies) if self._entropies is not None else None
         is_logits = isinstance(self._meaning, Logits)
         for start, length in self._pieces():
-            mean = self._sum.narrow(self._place - 1, start, length).div_(self._weight)
+            mean = self._sum.narrow(self._entropy_dim - 1, start, length).div_(self._weight)
             if totals is None and not is_logits:
                 continue
             logs = log_of(mean)
             if totals is not None:
-                torch.sum(mean * logs, -1, out=totals.narrow(self._place, start, length)).neg_()
+                torch.sum(mean * logs, -1, out=totals.narrow(self._entropy_dim, start, length)).neg_()
             if is_logits:
                 mean.copy_(logs)
         in_form = isinstance(self._meaning, Logits | Probs)
@@ -101,17 +102,17 @@ class RunningClasses(Running):
 
 
 class RunningValues(Running):
-    """Mean and variance of values over the branches, by sums of differences from the first branch.
+    """Mean and variance of values over the branches, from sums of differences to the first branch.
 
     Args:
-        like: values of branches, [branches, ...].
-        see: is shown some numbers of the first two branches, [2, n].
+        like: values of some branches, [branches, ...].
+        check_values: called once with values of the first two branches, [2, n].
     """
 
-    def __init__(self, like: Tensor, see: Callable[[Tensor], None]) -> None:
+    def __init__(self, like: Tensor, check_values: Callable[[Tensor], None]) -> None:
         super().__init__(like)
         self._first: Tensor | None = None
-        self._see, self._count = see, 0
+        self._check, self._count = check_values, 0
 
     def add(self, values: Tensor) -> None:
         self.check(values)
@@ -122,14 +123,14 @@ class RunningValues(Running):
                 self._sum, self._squares = torch.zeros_like(self._first), torch.zeros_like(self._first)
                 continue
             if self._count == 2:
-                every = max(1, value.numel() // SEEN)
-                self._see(torch.stack([self._first.flatten()[::every].to(self.dtype), value.flatten()[::every]]))
+                step = max(1, value.numel() // N_CHECKED)
+                self._check(torch.stack([self._first.flatten()[::step].to(self.dtype), value.flatten()[::step]]))
             difference = value - self._first
             self._sum.add_(difference)
             self._squares.addcmul_(difference, difference)
 
     def result(self, return_risk: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean and the standard deviation over the branches; nothing may be added any more."""
+        """Return the mean and the standard deviation over the branches. Works in place, so nothing may be added afterwards."""
         assert self._first is not None  # there is at least one branch
         shift = self._sum.div_(self._count)
         if not return_risk:
@@ -139,13 +140,13 @@ class RunningValues(Running):
 
 
 class Folding:
-    """Puts running means in the place of large outputs, as the branches come: see `Plan.folding`.
+    """Replaces large outputs by running means as the branches are computed: see `Plan.folding`.
 
     Args:
-        wrapped: the object.
+        wrapped: the wrapped object.
         axes: names of the branches' axes.
-        n_branches: how many there are in all.
-        return_risk: whether risks are wanted.
+        n_branches: total number of branches.
+        return_risk: whether risks are computed.
     """
 
     def __init__(self, wrapped: Any, axes: tuple[str, ...], n_branches: int, return_risk: bool) -> None:
@@ -153,11 +154,11 @@ class Folding:
         self._running: dict[int, Running] = {}
 
     def __call__(self, leaves: list[Any], rebuild: Callable[[list[Any]], Any]) -> list[Any]:
-        """The leaves of an output, the running statistics in the place of those that they have taken in.
+        """Add leaves of some branches to the running statistics, and return the leaves with these in place of large tensors.
 
         Args:
-            leaves: of some branches; tensors have the axes in front.
-            rebuild: puts as many leaves into the shape of the output.
+            leaves: leaves of some branches; tensors have the axes in front.
+            rebuild: function from equally many leaves to an output of the model's structure.
         """
         depth = len(self._axes)
         if not any(isinstance(leaf, Tensor) and self._is_large(leaf) for leaf in leaves):
@@ -174,8 +175,8 @@ class Folding:
         ]
 
     def _is_large(self, leaf: Tensor) -> bool:
-        of_branch = leaf.shape[len(self._axes) :].numel()
-        return leaf.is_floating_point() and of_branch * self._n_branches > PIECE and leaf.layout is torch.strided
+        branch_size = leaf.shape[len(self._axes) :].numel()
+        return leaf.is_floating_point() and branch_size * self._n_branches > PIECE_SIZE and leaf.layout is torch.strided
 
     def _folded(self, i: int, branches: Tensor, meaning: Meaning) -> Any:
         running = self._running.get(i)
@@ -194,9 +195,9 @@ class Folding:
 def folding_of(
     wrapped: Any, axes: Sequence[Any], committee: Committee | None, return_risk: bool
 ) -> Callable[[], Folding] | None:
-    """What makes the running means of a call, None where all branches are wanted at once.
+    """Return the factory of a call's running means, None if all branches must be kept.
 
-    They are kept where `chunk` is set, no gradient is asked for, and all branches are equally likely models.
+    Running means are used if `chunk` is set, gradients are off, and all branches are equally weighted models.
     """
     record = wrapped._workbench
     if record.chunk is None or not axes:
@@ -217,11 +218,11 @@ def folding_of(
 
 
 def piece_of(meaning: Classes, scores: Tensor) -> tuple[int, int]:
-    """The dimension along which scores [branches, ...] are cut into pieces, counted from behind, and how long a piece is; 0, 0 for none.
+    """Return the negative dimension along which scores [branches, ...] are split into pieces, and the length of a piece; (0, 0) for none.
 
-    The outermost one whose single positions are small enough, so that pieces lie together in memory.
+    It is the outermost dimension whose single positions are small enough, so that a piece is contiguous in memory.
     """
-    shape, limit = scores.shape[1:], OF_BRANCH.get(scores.device.type, ELSEWHERE)
+    shape, limit = scores.shape[1:], BRANCH_PIECE_SIZES.get(scores.device.type, DEVICE_PIECE_SIZE)
     sizes = {i - len(shape): size for i, size in enumerate(shape) if i - len(shape) != meaning.class_dim}
     if not sizes or not shape.numel():
         return 0, 0
@@ -231,26 +232,29 @@ def piece_of(meaning: Classes, scores: Tensor) -> tuple[int, int]:
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """In nats over the last dimension; the gradient at a probability of zero is zero, not infinite."""
+    """Return the entropy in nats over the last dimension; the gradient at a probability of zero is zero, not infinite."""
     return torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny)).sum(-1)
 
 
-def _summands(meaning: Classes, scores: Tensor, return_risk: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Of one branch what is divided [..., classes] by what [..., 1] to give its probabilities, and its entropies [...]; without gradients."""
+def _probability_terms(meaning: Classes, scores: Tensor, return_risk: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for one branch, numerators [..., classes] and denominator [..., 1] of its probabilities, and its entropies [...].
+
+    Works without gradients. If `return_risk` is False the third tensor is a placeholder.
+    """
     if not isinstance(meaning, Logits):
         probs = meaning.probabilities(scores)
         return probs, probs.new_ones(()), entropy(probs) if return_risk else probs
-    # H = log Z - sum(exp(z) z) / Z, in place: a quarter of the time of softmax and entr
+    # H = log Z - sum(exp(z) z) / Z, computed in place, which takes a quarter of the time of softmax and entr
     logs = meaning.log_scores(scores)
     logs = logs - logs.amax(-1, keepdim=True)
     exponentials = logs.exp()
     normalizer = exponentials.sum(-1, keepdim=True)
     if not return_risk:
         return exponentials, normalizer, exponentials
-    # a class that is ruled out by a score of -inf adds nothing
+    # a class with score -inf contributes nothing, instead of the NaN of 0 * inf
     sums = logs.clamp_(min=torch.finfo(logs.dtype).min).mul_(exponentials).sum(-1)
-    of_all = normalizer.squeeze(-1)
-    return exponentials, normalizer, of_all.log().addcdiv_(sums, of_all, value=-1)
+    partition = normalizer.squeeze(-1)
+    return exponentials, normalizer, partition.log().addcdiv_(sums, partition, value=-1)
 
 
 __all__ = ["Folding", "RunningClasses", "RunningValues", "entropy", "folding_of", "piece_of"]

@@ -1,4 +1,4 @@
-"""What surrounds the calls of a wrapped object: another forward that somebody set on it, and forward hooks, which must let the risk through."""
+"""Code around the calls of a wrapped object: a forward that a user has set on it, and forward hooks. Both must pass the risk through."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from torch.fx import Proxy
 
 from ...introspect.source_lines import line_name
 
-_OURS = ("return_risk", "tile_and_reduce")
+_OPTIONS = ("return_risk", "tile_and_reduce")
 
 
 class Surrounding:
-    """Another forward that was set on a wrapped object: it runs once a call, and is to call the forward that was there.
+    """A forward that was set on a wrapped object: it runs once per call and must call the previous forward.
 
     Args:
-        wrapped: the object.
-        function: what was set, such as a closure, a bound method or a partial function.
+        wrapped: the wrapped object.
+        function: the callable that was set, such as a closure, a bound method or a partial function.
     """
 
     def __init__(self, wrapped: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function, updated=())
         self.wrapped, self.function = wrapped, function
-        self.reaches = (
-            False  # whether it was seen to call the forward that was there; one that keeps answers need not always
-        )
+        # whether it has called the previous forward at least once; one that caches answers need not call it always
+        self.reaches = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("function", "wrapped", "reaches") or name.startswith("__deepcopy"):  # not there yet, in a copy
-            raise AttributeError(name)
+        if name in ("function", "wrapped", "reaches") or name.startswith("__deepcopy"):
+            raise AttributeError(name)  # not set yet while this object is copied
         return getattr(self.function, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,31 +42,31 @@ class Surrounding:
         try:
             output = self.function(*args, **kwargs)
         except Exception as error:
-            unknown = next((name for name in _OURS if name in kwargs and name in str(error)), None)
+            unknown = next((name for name in _OPTIONS if name in kwargs and name in str(error)), None)
             if isinstance(error, TypeError) and unknown is not None and thread not in asked:
                 raise TypeError(
-                    f"{self._where()} takes no {unknown}: let it take **kwargs and hand them on to the forward that was there, "
+                    f"{self._describe()} takes no {unknown}: let it take **kwargs and pass them on to the previous forward, "
                     "def forward(*args, **kwargs): return before(*args, **kwargs)"
                 ) from error
             if kwargs.get("return_risk") and asked.get(thread) and not from_model(error):
-                raise TypeError(f"{self._where()} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
+                raise TypeError(f"{self._describe()} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
             raise
         self.reaches = self.reaches or thread in asked
         if not self.reaches:
             raise RuntimeError(
-                f"{self._where()} does not call the forward that was there, so that nothing differs between its branches and there is no "
-                "risk. Keep the old one and call it (before = wrapped.forward), or set this forward on the plain model and wrap that"
+                f"{self._describe()} does not call the previous forward, so that the branches do not differ and there is no risk. Keep the "
+                "previous one and call it (before = wrapped.forward), or set this forward on the plain model and wrap that"
             )
         if kwargs.get("return_risk"):
             if asked.get(thread) is False:
                 raise TypeError(
-                    f"{self._where()} was asked for the risk and does not hand return_risk on to the forward that was there; call that with "
+                    f"{self._describe()} was asked for the risk and does not pass return_risk on to the previous forward; call that with "
                     "**kwargs, def forward(*args, **kwargs): return before(*args, **kwargs)"
                 )
-            _check_pair(output, self._where())
+            _check_pair(output, self._describe())
         return output
 
-    def _where(self) -> str:
+    def _describe(self) -> str:
         function = self.function
         while not hasattr(function, "__code__") and (
             inner := getattr(function, "func", getattr(function, "__wrapped__", None))
@@ -79,21 +78,21 @@ class Surrounding:
 
 
 _PAIR = "the pair (prediction, risk) that return_risk=True gives"
-_REMEDY = "let it change the first of the two and hand the second on, or use it on the plain model before wrapping, where each branch runs it"
+_REMEDY = "let it change the first of the two and pass the second on, or use it on the plain model before wrapping, where each branch runs it"
 
 
 def current_thread() -> int:
-    """Of which thread a call is; one for all that is compiled."""
+    """Return the id of the current thread, 0 in compiled code."""
     return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 def surrounded(wrapped: Any, method: str, function: Any) -> Any:
-    """What to keep of a callable that is set in the place of the method that answers with risk; None for nothing, the method itself is back.
+    """Return the object to store for a callable that is set as the wrapped method, None if it is the method itself.
 
     Args:
-        wrapped: the object.
-        method: the name of the method.
-        function: what is set.
+        wrapped: the wrapped object.
+        method: name of the wrapped method.
+        function: the callable that is set.
     """
     if isinstance(function, Surrounding) and function.wrapped is wrapped:
         return function
@@ -105,12 +104,12 @@ def surrounded(wrapped: Any, method: str, function: Any) -> Any:
 
 
 def hooked(wrapped: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """A call with its risk of an object that has forward hooks; they must leave a pair.
+    """Call an object that has forward hooks with `return_risk=True`.
 
     Raises:
-        TypeError: if they do not.
+        TypeError: if the hooks do not return a pair (prediction, risk).
     """
-    who = f"a forward hook of the wrapped {type(wrapped).__name__}"
+    description = f"a forward hook of the wrapped {type(wrapped).__name__}"
     asked, thread = wrapped.__dict__["_engine"].asked, current_thread()
     asked.pop(thread, None)
     try:
@@ -118,16 +117,16 @@ def hooked(wrapped: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str
     except Exception as error:
         if thread not in asked or from_model(error):
             raise
-        raise TypeError(f"{who} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
-    _check_pair(output, who)
+        raise TypeError(f"{description} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
+    _check_pair(output, description)
     return output
 
 
 def entered(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The inputs as the user's forward pre-hooks on the object hand them on, for what does not go through its call, such as its loss."""
+    """Apply the user's forward pre-hooks of the object to inputs, for methods such as `loss` that do not go through its call."""
     for key, hook in wrapped._forward_pre_hooks.items():
         if str(getattr(hook, "__module__", "")).startswith("torch."):
-            continue  # of a sharded module: it belongs to a call
+            continue  # hooks of torch, such as for sharded modules, apply to calls only
         if key in wrapped._forward_pre_hooks_with_kwargs:
             result = hook(wrapped, args, kwargs)
             if result is not None:
@@ -138,7 +137,7 @@ def entered(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, d
 
 
 def refuse_proxies(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise TypeError where torch.fx.symbolic_trace wants to see the branches."""
+    """Raise TypeError if an input is a proxy of torch.fx.symbolic_trace, which cannot trace the branches."""
     if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):
         raise TypeError(
             f"a wrapped {type(wrapped).__name__} cannot be traced by torch.fx.symbolic_trace, which cannot follow its branches: trace the plain "
@@ -146,14 +145,14 @@ def refuse_proxies(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _check_pair(output: Any, who: str) -> None:
+def _check_pair(output: Any, description: str) -> None:
     if not isinstance(output, tuple) or len(output) != 2:
         count = f" of {len(output)}" if isinstance(output, tuple | list) else ""
-        raise TypeError(f"{who} makes a {type(output).__name__}{count} of {_PAIR}; {_REMEDY}")
+        raise TypeError(f"{description} returns a {type(output).__name__}{count} instead of {_PAIR}; {_REMEDY}")
 
 
 def from_model(error: BaseException) -> bool:
-    """Whether an error comes from inside the wrapped call, not from what surrounds it."""
+    """Return whether an error was raised inside the wrapped call, not by the code around it."""
     trace = error.__traceback__
     while trace is not None:
         if (

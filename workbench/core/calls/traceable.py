@@ -1,4 +1,4 @@
-"""Models whose calls are the same computation each time, as long as nobody changes them from outside."""
+"""Recognition of models whose calls repeat the same computation as long as the models are not changed from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..ownership import EXTRAS, extra
 from ..standardize import Scaling
 from .lone_calls import Alone
 
-# modules of torch that compute from their tensors, their input and plain attributes
+# modules of torch that compute from their tensors, their input and plain attributes only
 _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d
     ConvTranspose3d LayerNorm GroupNorm RMSNorm LocalResponseNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d
     InstanceNorm3d Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout Embedding MaxPool1d MaxPool2d
@@ -33,14 +33,14 @@ _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear 
     ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softmin Softmax Softmax2d LogSoftmax LogSigmoid
     Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU"""
 LAYERS = frozenset(getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name))
-# those that in training do, while their predictions depend on what state their tensors are in, such as whether they need gradients
+# modules of which this holds in training mode only; their predictions also depend on, for example, whether tensors require gradients
 _TRAINED = frozenset(
     (
         *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
         *(nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
     )
 )
-_ACTIVATIONS = (F.relu, F.gelu)  # which these hold as functions
+_ACTIVATIONS = (F.relu, F.gelu)  # functions that the modules in _TRAINED hold as attributes
 _MODULE = frozenset(nn.Module().__dict__) | {"_workbench", "_engine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DUNDERS = frozenset(
@@ -58,19 +58,19 @@ _DUNDERS |= {
 
 
 class UntraceableError(Exception):
-    """A call may compute something else each time; the message says why."""
+    """Raised if calls may compute different things each time; the message is the reason."""
 
 
 class Facts:
-    """All that a call of a wrapped object depends on beside its inputs and the numbers in tensors: what it was, and whether it is so still.
+    """Snapshot of everything that a call of a wrapped object depends on, other than its inputs and the values of tensors.
 
     Args:
-        wrapped: the object.
-        training: whether they are training steps, not predictions.
+        wrapped: the wrapped object.
+        training: whether calls are training steps instead of predictions.
         auxiliary: other modules that take part, by name.
 
     Raises:
-        UntraceableError: it may depend on anything else.
+        UntraceableError: if a call may depend on anything else.
     """
 
     def __init__(self, wrapped: Any, training: bool, auxiliary: Mapping[str, nn.Module] | None = None) -> None:
@@ -91,18 +91,18 @@ class Facts:
         modules |= auxiliary or {}
         self._modules = list(modules.values())
         self._classes = list(map(type, self._modules))
-        # those that only hold others, beside the layers, are asked for no more than what they hold
-        aside = [
+        # extra modules that are plain containers: only their sub-modules are compared
+        containers = [
             m for path, m in modules.items() if path.split(".")[0] == EXTRAS and type(m) in (nn.Module, nn.ModuleList)
         ]
-        self._holders = [*_holders(self._modules, aside), *_settings_of(record)]
+        self._holders = [*_holders(self._modules, containers), *_settings_of(record)]
         self._sizes = list(map(len, self._holders))
-        entries = [(holder, key) for holder in self._holders for key in holder if key not in _ASIDE]
-        # in columns, so that one `map` asks for all of them; the values are held here, so that no other object gets the place in memory of one
+        entries = [(holder, key) for holder in self._holders for key in holder if key not in _IGNORED]
+        # three parallel lists, so that one `map` compares all entries; strong references, so that no new object reuses an id
         self._dicts = [*(holder for holder, _ in entries), *(holder for holder, _, _ in read)]
         self._keys = [*(key for _, key in entries), *(key for _, key, _ in read)]
         self._items = [*(holder[key] for holder, key in entries), *(value for _, _, value in read)]
-        self._said = _SAID(record)
+        self._settings = _SETTINGS(record)
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
@@ -112,10 +112,10 @@ class Facts:
             for t in tensors
         ):
             raise UntraceableError("a tensor is not on the CPU, or has another layout")
-        self._forms = _Forms(tensors)
+        self._tensor_forms = _TensorForms(tensors)
 
     def hold(self) -> bool:
-        """Whether nothing has changed."""
+        """Return whether nothing has changed."""
         try:
             same = all(map(operator.is_, map(dict.__getitem__, self._dicts, self._keys), self._items))
         except KeyError:
@@ -124,27 +124,27 @@ class Facts:
             same
             and list(map(len, self._holders)) == self._sizes
             and all(map(operator.is_, map(type, self._modules), self._classes))
-            and all(map(operator.is_, _SAID(self._record), self._said))
-            and self._forms.hold()
+            and all(map(operator.is_, _SETTINGS(self._record), self._settings))
+            and self._tensor_forms.hold()
             and all(map(operator.is_, map(types.MappingProxyType.get, self._spaces, self._names), self._functions))
             and all(map(operator.is_, map(_CODE, self._written), self._codes))
         )
 
 
-class _Forms:
-    """Dtypes and shapes of contiguous tensors: what they were, and whether they are so still."""
+class _TensorForms:
+    """Snapshot of the dtypes and shapes of contiguous tensors."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
-        # in inference mode or not: what says so in a fourth of the time, where torch has it
-        self._quick: dict[bool, Any] = {}
+        # by inference mode: torch's own guard, which takes a quarter of the time, if this version of torch has it
+        self._guards: dict[bool, Any] = {}
 
     def hold(self) -> bool:
-        """Whether nothing has changed."""
+        """Return whether nothing has changed."""
         inference = torch.is_inference_mode_enabled()
-        quick = self._quick.get(inference)
-        if quick is not None and quick.check(*self._tensors):
+        guard = self._guards.get(inference)
+        if guard is not None and guard.check(*self._tensors):
             return True
         if not (
             all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
@@ -152,30 +152,32 @@ class _Forms:
             and all(map(Tensor.is_contiguous, self._tensors))
         ):
             return False
-        if quick is None:
-            # a private class, which compares more than that, such as the modes of torch in which it is made
+        if guard is None:
+            # a private class of torch; it also compares modes, so that it may fail where the comparison above does not
             with contextlib.suppress(AttributeError, TypeError):
                 sizes: list[Any] = [list(t.shape) for t in self._tensors]
                 strides: list[Any] = [list(t.stride()) for t in self._tensors]
-                self._quick[inference] = torch._C._dynamo.guards.TensorGuards(
+                self._guards[inference] = torch._C._dynamo.guards.TensorGuards(
                     *self._tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
                 )
         return True
 
 
 _CONTENTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
-# what torch keeps in every module and no call asks for that takes no gradients, where there are no hooks
-_NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_hooks _is_full_backward_hook _forward_hooks_with_kwargs
+# attributes of every module that do not affect calls without gradients and without hooks
+_IGNORED_NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_hooks _is_full_backward_hook _forward_hooks_with_kwargs
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
-_ASIDE = frozenset(_NAMES.split())
+_IGNORED = frozenset(_IGNORED_NAMES.split())
 _DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
-_SAID = operator.attrgetter("output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods")
+_SETTINGS = operator.attrgetter(
+    "output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods"
+)
 
 
-def _holders(modules: Sequence[nn.Module], aside: Collection[nn.Module]) -> Iterator[dict[str, Any]]:
+def _holders(modules: Sequence[nn.Module], containers: Collection[nn.Module]) -> Iterator[dict[str, Any]]:
     for module in modules:
-        if any(module is each for each in aside):
+        if any(module is item for item in containers):
             yield module._modules
             continue
         yield module.__dict__
@@ -183,7 +185,7 @@ def _holders(modules: Sequence[nn.Module], aside: Collection[nn.Module]) -> Iter
 
 
 def _settings_of(record: Any) -> Iterator[dict[str, Any]]:
-    """What says what the branches of a wrapped object are."""
+    """Yield the dicts of settings that determine the branches of a wrapped object."""
     yield record.rules
     for method in record.methods:
         yield vars(method)
@@ -196,7 +198,7 @@ def _is_ours(part: Any) -> bool:
 
 
 def torch_now() -> tuple[Any, ...]:
-    """What torch is in this thread, as far as it decides what a call computes."""
+    """Return the modes and settings of torch in this thread that affect what a call computes."""
     return (
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),
@@ -211,7 +213,12 @@ def torch_now() -> tuple[Any, ...]:
 
 
 def is_plain(torch_now: tuple[Any, ...], gradients: bool) -> bool:
-    """Whether torch is in no mode that would change what is computed."""
+    """Return whether no mode is active that would change the computation.
+
+    Args:
+        torch_now: result of `torch_now`.
+        gradients: whether gradients must be enabled or disabled.
+    """
     with_gradients, autocast, anomaly, modes, hooks, unpacked, _, _, compiling = torch_now
     return bool(with_gradients is gradients and not (autocast or anomaly or modes or hooks or compiling) and unpacked)
 
@@ -224,7 +231,7 @@ def _check_record(wrapped: Any, training: bool) -> None:
     if any(isinstance(rule, RankOne) for rule in record.rules.values()):
         raise UntraceableError("factored weights")
     if record.method != "forward" or record.state or record.says_distributions:
-        raise UntraceableError("more than a forward pass that gives tensors")
+        raise UntraceableError("more than a forward pass that returns tensors")
     if (
         record.output is not None
         and not isinstance(record.output, str)
@@ -238,11 +245,20 @@ def _check_record(wrapped: Any, training: bool) -> None:
     if extras_module is not None and (
         set(extras_module._modules) - known or type(extra(wrapped, "scaling")) not in (Scaling, type(None))
     ):
-        raise UntraceableError("what wrapping holds beside the layers")
+        raise UntraceableError("extra modules of the wrapped object")
 
 
 def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[str, str]] = ()) -> None:
-    """Attributes that say all, and no hooks; what stands in the place of tensors that voters have taken over is not computed with."""
+    """Check that a module has plain attributes only and no hooks.
+
+    Args:
+        path: path of the module.
+        module: the module.
+        taken_over: (path, name) of tensors that voters have replaced; what stands in their place is not used in calls.
+
+    Raises:
+        UntraceableError: if there are hooks or other attributes.
+    """
     for name in _HOOKS:
         if any(not isinstance(hook, Alone) for hook in getattr(module, name).values()):
             raise UntraceableError(f"{path} has hooks")
@@ -256,7 +272,7 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
         if name == "activation" and type(module) in _TRAINED and any(value is function for function in _ACTIVATIONS):
             continue
         values = value if type(value) in (tuple, torch.Size) else (value,)
-        if not all(map(is_atom, values)) or any(isinstance(each, type | types.ModuleType) for each in values):
+        if not all(map(is_atom, values)) or any(isinstance(item, type | types.ModuleType) for item in values):
             raise UntraceableError(f"{path}.{name} is a {type(value).__name__}")
 
 
@@ -264,11 +280,14 @@ Function = tuple[type, str, Any, types.CodeType | None]  # class, name, function
 
 
 def _check_code(modules: dict[str, nn.Module], known: Collection[type]) -> tuple[list[Function], list[Global]]:
-    """The functions of the user's own classes that a call reaches, and the globals that they read.
+    """Return the functions of the user's classes that a call may reach, and the globals that they read.
 
     Args:
-        modules: by path.
-        known: classes of torch that compute from what is looked at.
+        modules: the modules by path.
+        known: classes of torch that need no inspection.
+
+    Raises:
+        UntraceableError: if a function may have side effects or read other state.
     """
     users = {
         cls: None
@@ -281,16 +300,16 @@ def _check_code(modules: dict[str, nn.Module], known: Collection[type]) -> tuple
         for module in modules.values()
         for name in (*module.__dict__, *module._parameters, *module._buffers, *module._modules)
     }
-    theirs = {name for cls in users for name in vars(cls)}
-    strange = sorted(name for name in theirs - _DUNDERS if name.startswith("__"))
-    if strange:
-        raise UntraceableError(f"{strange[0]} of a layer")
-    # torch's own may be replaced, too
+    class_names = {name for cls in users for name in vars(cls)}
+    special = sorted(name for name in class_names - _DUNDERS if name.startswith("__"))
+    if special:
+        raise UntraceableError(f"{special[0]} of a layer")
+    # included for torch's own classes too, since their forward may be replaced
     functions = list({_defined(type(module), "forward") for module in modules.values()})
     read: list[Global] = []
-    todo, seen = ["forward"], {"forward"}
-    while todo:
-        name = todo.pop()
+    pending, seen = ["forward"], {"forward"}
+    while pending:
+        name = pending.pop()
         for cls in users:
             if name not in vars(cls):
                 continue
@@ -299,17 +318,17 @@ def _check_code(modules: dict[str, nn.Module], known: Collection[type]) -> tuple
                 raise UntraceableError(f"{cls.__name__}.{name} is a {type(value).__name__}")
             functions.append((cls, name, value, value.__code__))
             try:
-                read += globals_of_pure(value, (attributes - _MODULE) | theirs | {"training"})
+                read += globals_of_pure(value, (attributes - _MODULE) | class_names | {"training"})
             except ImpureError as error:
                 raise UntraceableError(str(error)) from None
-            new = set(value.__code__.co_names) & theirs - seen
+            new = set(value.__code__.co_names) & class_names - seen
             seen |= new
-            todo += sorted(new)
+            pending += sorted(new)
     return functions, read
 
 
 def _defined(cls: Any, name: str) -> Function:
-    """Where a class has a function from."""
+    """Return the function of a class, and the base class that defines it."""
     cls = getattr(cls, "_plain_class", cls)
     home = next(base for base in cls.__mro__ if name in vars(base))
     function: Any = vars(home)[name]
@@ -317,7 +336,7 @@ def _defined(cls: Any, name: str) -> Function:
 
 
 def _users_classes(module: nn.Module, known: Collection[type]) -> Iterator[type]:
-    """The classes of a module that are not torch's own."""
+    """Yield the classes of a module that are not torch's own."""
     cls: Any = getattr(type(module), "_plain_class", type(module))
     for base in cls.__mro__:
         if base is nn.Module or base is object or base in known:

@@ -1,8 +1,10 @@
-"""Effects of a pass beside its output, kept right over all branches.
+"""Side effects of a pass, kept consistent over all branches.
 
-- `attributes`: which attributes of the modules forward changes; `branch_values`: each branch's own values of them.
-- `contents`: what users change in place in the objects that modules hold.
-- `inputs`: tensors and objects among the inputs that forward changes.
+- `attributes`: attributes of modules that forward changes; `branch_values`: each branch's own values of them; `attribute_losses`: loss terms
+  among them.
+- `contents`: objects held by modules, which users may change in place between calls.
+- `parameters`: parameters that forward writes into.
+- `inputs`: tensors and objects among the inputs that forward changes; `written`: tensors; `containers`: lists, dicts and dataclasses.
 - `buffers`: merged once over all branches.
-- `random`: the random streams of the branches; `private_random`: draws that start at a seed and leave all others alone.
+- `random`: the random streams of the branches; `private_random`: seeded draws that leave all other random streams untouched.
 """

@@ -1,4 +1,4 @@
-"""Attributes that forward changes: found by marks of them before and after a pass."""
+"""Attributes that forward changes, found by comparing fingerprints before and after a pass."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ...introspect.objects import is_graph
 from ..clone import is_scripted, left_out
 from ..tree import version
 
-# what the engine sees to itself, and the lists of weights that recurrent layers make anew whenever other weights are put in
+# attributes that the engine handles itself, and the weight lists that recurrent layers recreate whenever weights are installed
 LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
-DEEP = 8  # how far a mark looks into an object that forward is known to change, or that is an input
+DEEP = 8  # depth of the mark of an object that forward is known to change, or that is an input
 Attribute = tuple[str, str]  # module path, attribute name
 Tree = dict[str, nn.Module]
 Values = dict[Attribute, Any]
 
 
 def modules(root: nn.Module) -> Tree:
-    """Every module below `root` by path, the copies of shared ones left out, scripted ones as well."""
+    """Return every module below `root` by path, shared modules once, without scripted ones."""
     return {path: module for path, module in root.named_modules() if not is_scripted(module)}
 
 
 def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
-    """Every attribute that is no registered tensor or module, and that copies of the module have of their own."""
+    """Yield every attribute that is not a registered tensor or module and that copies of the module do not share."""
     for path, module in tree.items():
         shared = left_out(module)
         for name, value in module.__dict__.items():
@@ -41,12 +41,12 @@ def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
 
 
 def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
-    """Something that is equal before and after exactly if nothing was changed: identity and version for tensors, contents for the rest.
+    """Return a value that stays equal exactly as long as the object is unchanged: identity and version of tensors, contents of others.
 
     Args:
-        value: anything.
-        depth: how far objects are opened.
-        seen: ids of those that were opened already.
+        value: any object.
+        depth: how many levels of contained objects are compared by their contents; deeper ones count by identity.
+        seen: ids of the objects visited so far.
     """
     if isinstance(value, Tensor):
         return "tensor", id(value), version(value)
@@ -69,49 +69,49 @@ def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
 
 
 def fingerprint(tree: Tree, only: frozenset[Attribute] | None = None) -> Values:
-    """A mark of every attribute; or of some, which are looked into deeper."""
+    """Return the mark of every attribute; with `only`, of those attributes, to a greater depth."""
     if only is None:
         return {key: mark(value) for key, value in attributes(tree)}
     return {key: mark(value, DEEP) for key, value in attributes(tree) if key in only}
 
 
 def changed(before: Values, after: Values) -> frozenset[Attribute]:
-    """The attributes that differ, appeared or went away between two fingerprints."""
+    """Return the attributes that differ, were added or were removed between two fingerprints."""
     return frozenset(
         key for key in before.keys() | after.keys() if before.get(key, _MISSING) != after.get(key, _MISSING)
     )
 
 
 def described(tree: Tree, only: frozenset[Attribute] | None = None) -> dict[Attribute, str]:
-    """Attributes in words, for a comparison that people read."""
-    return {key: _words(value) for key, value in attributes(tree) if only is None or key in only}
+    """Return readable descriptions of attributes, for messages."""
+    return {key: _describe_value(value) for key, value in attributes(tree) if only is None or key in only}
 
 
-def _words(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape)) or "scalar"
         return (
             f"{shape} tensor {value.tolist()}" if value.numel() <= 4 else f"{shape} tensor (version {version(value)})"
         )
     if isinstance(value, list | tuple | deque) and any(isinstance(item, Tensor) for item in value):
-        return f"{type(value).__name__} of {len(value)}: [{', '.join(map(_words, value))}]"[:120]
+        return f"{type(value).__name__} of {len(value)}: [{', '.join(map(_describe_value, value))}]"[:120]
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:70]} ... ({type(value).__name__})"
 
 
 def difference(before: dict[Attribute, str], after: dict[Attribute, str], names: frozenset[Attribute]) -> str:
-    """What changed, a line for each attribute: `encoder.steps: 0 -> 1`."""
+    """Return the changes as text, one line per attribute: `encoder.steps: 0 -> 1`."""
     lines = []
     for path, name in sorted(names):
-        old, new = before.get((path, name), "(not there)"), after.get((path, name), "(gone)")
-        if old == new:
+        old_text, new = before.get((path, name), "(not there)"), after.get((path, name), "(gone)")
+        if old_text == new:
             new = "(changed inside)"
-        lines.append(f"  {path}.{name}: {old} -> {new}" if path else f"  {name}: {old} -> {new}")
+        lines.append(f"  {path}.{name}: {old_text} -> {new}" if path else f"  {name}: {old_text} -> {new}")
     return "\n".join(lines)
 
 
 def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
-    """The ids by name of the tensors and modules that each module holds."""
+    """Return the ids of each module's registered tensors and sub-modules, by (path, kind) and name."""
     return {
         (path, kind): {name: id(item) for name, item in module.__dict__[kind].items() if item is not None}
         for path, module in tree.items()
@@ -120,17 +120,17 @@ def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
 
 
 class ModuleContents:
-    """The objects that modules hold, for one question at every call: are they the same still?
+    """Snapshot of the objects that modules hold, for a fast check at every call whether they are still the same.
 
     Args:
         tree: the modules.
-        ignore: attributes that may change; what they hold is not kept alive.
+        ignore: attributes that may change; their values are not kept alive.
     """
 
     def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
         kinds = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
         self._holders: list[dict[str, Any]] = []
-        self._items: list[Any] = []  # held here, so that no other object gets the place in memory of one of them
+        self._items: list[Any] = []  # strong references, so that no new object reuses the id of one of them
         for path, module in tree.items():
             contents = module.__dict__
             self._holders += (contents, *(contents[kind] for kind in kinds))
@@ -138,18 +138,18 @@ class ModuleContents:
             self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
 
     def unchanged(self) -> bool:
-        """Whether nothing was exchanged, added or taken away; False where there is anything to ignore, which takes a closer look."""
+        """Return whether nothing was replaced, added or removed; False if attributes are ignored, for which `structure` must be used."""
         now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
         return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
 
 
 def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:
-    """A cheap fingerprint by identity: it changes when somebody replaces a parameter, a sub-module or an attribute.
+    """Return a cheap fingerprint by identity, which changes when a parameter, a sub-module or an attribute is replaced.
 
     Args:
         tree: the modules.
         ignore: attributes that may change.
-        modes: whether training or evaluation mode counts.
+        modes: whether the modules' training mode is included.
     """
     ignored: dict[str, set[str]] = {path: set() for path, _ in ignore}
     for path, name in ignore:

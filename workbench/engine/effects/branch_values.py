@@ -1,4 +1,4 @@
-"""Values that branches have of their own beside tensors: attributes that forward changes, and objects among its inputs."""
+"""Values that each branch has of its own, apart from tensors: attributes that forward changes, and objects among its inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MISSING: Any = type("Missing", (), {})()  # stands for an attribute that is not 
 
 
 def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy that shares no memory with the value, tensors included (with their gradients' path); what has no copy is shared.
+    """Return a copy that shares no memory with the value; tensors are cloned within the autograd graph, uncopyable objects are shared.
 
     Args:
-        value: anything.
-        memo: id of an object -> what is to stand in its place.
+        value: any object.
+        memo: id of an object -> its replacement in the copy.
     """
     if is_atom(value) or is_generator(value):
         return value
@@ -32,13 +32,13 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return value
 
 
-def taken(names: frozenset[Attribute], tree: Tree) -> Values:
-    """The named attributes' values; what is not there is marked as missing."""
+def get_values(names: frozenset[Attribute], tree: Tree) -> Values:
+    """Return the values of the named attributes, `MISSING` for those that do not exist."""
     return {(path, name): tree[path].__dict__.get(name, MISSING) for path, name in names if path in tree}
 
 
-def put(values: Values, tree: Tree) -> None:
-    """Set attributes, or take away those that are marked as missing."""
+def set_values(values: Values, tree: Tree) -> None:
+    """Set attributes, and delete those whose value is `MISSING`."""
     for (path, name), value in values.items():
         if path in tree:
             if value is MISSING:
@@ -47,8 +47,8 @@ def put(values: Values, tree: Tree) -> None:
                 tree[path].__dict__[name] = value
 
 
-def carried(values: Values, source: Tree, target: Tree) -> Values:
-    """Copies of attribute values for another tree: references to modules and registered tensors follow, other tensors are copied."""
+def copy_values(values: Values, source: Tree, target: Tree) -> Values:
+    """Copy attribute values for another tree: modules and registered tensors become those of the target, other tensors are cloned."""
     if not values:
         return {}
     memo: dict[int, Any] = {}
@@ -56,25 +56,25 @@ def carried(values: Values, source: Tree, target: Tree) -> Values:
         if path in target:
             memo[id(module)] = target[path]
             for kind in ("_parameters", "_buffers"):
-                theirs = target[path].__dict__[kind]
+                targets = target[path].__dict__[kind]
                 memo.update(
-                    {id(t): theirs[n] for n, t in module.__dict__[kind].items() if t is not None and n in theirs}
+                    {id(t): targets[n] for n, t in module.__dict__[kind].items() if t is not None and n in targets}
                 )
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
 
 
 def transfer(names: frozenset[Attribute], source: Tree, target: Tree) -> None:
-    """Give the modules of one tree the attribute values of another."""
-    put(carried(taken(names, source), source, target), target)
+    """Copy attribute values from one tree to another."""
+    set_values(copy_values(get_values(names, source), source, target), target)
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether there is a tensor somewhere inside."""
+    """Return whether there is a tensor anywhere inside the value."""
     return _holds_other(value, set())
 
 
 def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
-    """The attributes that hold a tensor, in whatever depth, that no module has registered."""
+    """Return the attributes that hold, at any depth, a tensor that no module has registered."""
     known = {id(t) for m in tree.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
     values: Values = {}
     for name, value in attributes(tree):
@@ -84,5 +84,5 @@ def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
 
 
 def _holds_other(value: Any, known: set[int]) -> bool:
-    """Whether a tensor is inside a value that is not among the known ones."""
+    """Return whether a value holds a tensor whose id is not known."""
     return any(isinstance(item, Tensor) and id(item) not in known for item in tensors_and_generators(value))

@@ -1,4 +1,4 @@
-"""Merging of the buffers of all branches: each runs on its own, and what they have become is kept once."""
+"""Merging of the buffers of all branches: each branch updates its own copy, and the merged value is kept."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from .random import values_unavailable
 class BufferMerger:
     """Collects the buffers of all branches and merges them once.
 
-    A buffer that a method has given an axis keeps one row for each of its branches. Over all other axes a floating buffer takes the mean:
-    for running statistics, whose update is linear, the mean of n updates is the one update with the mean statistic. Counters must agree.
+    A buffer that a method has stacked along an axis keeps one row per branch. Over all other axes a floating-point buffer takes the mean:
+    for running statistics, whose update is linear, the mean of n updates equals one update with the mean statistic. Integer buffers should
+    agree; if they do not, the first branch's value is kept with a warning.
     """
 
     def __init__(self) -> None:
         self._new: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
 
     def add(self, name: str, row: int | None, value: Tensor) -> None:
+        """Add a branch's value of a registered tensor, or of one row of it."""
         self._new[name, row].append(value)
 
     def merge(self, bank: Bank) -> tuple[list[Tensor], list[Tensor]]:
-        """The buffers, and what they become."""
+        """Return the buffers (rows of stacked ones) and their merged values."""
         targets, merged = [], []
         with torch.no_grad():
             for (name, row), values in self._new.items():
@@ -47,13 +49,13 @@ class BufferMerger:
             return values[0]
         if target.is_floating_point() or target.is_complex():
             stacked = torch.stack(values)
-            # a constant, whose sum could round or overflow; asked for number by number, since a look would make the program wait for a device
+            # equal values are kept exactly, since their sum could round or overflow; elementwise, since a test would synchronize a GPU
             return torch.where((stacked == stacked[0]).all(0), stacked[0], stacked.mean(0))
-        # likewise; what is recorded as a graph can't look either
+        # compared only where this neither synchronizes a device nor is recorded in a graph
         looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if looks and any(not torch.equal(values[0], value) for value in values[1:]):
             warnings.warn(
-                f"buffer {name!r} holds whole numbers that differ between branches; the first branch's are kept",
+                f"buffer {name!r} holds integers that differ between branches; the first branch's are kept",
                 WorkbenchWarning,
                 stacklevel=2,
             )
@@ -61,7 +63,7 @@ class BufferMerger:
 
 
 def commit(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Write all buffers at once: an interrupt comes before or after them, not in between."""
+    """Write all buffers in one operation, so that an interrupt leaves none half updated."""
     if not targets:
         return
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Lists, dicts and dataclasses among the inputs, which forward may fill: every branch has its own, and the caller's follow."""
+"""Lists, dicts and dataclasses among the inputs that forward may fill: each branch has its own, and the caller's are updated from them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .random import values_unavailable
 
 
 class Containers:
-    """The containers among inputs that can be changed, and what they held when this was made.
+    """Mutable containers among the inputs, with a snapshot of their contents.
 
     Args:
-        args, kwargs: the inputs; what is sealed in them counts as a leaf.
-        opened: the same inputs as the model gets them, without seals.
+        args, kwargs: the inputs; sealed parts count as leaves.
+        opened: the same inputs without seals, as the model receives them.
     """
 
     def __init__(self, args: tuple, kwargs: dict[str, Any], opened: tuple[tuple, dict[str, Any]] | None = None) -> None:
         self.leaves: list[Any] = []
         self._nodes: list[Any] = []
-        theirs = (args, kwargs) if opened is None else opened
-        for value, other in zip((*args, *kwargs.values()), (*theirs[0], *theirs[1].values()), strict=True):
+        unsealed = (args, kwargs) if opened is None else opened
+        for value, other in zip((*args, *kwargs.values()), (*unsealed[0], *unsealed[1].values()), strict=True):
             self._walk(value, other)
-        self._held = [_held(node) for node in self._nodes]
+        self._snapshot = [_contents_of(node) for node in self._nodes]
 
     def _walk(self, node: Any, opened: Any) -> None:
         values = None if isinstance(node, Sealed) else values_of(node)
@@ -46,22 +46,22 @@ class Containers:
         return bool(self._nodes)
 
     def changed(self) -> bool:
-        """Whether one of them holds anything else by now."""
-        return any(not _same(_held(node), held) for node, held in zip(self._nodes, self._held, strict=True))
+        """Return whether the contents of any container have changed."""
+        return any(not _same(_contents_of(node), held) for node, held in zip(self._nodes, self._snapshot, strict=True))
 
     def values(self) -> list[Any]:
-        """What they hold by now, one step down."""
-        return [value for node in self._nodes for _, value in _held(node)]
+        """Return the present values in all containers, without those nested in them."""
+        return [value for node in self._nodes for _, value in _contents_of(node)]
 
     def follow(self, plan: Plan, passes: Sequence[Containers]) -> None:
-        """Hold what those of all branches have come to hold; what is not the same for all becomes a state.
+        """Update these containers from those of the branches; values that differ between branches become a `BranchedState`.
 
         Args:
-            plan: of the branches.
-            passes: the same containers as each branch had them, in the order of `plan.indices`; or one for all.
+            plan: plan of the branches.
+            passes: the containers of each branch in the order of `plan.indices`, or those of the only pass.
 
         Raises:
-            RuntimeError: if they have other lengths or keys in other branches; nothing is changed then.
+            RuntimeError: if lengths or keys differ between branches; nothing is changed then.
         """
         if not any(each.changed() for each in passes):
             return
@@ -72,27 +72,27 @@ class Containers:
 
 
 class _Merge:
-    """What the caller's containers are to hold, given those of all branches."""
+    """Merges the containers of all branches into contents for the caller's containers."""
 
     def __init__(self, plan: Plan, callers: Containers, passes: Sequence[Containers]) -> None:
-        self.plan, self.own = plan, callers
+        self.plan, self.caller = plan, callers
         self.leaves = [{id(leaf): i for i, leaf in enumerate(each.leaves) if not is_atom(leaf)} for each in passes]
         self.nodes = [{id(node): i for i, node in enumerate(each._nodes)} for each in passes]
 
     def contents(self, nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """The keys and values for one container."""
-        contents = [_held(node) for node in nodes]
+        """Return the keys and values for one container."""
+        contents = [_contents_of(node) for node in nodes]
         if any([name for name, _ in other] != [name for name, _ in contents[0]] for other in contents):
             raise RuntimeError(
-                f"the model fills a {type(nodes[0]).__name__} among its inputs, and not all branches put as much into it: return what it keeps "
-                "from forward, and wrap with state= and its place in the output"
+                f"the model fills a {type(nodes[0]).__name__} among its inputs, with different lengths or keys in different branches: return "
+                "what it keeps from forward, and wrap with state= and its place in the output"
             )
         columns = zip(*([value for _, value in other] for other in contents), strict=True)
         return [(name, self.item(column)) for (name, _), column in zip(contents[0], columns, strict=True)]
 
     def item(self, items: Sequence[Any]) -> Any:
-        """One value for those of all branches."""
-        for places, originals in ((self.leaves, self.own.leaves), (self.nodes, self.own._nodes)):
+        """Merge the values of all branches into one."""
+        for places, originals in ((self.leaves, self.caller.leaves), (self.nodes, self.caller._nodes)):
             known = {by_id.get(id(item)) for by_id, item in zip(places, items, strict=True)}
             if len(known) == 1 and (place := known.pop()) is not None:
                 return originals[place]
@@ -110,13 +110,13 @@ class _Merge:
         return BranchedState(self.plan.axes, list(items), rows)
 
     def _is_common(self, items: Sequence[Any]) -> bool:
-        """Whether all branches have put in the same."""
+        """Return whether all branches have the same value."""
         first = items[0]
         if isinstance(first, Tensor):
             if self.plan.size == 1 and not any(rule.axes() for rule in self.plan.rules.values()):
-                return True  # a model that has no other branches
+                return True  # the model has a single branch
             if len(items) == 1:
-                return self.plan.size > 1  # one pass for all, of which it is no tensor of the branches
+                return self.plan.size > 1  # one pass for all branches: vmap refuses containers with batched tensors
             if all(item is first for item in items):
                 return True
             return not (self.plan.dealt or values_unavailable()) and all(
@@ -133,7 +133,7 @@ class _Merge:
 
 
 def is_mutable(node: Any) -> bool:
-    """Whether a container of the trees can be changed in place."""
+    """Return whether a node of an input tree is a container that can be changed in place."""
     if isinstance(node, list | MutableMapping):
         return True
     if isinstance(node, Mapping | tuple) or not dataclasses.is_dataclass(node) or isinstance(node, type):
@@ -142,7 +142,7 @@ def is_mutable(node: Any) -> bool:
 
 
 def holds_mutable(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether there is a container among the inputs that can be changed in place."""
+    """Return whether a container among the inputs can be changed in place."""
     return any(map(_holds_mutable, args)) or any(map(_holds_mutable, kwargs.values()))
 
 
@@ -151,8 +151,8 @@ def _holds_mutable(node: Any) -> bool:
     return values is not None and (is_mutable(node) or any(map(_holds_mutable, values)))
 
 
-def _held(node: Any) -> list[tuple[Any, Any]]:
-    """The keys and values of a container that can be changed."""
+def _contents_of(node: Any) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a mutable container."""
     if isinstance(node, Mapping):
         return list(node.items())
     if isinstance(node, list):
@@ -167,7 +167,7 @@ def _same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
 
 
 def _fill(node: Any, items: list[tuple[Any, Any]]) -> None:
-    """Let a container hold these keys and values."""
+    """Replace the contents of a container."""
     if isinstance(node, list):
         node[:] = [value for _, value in items]
         return

@@ -1,4 +1,4 @@
-"""Contents of the lists, dicts, arrays and other objects that modules hold, which users change in place between calls."""
+"""Contents of lists, dicts, arrays and other objects that modules hold, which users may change in place between calls."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from ...introspect.objects import CONTAINERS, attributes, is_atom, is_generator,
 from ..clone import left_out
 from .attributes import LEFT_OUT, Attribute, Tree
 
-# what torch keeps in every module: registered tensors and modules, and hooks
-_TORCHS = frozenset(nn.Module().__dict__) | LEFT_OUT
+# attributes that torch sets on every module: registered tensors and modules, and hooks
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__) | LEFT_OUT
 _IMMUTABLE = (tuple, frozenset, types.MethodType, functools.partial)
 
 
 class Contents:
-    """What the objects hold that modules refer to, in whatever depth: copies of the modules have objects of their own, so that somebody has
-    to notice what is changed in these.
+    """Snapshot of the contents of objects that modules refer to, at any depth.
 
-    Tensors, functions and modules are none of them, since copies share what these hold, or have them watched elsewhere.
+    Clones have copies of these objects, so changes to the originals must be detected. Tensors, functions and modules are not included: clones
+    share them, or changes to them are detected elsewhere.
 
     Args:
         tree: the modules.
-        ignore: attributes that are left out.
+        ignore: attributes to leave out.
     """
 
     def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
         self._holders: list[Collection[Any]] = []
-        self._memory: list[tuple[Any, bytes]] = []  # arrays, and what was in them
+        self._memory: list[tuple[Any, bytes]] = []  # arrays and their contents
         seen = {id(module) for module in tree.values()}
         for path, module in tree.items():
             shared = left_out(module)
             for name, value in attributes(module):
-                if name not in _TORCHS and name not in shared and (path, name) not in ignore:
+                if name not in _MODULE_ATTRIBUTES and name not in shared and (path, name) not in ignore:
                     self._add(value, seen)
-        # held here, so that no other object gets the place in memory of one of them
+        # strong references, so that no new object reuses the id of one of them
         self._items = list(itertools.chain.from_iterable(self._holders))
 
     def _add(self, value: Any, seen: set[int]) -> None:
@@ -62,7 +62,7 @@ class Contents:
                 waiting += (part for _, part in parts(item))
 
     def unchanged(self) -> bool:
-        """Whether every object holds the very same as when this was made."""
+        """Return whether every object still has the same contents."""
         return (
             sum(map(len, self._holders)) == len(self._items)
             and all(map(operator.is_, itertools.chain.from_iterable(self._holders), self._items))
@@ -71,7 +71,7 @@ class Contents:
 
 
 def _memory(value: Any) -> bytes | None:
-    """The numbers in an array; None for what is no array."""
+    """Return the bytes of an array, None for other objects."""
     if isinstance(value, bytearray | array):
         return bytes(value)
     numpy = sys.modules.get("numpy")
@@ -81,7 +81,7 @@ def _memory(value: Any) -> bytes | None:
 
 
 def _holders(value: Any) -> Iterator[Collection[Any]]:
-    """What can be asked again and again for what an object that may change holds; nothing for one that may not."""
+    """Yield live views of the contents of a mutable object, and nothing for an immutable one."""
     if isinstance(value, _IMMUTABLE):
         return
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _holders(value: Any) -> Iterator[Collection[Any]]:
 
 
 class _Slots(Collection[Any]):
-    """What an object holds in its slots."""
+    """Live view of the values in an object's `__slots__`."""
 
     def __init__(self, holder: Any, names: Iterable[str]) -> None:
         self._holder, self._names = holder, tuple(names)

@@ -1,4 +1,4 @@
-"""Parameters that forward writes into: of those that branches share every branch would write once, and of its own a branch has a view."""
+"""Detection of parameters that forward writes into: a shared parameter would be written once per branch, and a branch's own is a view."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .attributes import Tree
 from .random import values_unavailable
 
 REMEDY = (
-    "Switch that off in the model, keep what changes in a buffer, or, if parameters are made ready in the first call, call the model once "
+    "Switch that off in the model, keep what changes in a buffer, or, if the first call initializes parameters, call the model once "
     "with real inputs before wrapping it"
 )
 
 
 class ParameterWrites:
-    """What the first branches of a call write into parameters.
+    """Detects writes into parameters by the first two branches of a call.
 
     Args:
         root: the wrapped module.
-        tree: the modules that the first branch runs, before it does.
+        tree: the modules that the first branch will run.
     """
 
     def __init__(self, root: nn.Module, tree: Tree) -> None:
@@ -36,35 +36,35 @@ class ParameterWrites:
             for name, parameter in module._parameters.items()
             if isinstance(parameter, nn.Parameter)
         }
-        # of quantised ones and their like: what each keeps beside its numbers, and these
-        self._kept = {
+        # subclasses of Parameter, such as quantised ones: their attributes and data
+        self._subclassed = {
             key: (dict(parameter.__dict__), parameter.data)
             for key, (_, parameter, _) in self._shared.items()
             if nn.Parameter in type(parameter).__mro__[1:]
         }
         self._norms: dict[str, Tensor] = {}
-        self._before: _Before | None = None
+        self._backup: _Backup | None = None
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Around the pass of a branch: keeps what it writes into shared parameters in training mode as it was, for a refusal."""
+        """Return a context manager for the pass of a branch, which in training mode backs up shared parameters before they are written."""
         if not self._root.training or values_unavailable() or torch.compiler.is_compiling():
             return nullcontext()
-        if self._before is None:
-            self._before = _Before([parameter for _, parameter, _ in self._shared.values()])
-        return self._before
+        if self._backup is None:
+            self._backup = _Backup([parameter for _, parameter, _ in self._shared.values()])
+        return self._backup
 
     def check(self, tree: Tree, bank: Bank, more: bool) -> None:
-        """After the first branch.
+        """Check the parameters after the first branch.
 
         Args:
             tree: the modules that it ran.
-            bank: of the plan.
+            bank: the plan's bank.
             more: whether other branches follow.
 
         Raises:
-            RuntimeError: if it wrote into a parameter that the branches share, or put another tensor behind one of its own.
+            RuntimeError: if it wrote into a shared parameter, or reassigned the `.data` of one of its own.
         """
-        self._check_kept()
+        self._check_subclassed()
         present = {id(parameter) for module in tree.values() for parameter in module._parameters.values()}
         for key, (name, parameter, count) in self._shared.items():
             if key in present and version(parameter) != count:
@@ -73,25 +73,25 @@ class ParameterWrites:
             return
         if (slot := bank.rebound()) is not None:
             raise RuntimeError(
-                f"forward of {self._root._get_name()} sets the .data of its parameter {slot!r}, which would be gone after the call, since each "
-                f"branch sees a part of a larger tensor. Write into it with .data.copy_(...). {REMEDY}"
+                f"forward of {self._root._get_name()} sets the .data of its parameter {slot!r}, which would be lost after the call, since each "
+                f"branch has a view of a stacked tensor. Write into it with .data.copy_(...). {REMEDY}"
             )
-        self._norms = self._measured() if more else {}
+        self._norms = self._parameter_norms() if more else {}
 
     def check_next(self) -> None:
-        """After the second branch: writes that torch does not count, through `.data`, must be the same in every branch.
+        """Check after the second branch that shared parameters are unchanged, which finds writes through `.data` that torch does not count.
 
         Raises:
-            RuntimeError: if it changed a parameter that the branches share.
+            RuntimeError: if the branch changed a shared parameter.
         """
         before, self._norms = self._norms, {}
-        for name, norm in self._measured().items() if before else ():
+        for name, norm in self._parameter_norms().items() if before else ():
             if name in before and not torch.equal(norm.nan_to_num(), before[name].nan_to_num()):
                 self._refuse(name)
 
-    def _check_kept(self) -> None:
+    def _check_subclassed(self) -> None:
         changed = []
-        for key, (attributes, data) in self._kept.items():
+        for key, (attributes, data) in self._subclassed.items():
             name, parameter, _ = self._shared[key]
             held = {k: v for k, v in attributes.items() if isinstance(v, Tensor)}
             same = _memory(parameter) == _memory(data) or torch.equal(parameter.data, data)
@@ -103,12 +103,12 @@ class ParameterWrites:
             parameter.__dict__.update(attributes)
         for name, parameter in changed[:1]:
             raise RuntimeError(
-                f"forward of {self._root._get_name()} takes away or packs anew what its parameter {name!r}, a {type(parameter).__name__}, "
-                "holds. The branches and the given model share it, so that the next one would not find it as it was: call the model once with "
-                "real inputs before wrapping it, in the mode and with or without gradients as you will call the wrapped one"
+                f"forward of {self._root._get_name()} removes or repacks what its parameter {name!r}, a {type(parameter).__name__}, holds. The "
+                "branches and the given model share it, so that the next branch would find it changed: call the model once with real inputs "
+                "before wrapping it, in the mode, and with or without gradients, in which you will call the wrapped one"
             )
 
-    def _measured(self) -> dict[str, Tensor]:
+    def _parameter_norms(self) -> dict[str, Tensor]:
         return {
             name: torch.linalg.vector_norm(parameter.detach())
             for name, parameter, _ in self._shared.values()
@@ -119,33 +119,33 @@ class ParameterWrites:
         }
 
     def _refuse(self, name: str) -> None:
-        if self._before is not None:
-            self._before.restore()
-        frozen = any(name == own and not parameter.requires_grad for own, parameter, _ in self._shared.values())
+        if self._backup is not None:
+            self._backup.restore()
+        frozen = any(name == other and not parameter.requires_grad for other, parameter, _ in self._shared.values())
         unfreeze = (
-            " A frozen parameter is shared by all branches: one that requires a gradient before wrapping (a target that follows by moving "
-            "averages, computed under no_grad) is each voter's own with share=None."
+            " A frozen parameter is shared by all branches: with share=None, each voter has its own if it requires a gradient before wrapping "
+            "(such as a target network that is updated by moving averages under no_grad)."
             if frozen
             else ""
         )
         mode = "" if self._root.training else " in evaluation mode"
         raise RuntimeError(
             f"forward of {self._root._get_name()} writes into its parameter {name!r}{mode}, which the branches and the given model share: it "
-            f"would be written once for each of them.{unfreeze} {REMEDY}"
+            f"would be written once per branch.{unfreeze} {REMEDY}"
         )
 
 
-class _Before(TorchFunctionMode):
-    """What parameters hold before a function writes into them; only those that are written into are copied.
+class _Backup(TorchFunctionMode):
+    """Backs up parameters before a function writes into them; parameters that are never written are not copied.
 
     Args:
-        parameters: which.
+        parameters: the parameters to watch.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
         self._held = [(parameter, parameter.data) for parameter in parameters]
-        self._places: dict[int, list[Tensor]] = {}  # by where their memory is
+        self._places: dict[int, list[Tensor]] = {}  # parameters by address of their storage
         for parameter in parameters:
             if place := _memory(parameter):
                 self._places.setdefault(place, []).append(parameter)
@@ -160,7 +160,7 @@ class _Before(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def restore(self) -> None:
-        """Give the parameters back what they held."""
+        """Restore the backed-up values."""
         for parameter, data in self._held:
             if _memory(parameter) != _memory(data):
                 parameter.data = data
@@ -169,27 +169,31 @@ class _Before(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where the memory of a tensor is; 0 if it has none of its own."""
+    """Return the address of a tensor's storage, 0 if it has none."""
     with suppress(RuntimeError, NotImplementedError):
         return tensor.untyped_storage().data_ptr()
     return 0
 
 
 def explain_write(root: nn.Module, error: Exception) -> None:
-    """Say what to do where the pass of a branch has ended in what torch says of a view, or of a tensor that is no parameter.
+    """Raise a clearer error if the pass of a branch failed by writing into a view, or by assigning a tensor that is no parameter.
+
+    Args:
+        root: the wrapped module.
+        error: the error of the pass.
 
     Raises:
         RuntimeError: if forward writes into a parameter of which the branch has a view, or ties parameters.
     """
     if isinstance(error, TypeError) and "as parameter" in str(error):
         raise RuntimeError(
-            f"forward of {root._get_name()} puts one of its parameters in the place of another, and each branch has a part of a larger tensor "
-            f"there ({error}). Tie them when the model is made, in __init__: self.decoder.weight = self.encoder.weight"
+            f"forward of {root._get_name()} assigns one of its parameters to another, which in each branch is a view of a stacked tensor "
+            f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight"
         ) from error
     if "output of a function that returns multiple views" in str(error):
         raise RuntimeError(
-            f"forward of {root._get_name()} writes into a parameter, of which each branch sees a part of a larger tensor that torch does not "
-            f"let it write into. {REMEDY}"
+            f"forward of {root._get_name()} writes into a parameter, which in each branch is a view of a stacked tensor that torch does not "
+            f"allow to be written. {REMEDY}"
         ) from error
 
 

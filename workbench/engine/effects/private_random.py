@@ -1,11 +1,11 @@
-"""Private random draws: they start at a seed and leave those of everybody else alone, also where several threads compute at once.
+"""Private random draws: seeded, and without effect on any other random draws, even if several threads compute at once.
 
-torch has one generator for each device, which all threads share. The main thread borrows it: seeded, and set back afterwards. Any other thread,
-such as that of a widget's training, borrows nothing, since cells run meanwhile; there, each operation that would draw from torch's generator is
-given a private one. On the CPU a seed gives the same numbers either way, to the last bit.
+torch has one generator per device, which all threads share. The main thread borrows it: the generator is seeded, and its state is restored
+afterwards. Another thread, such as that of a widget's training, must not do so, since notebook cells run meanwhile; there, each operation that
+would draw from torch's generator is given a private one. On the CPU a seed gives the same numbers either way, to the last bit.
 
-The operations are met inside torch's dispatcher, under a dispatch key that nothing else uses and that only such threads have switched on. So all
-draws come by, those inside `nn.LSTM`, attention and `torch.vmap` as well; and what draws nothing takes the same way as ever, at the same speed.
+These operations are intercepted in torch's dispatcher, by kernels for a dispatch key that nothing else uses and that is enabled in such threads
+only. This catches all draws, including those inside `nn.LSTM`, attention and `torch.vmap`; operations that draw nothing are not slowed down.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor, library
 from ...errors import WorkbenchWarning
 from ..surroundings import Reverted
 
-KEY = "Fake"  # between autograd and the devices; reserved for a tool outside torch, so that torch has no kernel for it
+KEY = "Fake"  # dispatched between autograd and the devices; reserved for external tools, so that torch has no kernels for it
 CPU = torch.device("cpu")
 
 
-class own_random(Reverted):  # called as a function is
-    """Random draws of this thread on the CPU and these devices start at the seed; afterwards all are as they were before.
+class own_random(Reverted):  # lower case, since it is used like a function
+    """Context manager: draws of this thread on the CPU and the given devices start at a seed; the previous states are restored at the end.
 
-    In threads other than the main one this holds for draws on all devices.
+    In threads other than the main one this applies to draws on all devices.
 
     Args:
-        seed: of each device.
-        devices: beside the CPU.
+        seed: seed of each device's generator.
+        devices: devices in addition to the CPU.
     """
 
     def __init__(self, seed: int, *devices: torch.device) -> None:
@@ -63,12 +63,12 @@ class own_random(Reverted):  # called as a function is
 
 
 def has_generator(device: torch.device) -> bool:
-    """Whether draws on the device come from a generator whose state can be set: the CPU, and GPUs but for Apple's."""
+    """Return whether draws on the device use a generator whose state can be set: on the CPU and on GPUs other than Apple's."""
     return device.type == "cpu" or hasattr(getattr(torch, device.type, None), "default_generators")
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The generator that this thread's draws on a device come from.
+    """Return the generator that this thread's draws on a device come from.
 
     Example:
         >>> with own_random(3):
@@ -78,12 +78,12 @@ def generator_of(device: torch.device) -> torch.Generator:
         ...     torch.equal(torch.rand(2), first)
         True
     """
-    private = _of_this_thread()
-    return _shared(device) if private is None else private[_numbered(device)]
+    private = _thread_generators()
+    return _shared(device) if private is None else private[_with_index(device)]
 
 
 def generators_of(device: torch.device) -> dict[str, torch.Generator]:
-    """Those of the CPU and of this device by the names of their types, for a state from which draws can go on."""
+    """Return the generators of the CPU and of a device by device type, for saving random states."""
     return {place.type: generator_of(place) for place in (CPU, device) if has_generator(place)}
 
 
@@ -91,18 +91,18 @@ def _shared(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)
-    if hasattr(module, "init"):  # without it there are none yet
+    if hasattr(module, "init"):  # the generators exist after initialization only
         module.init()
-    return module.default_generators[_numbered(device).index]
+    return module.default_generators[_with_index(device).index]
 
 
 def _is_shared(generator: Any) -> bool:
-    """Whether it is one of torch's own, which can have several Python objects."""
+    """Return whether a generator is one of torch's default generators, each of which can have several Python objects."""
     shared: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
     return generator._cdata in [one._cdata for one in shared]
 
 
-def _numbered(device: torch.device) -> torch.device:
+def _with_index(device: torch.device) -> torch.device:
     if device.index is None and device.type != "cpu":
         return torch.device(device.type, torch.get_device_module(device).current_device())
     return device
@@ -110,7 +110,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 # ---- in other threads
 class _Private(dict):
-    """The generators of one block by device, made as they are needed."""
+    """Generators of one `own_random` block by device, created on first use."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -124,14 +124,14 @@ class _Private(dict):
 _LOCAL = threading.local()
 
 
-def _of_this_thread() -> _Private | None:
+def _thread_generators() -> _Private | None:
     return getattr(_LOCAL, "private", None)
 
 
 @contextmanager
 def _private(seed: int) -> Iterator[None]:
     _install()
-    outer = _of_this_thread()
+    outer = _thread_generators()
     _LOCAL.private = _Private(seed)
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
     try:
@@ -141,19 +141,19 @@ def _private(seed: int) -> Iterator[None]:
         _LOCAL.private = outer
 
 
-_LOCK, _LENDING = threading.RLock(), threading.RLock()  # which their own thread never waits for
-_LIBRARIES: list[Any] = []  # what was registered is there as long as they are
+_LOCK, _BORROW_LOCK = threading.RLock(), threading.RLock()  # reentrant, so that a thread never waits for itself
+_LIBRARIES: list[Any] = []  # keeps the registered kernels alive
 Kernel = Callable[..., Any]
 
 
 @functools.cache
-def _below() -> Any:
-    """All dispatch keys that come after ours."""
+def _keys_below() -> Any:
+    """Return the dispatch keys after `KEY`."""
     return torch._C._dispatch_keyset_full_after(KEY)
 
 
 def _install() -> None:
-    """Once: kernels for the operations that draw; for all others the key is as if it were not there."""
+    """Register, once, kernels for the operations that draw, and a fallthrough for all others."""
     with _LOCK:
         if _LIBRARIES:
             return
@@ -162,25 +162,25 @@ def _install() -> None:
         libraries: dict[str, Any] = {}
         for name in torch._C._dispatch_get_all_op_names():
             if (make := _kernel_maker(name)) is not None:
-                space = name.partition("::")[0]
-                if space not in libraries:
-                    libraries[space] = library.Library(space, "IMPL")
+                namespace = name.partition("::")[0]
+                if namespace not in libraries:
+                    libraries[namespace] = library.Library(namespace, "IMPL")
                 op = _operation(name)
-                libraries[space].impl(op, make(op), KEY, with_keyset=True)
+                libraries[namespace].impl(op, make(op), KEY, with_keyset=True)
         _LIBRARIES.extend([others, *libraries.values()])
 
 
 def _operation(name: str) -> Any:
-    space, _, rest = name.partition("::")
+    namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
 def _kernel_maker(name: str) -> Callable[[Any], Kernel] | None:
-    """What makes a kernel for an operation; None for one that draws nothing, or does so by other operations."""
+    """Return the factory of the kernel for an operation; None if it draws nothing, or draws through other operations."""
     packet, _, overload = name.partition(".")
     types = [str(argument.type) for argument in torch._C._get_schema(packet, overload).arguments]
-    if "Optional[Generator]" in types:  # those without a tensor make one and draw into it
+    if "Optional[Generator]" in types:  # factories without a tensor argument draw through an in-place operation
         return _kernel_with_generator if any("Tensor" in kind for kind in types) else None
     if name == "aten::native_dropout":
         return _kernel_of_dropout
@@ -188,21 +188,25 @@ def _kernel_maker(name: str) -> Callable[[Any], Kernel] | None:
     return _kernel_that_borrows if on_cuda and torch.Tag.nondeterministic_seeded in _operation(name).tags else None
 
 
-def _source(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[_Private | None, torch.device]:
-    """Our generators; None where nothing is drawn now: tensors have no values, or a dispatch mode sees the operation and calls it again."""
+def _generators_for(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[_Private | None, torch.device]:
+    """Return the private generators and the device of an operation.
+
+    The generators are None where nothing is drawn yet: tensors without values, or a dispatch mode that will call the operation again.
+    """
     device = next((value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), CPU)
     if device.type == "meta" or torch._C._len_torch_dispatch_stack():
         return None, device
     if torch._C._current_graph_task_id() != -1 and _recomputes():
         raise RuntimeError(
-            f"the backward pass computes again what drew random numbers ({op}), by torch.utils.checkpoint, which can repeat draws in the main "
-            "thread only: train there (workbench.fit in a cell of its own, or block=True), or switch checkpointing or the dropout in it off"
+            f"the backward pass recomputes an operation that drew random numbers ({op}), by torch.utils.checkpoint, which can repeat draws in "
+            "the main thread only: train there (workbench.fit in a cell of its own, or block=True), or switch checkpointing or the dropout in "
+            "it off"
         )
-    private = _of_this_thread()
-    if private is None:  # torch takes the dispatch key along into threads of its own
+    private = _thread_generators()
+    if private is None:  # torch passes enabled dispatch keys on to its own threads, which have no private generators
         raise RuntimeError(
-            f"{op} draws in a thread that torch has started, such as that of the backward pass on a GPU, for a training that is not in the main "
-            "thread: train there (workbench.fit in a cell of its own, or block=True)"
+            f"{op} draws in a thread that torch has started, such as that of the backward pass on a GPU, during a training outside the main "
+            "thread: train in the main thread (workbench.fit in a cell of its own, or block=True)"
         )
     return private, device
 
@@ -217,27 +221,27 @@ def _recomputes() -> bool:
 
 
 def _kernel_with_generator(op: Any) -> Kernel:
-    """An operation that takes a generator is given ours, unless the model brings one of its own."""
+    """Return a kernel that passes the private generator to an operation, unless the model passes one of its own."""
     position = [argument.name for argument in op._schema.arguments].index("generator")  # the last one, or by keyword
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        private, device = _source(op, args, kwargs)
+        private, device = _generators_for(op, args, kwargs)
         if private is not None:
             generator = args[position] if len(args) > position else kwargs.get("generator")
             if generator is None or _is_shared(generator):
                 args, kwargs = args[:position], {**kwargs, "generator": private[device]}
-        return op.redispatch(keys & _below(), *args, **kwargs)
+        return op.redispatch(keys & _keys_below(), *args, **kwargs)
 
     return kernel
 
 
 def _kernel_of_dropout(op: Any) -> Kernel:
-    """On CUDA, dropout is one kernel that takes no generator; it has a sister that does, and draws the same."""
+    """Return a kernel for dropout: on CUDA it takes no generator, but `_fused_dropout` does and draws the same numbers."""
 
     def kernel(keys: Any, input: Tensor, p: float, train: bool | None) -> Any:
-        private, device = _source(op, (input,), {})
+        private, device = _generators_for(op, (input,), {})
         if private is None or device.type != "cuda" or train is False or not 0 < p < 1:
-            return op.redispatch(keys & _below(), input, p, train)
+            return op.redispatch(keys & _keys_below(), input, p, train)
         out, mask = torch.ops.aten._fused_dropout(input, 1 - p, private[device])
         return out, mask.bool()
 
@@ -245,31 +249,34 @@ def _kernel_of_dropout(op: Any) -> Kernel:
 
 
 def _kernel_that_borrows(op: Any) -> Kernel:
-    """What can only draw from the shared generator of a GPU, such as fused attention with dropout, is lent our state for that moment."""
+    """Return a kernel for operations that can only draw from a GPU's shared generator, such as fused attention with dropout.
+
+    It sets the shared generator to the private state while the operation runs.
+    """
     warned = False
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal warned
-        private, device = _source(op, args, kwargs)
+        private, device = _generators_for(op, args, kwargs)
         if private is None or not has_generator(device):
-            return op.redispatch(keys & _below(), *args, **kwargs)
+            return op.redispatch(keys & _keys_below(), *args, **kwargs)
         generator, shared = private[device], _shared(device)
-        with _LENDING:
-            borrowed, before = shared.get_state(), generator.get_state()
+        with _BORROW_LOCK:
+            shared_state, private_state = shared.get_state(), generator.get_state()
             try:
-                shared.set_state(before)
-                out = op.redispatch(keys & _below(), *args, **kwargs)
-                after = shared.get_state()
+                shared.set_state(private_state)
+                out = op.redispatch(keys & _keys_below(), *args, **kwargs)
+                new_state = shared.get_state()
             finally:
-                shared.set_state(borrowed)
-        if torch.equal(before, after):  # nothing was drawn, or by operations that we meet
+                shared.set_state(shared_state)
+        if torch.equal(private_state, new_state):  # nothing was drawn, or only through other intercepted operations
             return out
-        generator.set_state(after)
+        generator.set_state(new_state)
         if not warned:
             warned = True
             message = (
-                f"{op} draws from the generator that all threads share: what another cell draws at the same moment can change this training, "
-                "and the other way round. Attention draws nothing with dropout=0"
+                f"{op} draws from the generator that all threads share: draws of other cells at the same time can change this training, and "
+                "this training can change theirs. Attention draws nothing with dropout=0"
             )
             warnings.warn(message, WorkbenchWarning, stacklevel=2)
         return out

@@ -1,4 +1,4 @@
-"""The random streams of the branches: different, the same, or forbidden, as `torch.func.vmap` has them, for passes made one by one."""
+"""Random streams of branches that run one after another: different, the same, or forbidden, as with `randomness` in `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .private_random import CPU, generator_of, has_generator
 
 
 def devices(leaves: list[Any]) -> list[torch.device]:
-    """The devices beside the CPU that tensors among the leaves lie on, and that draw from a generator."""
+    """Return the devices of tensors among the leaves that have a random generator, without the CPU."""
     others = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_cpu}
     return sorted(filter(has_generator, others), key=str)
 
 
 def find_generators(tree: dict[str, nn.Module]) -> list[Any]:
-    """The generators that modules hold as attributes, in lists and dicts as well."""
+    """Return the generators that modules hold as attributes, also inside lists and dicts."""
     generators: dict[int, Any] = {}
 
     def collect(value: Any, depth: int) -> None:
@@ -44,22 +44,22 @@ def find_generators(tree: dict[str, nn.Module]) -> list[Any]:
 
 
 class RandomSources:
-    """Everything that a model may draw random numbers from: torch's generators, Python's, numpy's, and generators of its own.
+    """Generators that a model may draw random numbers from: torch's, Python's, numpy's, and those it holds itself.
 
     Args:
-        leaves: the inputs, for their devices.
-        generators: those that the model holds.
+        leaves: leaves of the inputs, which determine the devices.
+        generators: generators that the model holds.
     """
 
     def __init__(self, leaves: list[Any], generators: list[Any]) -> None:
         self._devices, self._generators = devices(leaves), generators
 
     def torch(self) -> list[Any]:
-        """The state of the generators that torch draws from here: the CPU's, then each device's."""
+        """Return the states of torch's generators: the CPU's, then each device's."""
         return [generator_of(device).get_state() for device in (CPU, *self._devices)]
 
     def outside_torch(self) -> list[Any]:
-        """The states of Python's, numpy's and the model's own generators."""
+        """Return the states of Python's, numpy's and the model's own generators."""
         numpy: Any = sys.modules.get("numpy")
         return [
             random.getstate(),
@@ -68,22 +68,22 @@ class RandomSources:
         ]
 
     def outside_vmap(self) -> list[Any]:
-        """Those among them that vmap does not know."""
+        """Return the states of `outside_torch` that belong to no `torch.Generator`; vmap draws from these once for all branches."""
         python, numpy, *states = self.outside_torch()
         pairs = zip(self._generators, states, strict=True)
         return [python, numpy, *(state for generator, state in pairs if not isinstance(generator, torch.Generator))]
 
     def all(self) -> tuple[list[Any], list[Any]]:
-        """What `torch` and `outside_torch` give."""
+        """Return the states of `torch` and of `outside_torch`."""
         return self.torch(), self.outside_torch()
 
     def restore_torch(self, states: list[Any]) -> None:
-        """Set what `torch` gave."""
+        """Restore the states that `torch` returned."""
         for device, value in zip((CPU, *self._devices), states, strict=True):
             generator_of(device).set_state(value)
 
     def restore(self, states: tuple[list[Any], list[Any]]) -> None:
-        """Set what `all` gave."""
+        """Restore the states that `all` returned."""
         torch_states, (python, numpy, *others) = states
         self.restore_torch(torch_states)
         random.setstate(python)
@@ -94,19 +94,19 @@ class RandomSources:
 
 
 def values_unavailable() -> bool:
-    """Whether tensors have no values to look at: under torch.export, and inside a function transform."""
+    """Return whether values of tensors cannot be read: under torch.compile and torch.export, and inside a function transform."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def were_drawn(before: list[Any], after: list[Any]) -> bool:
-    """Whether any numbers were drawn between two states; where tensors have no values to look at, nothing is taken for drawn."""
+    """Return whether numbers were drawn between two states; False if values of tensors cannot be read."""
     if values_unavailable():
         return False
     return comparable(before) != comparable(after)
 
 
 def comparable(value: Any) -> Any:
-    """A form of a generator's state that can be compared."""
+    """Return a generator's state in a form that can be compared with `==`."""
     if isinstance(value, Tensor):
         return value.numpy().tobytes()
     if hasattr(value, "tobytes"):
@@ -134,12 +134,12 @@ def _set(generator: Any, state: Any) -> None:
 
 
 class RandomStreams:
-    """Gives each pass the stream that its place along the axes asks for.
+    """Sets the random stream of each pass by its index.
 
     Args:
-        axes: of the run.
-        sources: what the model may draw from.
-        outside_torch: whether it draws from others than torch's generators, whose states take longer to read than a small network to run.
+        axes: axes of the run.
+        sources: generators that the model may draw from.
+        outside_torch: whether the model draws from generators other than torch's. Reading their states takes longer than a small network.
     """
 
     def __init__(self, axes: tuple[Axis, ...], sources: RandomSources, outside_torch: bool) -> None:
@@ -151,7 +151,7 @@ class RandomStreams:
         self._starts: dict[tuple, Any] = {}
 
     def branch(self, index: Mapping[str, int]) -> AbstractContextManager[None]:
-        """Around one pass; along a "same" axis every pass starts where the first one did."""
+        """Return a context manager for one pass; along a "same" axis every pass starts from the random state of the first."""
         return self._repeated(index) if self._same else nullcontext()
 
     @contextmanager

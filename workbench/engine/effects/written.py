@@ -1,4 +1,4 @@
-"""Tensors among the inputs that forward writes into: the same for all branches, handed on as a state, or refused."""
+"""Input tensors that forward writes into: allowed if all branches write the same or return them as state, refused otherwise."""
 
 from __future__ import annotations
 
@@ -22,74 +22,74 @@ _REMEDY = (
 
 
 class WrittenTensors:
-    """Tensors of the caller that hold what one branch has written there, while the others have written something else into copies."""
+    """Caller's tensors that hold what one branch has written, while the other branches have written other values into copies."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def add(self, tensor: Tensor) -> None:
-        """Note a tensor as it is now."""
-        number = id(tensor)
-        self._known[number] = weakref.ref(tensor, lambda _: self._known.pop(number, None)), version(tensor)
+        """Register a tensor in its present version."""
+        key = id(tensor)
+        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None)), version(tensor)
 
     def refuse(self, leaves: Sequence[Any]) -> None:
-        """Raise where one comes back as the call left it.
+        """Raise if a registered tensor is passed again unchanged.
 
         Raises:
-            ValueError: with the remedy.
+            ValueError: if there is one among the leaves.
         """
         for leaf in leaves if self._known else ():
             reference, count = self._known.get(id(leaf), (None, 0))
             if leaf is not None and reference is not None and reference() is leaf and version(leaf) == count:
                 raise ValueError(
-                    f"an input, {_words(leaf)}, was written in place by an earlier call, by each branch in its own way, and holds what one of "
-                    f"them wrote: start with a new tensor and hand on what the call returned; or {_REMEDY}"
+                    f"an input, {_words(leaf)}, was written in place by an earlier call, with different values in each branch, and holds those "
+                    f"of one branch: start with a new tensor and pass on what the call returned; or {_REMEDY}"
                 )
 
 
 def check_written(
     plan: Plan, leaves: Sequence[Any], passes: Sequence[Sequence[Any]], outputs: Sequence[Any]
 ) -> list[Tensor]:
-    """Refuse what branches have written into their inputs, if it is not the same.
+    """Check that all branches have written the same values into their inputs.
 
-    The first tensor is data, which few look at after the call: it is refused where it comes back.
+    The first tensor is usually data that is not used after the call, so it is refused only if it is passed again.
 
     Args:
-        plan: of the branches.
-        leaves: of the caller's inputs.
-        passes: for each branch its leaves; at the places that nobody has written None.
-        outputs: of the branches.
+        plan: plan of the branches.
+        leaves: leaves of the caller's inputs.
+        passes: leaves of each branch, None for those that it has not written.
+        outputs: outputs of the branches.
 
     Returns:
-        The caller's tensors that must not come back: those that lie in the states of the branches, and the first.
+        The caller's tensors that must not be passed again: those that lie in the states of the branches, and the first.
 
     Raises:
-        RuntimeError: with the remedy.
-        NotDealableError: if rows were dealt, so that the whole has been written by nobody.
+        RuntimeError: if branches have written different values into an input other than the first.
+        NotDealableError: if rows were dealt, so that no branch has written the whole tensor.
     """
     first = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
     kept = [_memories(output) for output in outputs]
-    states = []
+    refused = []
     for i, leaf in enumerate(leaves):
         items = [branch[i] for branch in passes]
         if all(item is None for item in items):
             continue
         if all(item is not None and _memory(item) in inside for item, inside in zip(items, kept, strict=True)):
-            states.append(leaf)
+            refused.append(leaf)
         elif plan.dealt and i == first:
-            continue  # rows that were picked
+            continue  # the branch wrote into its copy of the dealt rows
         elif not plan.dealt and _are_same(items):
             continue
         elif i == first:
-            states.append(leaf)
+            refused.append(leaf)
         elif plan.dealt:
             raise NotDealableError("the model writes into its inputs")
         else:
             raise RuntimeError(
-                f"the model writes into an input, {_words(leaf)}, in place, and each of {plan.size} branches writes something else, which only "
-                f"one of them would see: {_REMEDY}"
+                f"the model writes into an input, {_words(leaf)}, in place, and each of {plan.size} branches writes different values, of which "
+                f"only one branch's would be kept: {_REMEDY}"
             )
-    return states
+    return refused
 
 
 def _are_same(items: Sequence[Tensor | None]) -> bool:
@@ -106,7 +106,7 @@ def _are_same(items: Sequence[Tensor | None]) -> bool:
 
 
 def _memories(output: Any) -> set[int]:
-    """The memory of the tensors that are state."""
+    """Return the storage ids of the tensors in sealed parts of an output."""
     sealed = [leaf.value for leaf in flatten(output)[0] if isinstance(leaf, Sealed)]
     return {_memory(tensor) for tensor in tensors(sealed)}
 

@@ -1,10 +1,10 @@
 """Executors: ways to run the branches of a request, from fast to universal.
 
-- `vmap`: all in one pass; `rescue` and `autocast` let more models run under it.
-- `replay`: one pass a branch, on one computation of the trunk that they share.
-- `loop`: one pass a branch, for every model.
-- `traced`: inside `torch.compile`; `graph_break` is the way out of its graph.
+- `vmap`: all branches in one pass; `rescue` and `autocast` make more models work under it.
+- `replay`: one pass per branch, in which the shared trunk is computed once.
+- `loop`: one pass per branch, for every model.
+- `traced`: inside `torch.compile`; `graph_break` leaves its graph.
 
-An executor is a function of a `Request` that returns one result a branch, or raises where it cannot be right; a row in `ladder.RUNGS` puts
-it on the ladder.
+An executor is a function of a `Request` that returns one result per branch, or raises if it cannot give the right result. It is added to the
+ladder by a row in `ladder.RUNGS`.
 """

@@ -1,4 +1,4 @@
-"""The tensors of a plan with the axes of its branches in front, as a pass under vmap takes them."""
+"""Tensors of a plan with the branch axes in front, the inputs of a pass under vmap."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from ..branch import Clone
 from ..plan import Plan
 
-BranchedTensor = tuple[Tensor, tuple[str, ...]]  # a tensor with branch axes in front, and their names
+BranchedTensor = tuple[Tensor, tuple[str, ...]]  # a tensor with branch axes in front, and the names of these axes
 
 
 def branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[str, BranchedTensor]:
-    """For each slot its tensor with the branch axes in front, and their names; of the outermost axis only `count` branches from `start` on.
+    """Return, by slot, the tensors with the branch axes in front; of the outermost axis only `count` branches from `start` on.
 
-    Where a layer takes its weight in factors, those of each, by slot and number.
+    Weights that are installed as factors are returned as three tensors with keys "slot@0", "slot@1" and "slot@2".
     """
     factored = clone.factored_slots(plan)
     rules = {slot: rule for slot, rule in plan.rules.items() if slot not in factored}
@@ -35,7 +35,7 @@ def branched_tensors(plan: Plan, clone: Clone, start: int, count: int) -> dict[s
 
 
 def heads_on_trunks(plan: Plan) -> bool:
-    """Whether each model along the outer of two axes has a trunk of its own, with heads along the inner one."""
+    """Return whether each model along the outer of two axes has its own trunk, with heads along the inner axis."""
     if len(plan.axes) != 2 or not plan.axes[1].own_first or plan.axes[0].randomness == "same" or plan.shares_trunk:
         return False
     if (
@@ -50,7 +50,7 @@ def heads_on_trunks(plan: Plan) -> bool:
 
 
 def tensors_of_one(plan: Plan, clone: Clone) -> dict[str, BranchedTensor]:
-    """As `branched_tensors`, of one model with heads; by rows of the bank, whose gradients are put together once for all models."""
+    """Return `branched_tensors` of one model with heads, from rows of the bank, whose gradients are stacked once for all models."""
     (heads,) = plan.axes
     branched: dict[str, BranchedTensor] = {}
     for slot, rule in plan.rules.items():
@@ -65,19 +65,19 @@ def tensors_of_one(plan: Plan, clone: Clone) -> dict[str, BranchedTensor]:
 
 
 def _along_axes(tensor: Tensor, axes: tuple[str, ...], fixed: dict[str, int], active: dict[str, int]) -> BranchedTensor:
-    """A tensor with those of its axes in front that the plan runs along, in the plan's order.
+    """Select fixed positions and permute the remaining axes into the plan's order.
 
     Args:
-        tensor: it has `axes` in front.
-        axes: their names.
-        fixed: positions along axes that are held.
-        active: number of each axis that the plan runs along, outermost first.
+        tensor: tensor with `axes` in front.
+        axes: names of its leading axes.
+        fixed: positions of fixed axes.
+        active: order of the plan's axes, by name.
     """
-    for position in reversed(range(len(axes))):  # an axis that is not active stands at its fixed position
+    for position in reversed(range(len(axes))):  # an inactive axis is fixed at one position
         if axes[position] not in active:
             tensor = tensor.select(position, fixed.get(axes[position], 0))
     names = [name for name in axes if name in active]
-    # outermost axis first: functorch writes batch norm's statistics into a copy where batch dimensions lie otherwise
+    # outermost axis first: with another order of batch dimensions, functorch writes batch norm's statistics into a copy
     order = sorted(range(len(names)), key=lambda i: active[names[i]])
     if order != list(range(len(names))):
         tensor = tensor.permute(*order, *range(len(names), tensor.dim()))
@@ -87,11 +87,11 @@ def _along_axes(tensor: Tensor, axes: tuple[str, ...], fixed: dict[str, int], ac
 def _branched_buffers(
     plan: Plan, clone: Clone, branched: dict[str, BranchedTensor], count: int
 ) -> dict[str, BranchedTensor]:
-    """The buffers of the branches; copies of those that the pass may write into."""
-    ruled = {name for slot, rule in plan.rules.items() if slot in clone.first_place for name in rule.axes()}
+    """Return the buffers of the branches by slot, as copies if the pass may write into them."""
+    axes_of_rules = {name for slot, rule in plan.rules.items() if slot in clone.first_place for name in rule.axes()}
     training = any(module.training for module in clone.tree.values())
-    # noise reaches the statistics in training, so each branch needs its own
-    axes = [axis for axis in plan.axes if axis.name not in ruled] if training else []
+    # in training mode noise affects running statistics, so each branch needs its own
+    axes = [axis for axis in plan.axes if axis.name not in axes_of_rules] if training else []
     sizes = [count if axis.name == plan.axes[0].name else axis.size for axis in axes]
     buffers: dict[str, BranchedTensor] = {
         slot: (plan.bank.get(slot), ()) for slot in clone.buffers - clone.copied_buffers - branched.keys()

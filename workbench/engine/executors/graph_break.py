@@ -1,4 +1,4 @@
-"""The way out of the graph of `torch.compile`; imported only while it traces, since it brings the compiler with it."""
+"""Graph breaks of `torch.compile`. Imported only while tracing, since it imports the compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHY = (
     "compiling it with fullgraph=True), and always if the model hands on state (compile with state= goes without fullgraph=True), changes its "
     "attributes or inputs, breaks the graph, gives detections, or draws random numbers that branches share"
 )
-# torch takes reasons since 2.8
+# the argument `reason` exists since torch 2.8
 _REASON: dict[str, Any] = {"reason": _WHY} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
 
 
@@ -27,11 +27,11 @@ class _Eager(Protocol):
 
 @torch.compiler.disable(**_REASON)
 def outside(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function gives outside the graph."""
+    """Call a function outside the graph."""
     return function(*args)
 
 
 @torch.compiler.disable(**_REASON)
 def run(engine: _Eager, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]:
-    """As `Engine.eager`."""
+    """Run `Engine.eager` outside the graph."""
     return engine.eager(request, strategy)

@@ -1,7 +1,7 @@
-"""The universal executor: one pass a branch, each on a clone of the model that keeps its tensors installed.
+"""The universal executor: one pass per branch, each on a clone of the model that keeps its tensors installed.
 
-They stay installed because a model may be run again in the backward pass (activation checkpointing, reversible layers); swapping them out
-after the forward pass would give such a model silently wrong gradients.
+The tensors stay installed because parts of a model may run again in the backward pass (activation checkpointing, reversible layers); removing
+them after the forward pass would silently give wrong gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..results import Result, folded
 from ..state import BranchedState, Sealed, own_sealed
 from ..tree import counting_writes, versions
 
-Objects = list[dict[Key, Any] | None]  # for each leaf of the inputs that is an object: those of all branches
+Objects = list[dict[Key, Any] | None]  # by leaf of the inputs: the objects of all branches, None for other leaves
 
 
 def run(request: Request) -> list[Result]:
-    """All branches, one after another.
+    """Run all branches one after another.
 
     Returns:
-        One result a branch, in the order of `plan.indices`.
+        One result per branch, in the order of `plan.indices`.
     """
     plan, effects = request.plan, request.effects
     results: list[Result] = []
@@ -42,13 +42,13 @@ def run(request: Request) -> list[Result]:
         if isinstance(leaf, BranchedState):
             leaf.unshare()
     states = request.states(leaves)
-    passes: list[list[Any]] = []  # for each branch the tensors that it has written into
+    passes: list[list[Any]] = []  # for each branch: its input leaves that it has written into, None elsewhere
     saved = leaves
-    # only where outputs are not looked at any more
+    # outputs are folded only if no later check needs them
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
     for k, index in enumerate(plan.indices):
-        last = k == plan.size - 1  # it works on the caller's own tensors: what the model writes there is written once
+        last = k == plan.size - 1  # it uses the caller's tensors, so that in-place writes reach the caller once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
         if last and effects.writes_tensors is not False and plan.size > 1 and not plan.dealt:
             saved = _leaves_of_branch(leaves, plan, index, copy=True)
@@ -81,7 +81,7 @@ def run(request: Request) -> list[Result]:
 
 
 def _leaves_of_branch(leaves: list[Any], plan: Plan, index: Index, copy: bool) -> list[Any]:
-    """The inputs of a branch: its rows if they are dealt, else copies if they are asked for."""
+    """Return the input leaves of a branch: its rows if rows are dealt, otherwise all leaves, with `copy` as copies."""
     if plan.dealt:
         rows = plan.rows[index[plan.dealt]]
         values = [select_rows(leaf, rows) for leaf in leaves] if plan.cut is None else plan.cut(leaves, rows)
@@ -91,7 +91,7 @@ def _leaves_of_branch(leaves: list[Any], plan: Plan, index: Index, copy: bool) -
 
 
 def select_rows(leaf: Any, rows: Tensor) -> Any:
-    """The rows of a tensor; whatever has none stays as it is."""
+    """Return the given rows of a tensor; other leaves and scalars are returned unchanged."""
     if not isinstance(leaf, Tensor) or not leaf.dim():
         return leaf
     return leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
@@ -108,7 +108,7 @@ def _refuse_new_buffers(clone: Clone, result: Result) -> None:
 def _check_written(
     request: Request, leaves: list[Any], saved: list[Any], passes: list[list[Any]], results: list[Result]
 ) -> None:
-    """Refuse what differs in the tensors that the branches have written into, and give the caller's back as they were."""
+    """Check that the branches have written the same into input tensors; on an error, restore the caller's tensors."""
     try:
         states = check_written(request.plan, leaves, passes, [result.output for result in results])
     except BaseException:
@@ -117,7 +117,7 @@ def _check_written(
                 if written is not None and copied is not leaf:
                     written.copy_(copied)
         raise
-    if states:  # the last branch has worked on the caller's own
+    if states:  # the last branch has used the caller's tensors, so that its state shares memory with them
         results[-1].output = own_sealed(results[-1].output)
     for leaf in states if request.plan.keep_state else ():
         request.effects.written.add(leaf)
@@ -142,7 +142,7 @@ def _note_changed_objects(request: Request, last: bool) -> None:
 
 
 def _keep_objects(request: Request, keys: Sequence[Key], objects: Objects) -> None:
-    """Remember the objects of the branches if forward changes them."""
+    """Store the objects of the branches for later calls if forward changes them."""
     effects = request.effects
     effects.changes_objects = bool(effects.changes_objects)
     if not effects.changes_objects:

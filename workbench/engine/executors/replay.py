@@ -1,5 +1,7 @@
-"""The executor for shared trunks where vmap refuses the model: one pass a branch, in which what came before the first branched tensor is not
-computed again but handed out from the first pass. Works through Python control flow, `.item()`, dynamic shapes and recurrent layers.
+"""The executor for shared trunks of models that vmap refuses: one pass per branch, in which results of the trunk are replayed.
+
+The trunk is everything before the first operation on a tensor that differs between branches. It is recorded in the first pass and not computed
+again. This works with Python control flow, `.item()`, dynamic shapes and recurrent layers.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from ..results import Result, folded
 from ..state import Sealed
 from ..tree import flatten, version
 
-# They hand out memory in which writes are not counted, so that nobody could tell whether the trunk is still what it was.
-_MEMORY = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "set_"])
+# They expose memory in which writes are not counted, so that a changed trunk could not be detected.
+_MEMORY_ACCESS = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "set_"])
 _AUTOGRAD = frozenset(["backward", "grad", "requires_grad_", "retain_grad", "register_hook"])
-# They read facts that are the same for all branches, so they are neither written down nor do they end the trunk.
-_FACTS = frozenset([
+# They read metadata that is the same for all branches, so they are not recorded and do not end the trunk.
+_METADATA = frozenset([
     "__get__", "__len__", "__hash__", "size", "dim", "ndimension", "numel", "nelement", "stride",
     "element_size", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "is_inference", "get_device",
 ])  # fmt: skip
@@ -36,11 +38,11 @@ _DATA = Tensor.data
 
 
 class NotReplayableError(RuntimeError):
-    """The trunk cannot be shared by handing out its results."""
+    """Raised if the results of the trunk cannot be replayed."""
 
 
 class _TrunkMode(TorchFunctionMode):
-    """Sees every call of a pass for as long as it is part of the trunk, and later on only what must not happen at all."""
+    """Function mode that handles the calls of the trunk, and refuses, during the whole pass, calls that make replaying impossible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,23 +51,29 @@ class _TrunkMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in _MEMORY or (name in ("__get__", "__set__") and getattr(function, "__self__", None) is _DATA):
+        if name in _MEMORY_ACCESS or (name in ("__get__", "__set__") and getattr(function, "__self__", None) is _DATA):
             raise NotReplayableError(f"the model reaches into a tensor's memory (.{name.strip('_')})")
         if name in _AUTOGRAD or (name == "__get__" and getattr(function, "__self__", None) is Tensor.grad):
             raise NotReplayableError("the model differentiates in its forward pass")
         if not self.trunk:
             return function(*args, **kwargs)
-        if name in _FACTS and not isinstance(fact := function(*args, **kwargs), Tensor):
-            return fact
+        if name in _METADATA and not isinstance(value := function(*args, **kwargs), Tensor):
+            return value
         return self.on_trunk(function, args, kwargs)
 
     def on_trunk(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A call of the trunk."""
+        """Handle a call that belongs to the trunk."""
         raise NotImplementedError
 
 
 class Recording(_TrunkMode):
-    """The first pass: writes down each call with its arguments and its result, up to the first that touches a branched tensor."""
+    """Mode of the first pass: records each call with arguments and result, up to the first call on a branched tensor.
+
+    Args:
+        branched: ids of the tensors that differ between branches.
+        buffers: buffers of the pass that all branches share, by slot.
+        sources: random sources of the model.
+    """
 
     def __init__(self, branched: set[int], buffers: Mapping[str, Tensor], sources: RandomSources) -> None:
         super().__init__()
@@ -82,12 +90,12 @@ class Recording(_TrunkMode):
         out = function(*args, **kwargs)
         if all(isinstance(leaf, _CONSTANT) for leaf in flatten(out)[0]) and not isinstance(out, list | dict):
             self.calls.append((function, arguments, out))
-        else:  # a list that the model may change, or an object that nobody knows
+        else:  # a list that the model may change, or an unknown object
             self.end()
         return out
 
     def end(self) -> None:
-        """The trunk ends here; called once more after the pass, for a model that touches no branched tensor."""
+        """End the trunk. Also called after the pass, for a model that uses no branched tensor."""
         if not self.trunk:
             return
         if torch.is_grad_enabled() is not self._gradients:
@@ -102,29 +110,29 @@ class Recording(_TrunkMode):
         buffers = {id(value) for value in self.buffers.values()}
         self._versions = [(leaf, version(leaf)) for key, leaf in trunk_tensors.items() if key not in buffers]
 
-    def draw_on(self) -> None:
-        """Let the next random draw be the one after the trunk's."""
+    def restore_random(self) -> None:
+        """Set the random state to that at the end of the recorded trunk."""
         if self.random:
             self._sources.restore(self._streams)
 
     def check(self) -> None:
-        """Nobody may have written into the trunk's tensors since."""
+        """Raise NotReplayableError if the trunk's tensors were written into after the trunk."""
         if any(version(leaf) != count for leaf, count in self._versions):
             raise NotReplayableError("what comes after the trunk writes into it in place")
 
 
 class Replaying(_TrunkMode):
-    """A later pass: gives out recorded results while the calls are the same, on the very same tensors; from the first other call on it runs.
+    """Mode of a later pass: returns the recorded results while calls and arguments are the same, and computes all calls after the trunk.
 
     Args:
-        tape: the first pass.
-        buffers: those of this pass, by slot, that stand for the first pass's.
+        tape: the recording of the first pass.
+        buffers: this pass's copies of the recorded buffers, by slot.
     """
 
     def __init__(self, tape: Recording, buffers: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._tape, self._next = tape, 0
-        self._same = {id(value): id(tape.buffers[slot]) for slot, value in buffers.items()}
+        self._recorded_ids = {id(value): id(tape.buffers[slot]) for slot, value in buffers.items()}
 
     def on_trunk(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self._next < len(self._tape.calls):
@@ -134,28 +142,28 @@ class Replaying(_TrunkMode):
             self._next += 1
             return out
         self.trunk = False
-        self._tape.draw_on()
+        self._tape.restore_random()
         return function(*args, **kwargs)
 
-    def _equal(self, recorded: list[Any], present: list[Any]) -> bool:
-        return len(recorded) == len(present) and all(map(self._alike, recorded, present))
+    def _equal(self, recorded: list[Any], current: list[Any]) -> bool:
+        return len(recorded) == len(current) and all(map(self._is_same, recorded, current))
 
-    def _alike(self, recorded: Any, present: Any) -> bool:
-        if recorded is present:
+    def _is_same(self, recorded: Any, current: Any) -> bool:
+        if recorded is current:
             return True
-        if isinstance(present, Tensor):
-            return self._same.get(id(present)) == id(recorded)
+        if isinstance(current, Tensor):
+            return self._recorded_ids.get(id(current)) == id(recorded)
         try:
-            return type(recorded) is type(present) and bool(recorded == present)
-        except Exception:  # arrays and other things that have no one truth value
+            return type(recorded) is type(current) and bool(recorded == current)
+        except Exception:  # arrays and other objects whose comparison has no truth value
             return False
 
 
 def run(request: Request) -> list[Result]:
-    """All branches, one after another, on one computation of their trunk.
+    """Run all branches one after another, computing their trunk once.
 
     Returns:
-        One result a branch, in the order of `plan.indices`.
+        One result per branch, in the order of `plan.indices`.
     """
     plan, args, kwargs = request.plan, request.args, request.kwargs
     leaves, rebuild = flatten((args, kwargs))
@@ -163,16 +171,16 @@ def run(request: Request) -> list[Result]:
     streams = request.streams(sources)
     request.begin()
     states = request.states(leaves)
-    differing, filled = _own_tensors(states), holds_mutable(args, kwargs)
+    unshared, has_mutable = _unshared_tensors(states), holds_mutable(args, kwargs)
     tape: Recording | None = None
     results: list[Result] = []
     folding = plan.folding() if plan.folding is not None and request.trackers is None else None
     for k, index in enumerate(plan.indices):
         clone = request.clone(index)
         values = clone.values(plan, index)
-        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | differing
+        branched = {id(values[slot]) for slot, rule in plan.rules.items() if rule.axes()} | unshared
         shared = {slot: values[slot] for slot in clone.copied_buffers if id(values[slot]) not in branched}
-        if states or filled:
+        if states or has_mutable:
             args, kwargs = rebuild([Sealed(states[i][k]) if i in states else leaf for i, leaf in enumerate(leaves)])
         with streams.branch(index), request.watching(clone, first=k == 0), refuse_recomputing():
             if tape is None:
@@ -187,7 +195,7 @@ def run(request: Request) -> list[Result]:
             tape.check()
             with torch.no_grad():
                 for slot, value in shared.items():
-                    value.copy_(tape.values[slot])  # as the trunk left them
+                    value.copy_(tape.values[slot])  # the values at the end of the trunk
             replaying = Replaying(tape, shared)
             results.append(run_branch(clone, plan, values, index, args, kwargs, replaying, bool(states)))
             tape.check()
@@ -196,10 +204,10 @@ def run(request: Request) -> list[Result]:
     return results
 
 
-def _own_tensors(states: dict[int, list[Any]]) -> set[int]:
-    """The ids of the tensors in states that not all branches share."""
-    differing: set[int] = set()
+def _unshared_tensors(states: dict[int, list[Any]]) -> set[int]:
+    """Return the ids of the tensors in states that are not shared by all branches."""
+    unshared: set[int] = set()
     for parts in states.values():
         first, *others = ({id(leaf) for leaf in tensors_and_generators(part)} for part in parts)
-        differing |= first.union(*others) - first.intersection(*others)
-    return differing
+        unshared |= first.union(*others) - first.intersection(*others)
+    return unshared

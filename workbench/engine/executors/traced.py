@@ -1,4 +1,4 @@
-"""The executor inside `torch.compile`: all branches become one graph, in which the compiler joins what they have in common."""
+"""The executor inside `torch.compile`: all branches become one graph, in which the compiler merges common subexpressions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from ..results import Result
 from ..state import states_in
 from ..tree import tensors, tree_map
 
-Entries = dict[str, list[tuple[dict[str, Any], str]]]  # by slot the dict entries of the wrapped module that hold it
+Entries = dict[str, list[tuple[dict[str, Any], str]]]  # by slot: dict entries that hold its tensor
 
 
 class TracedExecutor:
-    """Runs the branches on the wrapped object itself, if earlier calls in the same mode (training or not) have shown that it is right to.
+    """Runs the branches on the wrapped object itself, if earlier calls in the same mode (training or not) have shown that this is correct.
 
     Args:
-        entries: by slot the dict entries of the wrapped module that hold it.
-        forward: the method that a branch calls, on the wrapped module itself.
+        entries: returns, by slot, the dict entries of the wrapped module that hold its tensor.
+        forward: the method that a branch calls on the wrapped module itself.
     """
 
     def __init__(self, entries: Callable[[], Entries], forward: Callable[..., Any]) -> None:
         self.entries, self.forward = entries, forward
         self.inside = False  # whether a branch is being traced
-        self.trails: dict[tuple[bool, type], tuple] = {}  # by intervention: the call sites it met
-        self._draws: dict[bool, bool] = {}  # whether forward draws random numbers
-        self._contained: dict[bool, bool] = {}  # whether all tensors that branches replace stand in modules only
+        self.trails: dict[tuple[bool, type], tuple] = {}  # by mode and type of intervention: the call sites it met
+        self._draws: dict[bool, bool] = {}  # by mode: whether forward draws random numbers
+        self._contained: dict[bool, bool] = {}  # by mode: whether modules are the only holders of replaced tensors
 
     def note_first(self, request: Request, clone: Clone, draws: bool) -> None:
-        """After the first call in a mode."""
+        """Record what the first call in a mode has shown.
+
+        Args:
+            request: the request.
+            clone: the clone of the first branch.
+            draws: whether forward has drawn random numbers.
+        """
         self._draws[request.training] = draws
         forward = clone.root.__dict__.get(clone.method)
         hooked = clone.root._forward_hooks or clone.root._forward_pre_hooks
@@ -47,16 +53,16 @@ class TracedExecutor:
         self._contained[request.training] = not (hooked or replaced) and len(clone.places) == count
 
     def note(self, request: Request) -> None:
-        """After every eager call."""
+        """Record the call sites that the interventions of an eager call met."""
         for intervention in request.plan.interventions:
             self.trails[request.training, type(intervention)] = intervention.trail
 
     def knows(self, training: bool) -> bool:
-        """Whether a first call in this mode has shown what the model does."""
+        """Return whether there was a first call in this mode."""
         return training in self._draws
 
     def possible(self, request: Request) -> bool:
-        """Whether `torch.compile` may see the branches."""
+        """Return whether the branches of a request can be traced by `torch.compile`."""
         mode, plan = request.training, request.plan
         if (
             mode not in self._draws
@@ -77,13 +83,13 @@ class TracedExecutor:
         return self._contained[mode] and not (repeats and self._draws[mode])
 
     def run(self, request: Request) -> Iterator[Result]:
-        """All branches, one after another; none if the model breaks the graph.
+        """Run all branches one after another; yields nothing if the model breaks the graph.
 
-        Dynamo sees every assignment, so that a branch's tensors can be put into the object and taken out again. A generator, since Dynamo
-        traces it as a whole or not at all.
+        Dynamo sees every assignment, so a branch's tensors can be installed in the object and removed again. This is a generator since Dynamo
+        traces a generator as a whole or not at all.
 
         Yields:
-            One result a branch, in the order of `plan.indices`.
+            One result per branch, in the order of `plan.indices`.
         """
         if not torch.compiler.is_dynamo_compiling():
             return
@@ -123,13 +129,13 @@ class TracedExecutor:
                     holder[key] = value
                 self.inside = False
             if any(i.trail != self.trails[root.training, type(i)] for i in plan.interventions):
-                # Dynamo hides some calls from modes, so that sites would be missed or mistaken
+                # Dynamo hides some calls from function modes, so that call sites would be missed or confused
                 torch._dynamo.graph_break("workbench: inside torch.compile the layers with noise are not the same")
             yield Result(output, buffers, {name: tensor for i in plan.interventions for name, tensor in i.taps.items()})
 
 
 def _inputs(request: Request, plan: Plan, index: Index) -> tuple[tuple, dict[str, Any]]:
-    """The inputs of a branch: its rows if they are dealt."""
+    """Return the inputs of a branch: its rows if rows are dealt, otherwise all."""
     if not plan.dealt:
         return request.args, request.kwargs
     rows = plan.rows[index[plan.dealt]]

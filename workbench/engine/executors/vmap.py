@@ -1,4 +1,4 @@
-"""The fast executor: one pass under nested `torch.vmap`, which carries the branch axes physically and so is right, or raises."""
+"""The fast executor: one pass of all branches under nested `torch.vmap`, which either gives the right result or raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import vmap as _exported
+from torch._functorch import vmap as functorch_vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -34,22 +34,22 @@ References = list[weakref.ref[Tensor]]
 
 
 def run(request: Request, rescue: bool = False) -> StackedResults:
-    """All branches in one pass, or in as few as `plan.chunk` allows.
+    """Run all branches in one pass, or in as few passes as `plan.chunk` allows.
 
-    What comes before the first tensor that differs between branches is computed once. In a first request it looks for tensors that outlive the
-    pass, where nobody would expect them to have branches.
+    Everything before the first tensor that differs between branches is computed once. In the first request of its kind it also checks that no
+    batched tensor outlives the pass, after which it would be invalid.
 
     Args:
-        request: what to run.
-        rescue: whether operations that vmap knows no rule for are put in other words.
+        request: the request.
+        rescue: whether operations without a batching rule are replaced by equivalent ones.
 
     Returns:
-        One result a branch, in the order of `plan.indices`; stacked.
+        One result per branch, in the order of `plan.indices`, stacked.
     """
     plan = request.plan
     request.begin(at_once=True)
     outermost = plan.axes[0]
-    # numbers that are to be the same for all branches are drawn once
+    # random numbers that are the same for all branches must be drawn in one pass
     step = outermost.size if outermost.randomness == "same" else plan.chunk or outermost.size
     results: StackedResults | None = None
     outputs: References | None = [] if request.first else None
@@ -70,15 +70,15 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
 
 
 def rescued(request: Request) -> StackedResults:
-    """As `run`, with operations that vmap knows no rule for put in other words."""
+    """Run a request like `run`, with operations without a batching rule replaced by equivalent ones."""
     return run(request, rescue=True)
 
 
 def _refuse_surviving(outputs: References) -> None:
-    """No tensor of a pass may outlive it: it would stand for all branches at once."""
+    """Raise RuntimeError if a batched tensor of a pass is still alive; it would stand for all branches at once."""
     survives = any(is_batched(ref()) for ref in outputs)
     if survives:
-        for generation in (1, 2):  # what the pass left in cycles is mostly young; a look at all objects takes long
+        for generation in (1, 2):  # reference cycles of the pass are mostly young, and a full collection takes long
             gc.collect(generation)
             survives = any(is_batched(ref()) for ref in outputs)
             if not survives:
@@ -89,13 +89,13 @@ def _refuse_surviving(outputs: References) -> None:
 
 
 class _Pass:
-    """One pass for `count` branches of the outermost axis from `start` on, and all of the others.
+    """One pass for `count` branches of the outermost axis from `start` on, and all branches of the other axes.
 
     Args:
-        request: what to run.
-        start, count: the branches.
+        request: the request.
+        start, count: range of branches of the outermost axis.
         rescue: see `run`.
-        outputs: collects what comes out of every call, if given.
+        outputs: list that collects weak references to the outputs of every operation, None: not collected.
     """
 
     def __init__(self, request: Request, start: int, count: int, rescue: bool, outputs: References | None) -> None:
@@ -103,18 +103,18 @@ class _Pass:
         plan = request.plan
         self.clone = request.clone(plan.indices[0])
         self.sizes = (count, *(axis.size for axis in plan.axes[1:]))
-        if count == 1 and heads_on_trunks(plan):  # there is no axis of models in what one of them computes
+        if count == 1 and heads_on_trunks(plan):  # a single model needs no axis of models
             plan = replace(plan, axes=plan.axes[1:], fixed={**plan.fixed, plan.axes[0].name: start})
         elif count < plan.axes[0].size:
             plan = replace(plan, axes=(plan.axes[0]._replace(size=count), *plan.axes[1:]))
         self.plan = plan
-        self.inputs: Containers | None = None  # as the model had them
-        one = len(plan.axes) < len(self.sizes)
-        self.tensors = tensors_of_one(plan, self.clone) if one else branched_tensors(plan, self.clone, start, count)
+        self.inputs: Containers | None = None  # the containers among the inputs, as the model has filled them
+        single = len(plan.axes) < len(self.sizes)
+        self.tensors = tensors_of_one(plan, self.clone) if single else branched_tensors(plan, self.clone, start, count)
         self.leaves, self.regroup = request.flat
         self.dealt = self._deal(start, count) if plan.dealt else {}
         self.states = self._stack(start, count)
-        # heads on one trunk, of which there is nothing to keep: no need to tell the axes apart, so that no mode has to watch over two vmaps
+        # heads on one trunk without side effects can be joined into one axis, which avoids the function mode needed under two vmaps
         self.joint = (
             len(plan.axes) > 1
             and plan.shares_trunk
@@ -123,30 +123,30 @@ class _Pass:
         self.axes = (Axis("", plan.size, "error"),) if self.joint else plan.axes
 
     def _deal(self, start: int, count: int) -> dict[int, Tensor]:
-        """The leaves that have rows, by place: for each branch its own."""
+        """Return the leaves with rows by index, as tensors [branches, rows per branch, ...]."""
         plan, dealt = self.plan, {}
         branch_rows = plan.rows[start : start + count] if plan.dealt == plan.axes[0].name else plan.rows
         rows = concatenate(branch_rows)
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.dim():
-                taken = leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
-                dealt[i] = taken.unflatten(0, (len(branch_rows), -1))
+                selected = leaf.index_select(0, rows.to(leaf.device, non_blocking=True))
+                dealt[i] = selected.unflatten(0, (len(branch_rows), -1))
         return dealt
 
     def _stack(self, start: int, count: int) -> dict[int, tuple[list[BranchedTensor], Callable[..., Any]]]:
-        """For each leaf that is a state, by place: its tensors, and what puts those of one branch into its shape."""
-        whole, stacked = self.request.plan, {}
+        """Return, for each leaf that is a state, by index: its stacked tensors, and a function from one branch's tensors to its part."""
+        full_plan, stacked = self.request.plan, {}
         for i, parts in self.request.states(self.leaves).items():
-            values, filled = stack(parts, whole.axes)
+            values, filled = stack(parts, full_plan.axes)
             cut = [
-                (value.narrow(0, start, count) if names[:1] == (whole.axes[0].name,) else value, names)
+                (value.narrow(0, start, count) if names[:1] == (full_plan.axes[0].name,) else value, names)
                 for value, names in values
             ]
             stacked[i] = cut, filled
         return stacked
 
     def run(self) -> StackedResults:
-        """The pass."""
+        """Run the pass."""
         shape = _OutputShape()
         with refuse_recomputing():
             values = [*self.tensors.values(), *((tensor, (self.plan.dealt,)) for tensor in self.dealt.values())]
@@ -159,10 +159,10 @@ class _Pass:
                     for tensor, names in values
                 ]
             token = torch.zeros((), device=values[0][0].device if values else None) if self.rescue else None
-            # an operation that is run branch by branch is nothing to trouble the user with, who has not asked for vmap
+            # the user has not asked for vmap, so torch must not warn of operations that it runs branch by branch
             _functorch._set_vmap_fallback_warning_enabled(False)
             try:
-                outputs, buffers, taps = _nested(
+                outputs, buffers, taps = _run_nested(
                     lambda values, token: self._all_branches(values, token, shape), self.axes, values, token
                 )
             finally:
@@ -179,14 +179,14 @@ class _Pass:
         return StackedResults(self.sizes, leaves, rebuild, buffers, taps, self.inputs)
 
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
-        """What the branches do, in terms of tensors without their branch axes; sets the shape of the output."""
+        """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
         modes: list[TorchFunctionMode] = [] if self.outputs is None else [_CollectOutputs(self.outputs)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
         nested = nullcontext() if len(self.axes) == 1 else DropoutByFormula() if self.rescue else _TwoVmaps()
-        # outside of noise and taps, which are to see the layers
+        # entered outside the interventions, so that noise and taps still see the layers
         with autocast, nested, request.watching(clone, first=True):
             installed = dict(zip(self.tensors, values[: len(self.tensors)], strict=True))
             for slot in clone.factored_slots(plan):
@@ -199,23 +199,23 @@ class _Pass:
             args, kwargs = request.args, request.kwargs
             if replaced or holds_mutable(args, kwargs):
                 args, kwargs = self.regroup([replaced.get(i, leaf) for i, leaf in enumerate(self.leaves)])
-            mode = _entered(modes) if modes else None
-            place = _EveryPosition(plan) if plan.interventions else plan.fixed  # which nobody else asks for
+            mode = _all_entered(modes) if modes else None
+            place = _EveryPosition(plan) if plan.interventions else plan.fixed  # only interventions read it
             result = run_branch(clone, plan, installed, place, args, kwargs, mode, sealed=bool(self.states))
         _refuse_kept_attributes(clone, request.impure)
         self.inputs = result.inputs
         if self.inputs is not None and self.inputs.changed() and any(map(_holds_batched, self.inputs.values())):
             raise RuntimeError("the model fills a list or dict among its inputs with tensors of its branch")
         if self.outputs is not None:
-            clone.install(clone.values(plan, plan.fixed))  # what is still in place is not kept by the model
+            clone.install(clone.values(plan, plan.fixed))  # so that installed tensors do not count as kept by the model
         return shape.take(open_sealed(result.output) if plan.state else result.output), result.buffers, result.taps
 
 
 class _OutputShape:
-    """The output of a pass without its tensors, which are dead when the pass is over."""
+    """Structure of the output of a pass, without its tensors, which are invalid after the pass."""
 
     def take(self, output: Any) -> list[Tensor]:
-        """The tensors of the output."""
+        """Store the structure of an output and return its tensors."""
         leaves, self._rebuild = flatten(output)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) and _holds_batched(leaf):
@@ -224,36 +224,37 @@ class _OutputShape:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def filled(self, tensors: list[Tensor]) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-        """The leaves with other tensors in place, and what puts leaves into the shape."""
+        """Return the leaves with these tensors in place, and the function that rebuilds an output from leaves."""
         items = iter(tensors)
         leaves = [next(items) if other is None else other[0] for other in self._others]
-        # not our own function, which holds the model's containers with the dead tensors in them
+        # a new rebuild function, since the stored one refers to the model's containers, which hold invalid tensors
         return leaves, flatten(self._rebuild(leaves))[1]
 
 
-def _nested(
+def _run_nested(
     run: Callable[..., PassOutput], axes: Sequence[Axis], values: list[BranchedTensor], token: Tensor | None
 ) -> PassOutput:
-    """A pass under one vmap for each axis; not a closure that calls itself, which would keep the inputs alive.
+    """Run a pass under one vmap per axis.
 
-    What `torch.vmap` does, without its search through trees of inputs and outputs, which takes longer than a small network.
+    This does what `torch.vmap` does, without flattening inputs and outputs, which takes longer than a small network. It is no recursive
+    closure, which would be a reference cycle and keep the inputs alive.
 
     Args:
-        run: the pass, on values and token without their branch axes.
-        axes: those that are left, outermost first.
-        values: tensors with those of the axes in front along which they differ, and the names of these.
-        token: a tensor that is batched along every axis, if one is wanted.
+        run: the pass, a function of values and token without their branch axes.
+        axes: remaining axes, outermost first.
+        values: tensors with the axes along which they differ in front, and the names of these axes.
+        token: a tensor to be batched along every axis, or None.
     """
     if not axes:
         return run([value for value, _ in values], token)
     axis, *inner = axes
-    _exported.lazy_load_decompositions()
-    # torch.export knows the functions by the names in Python, where each looks for it, which takes as long as an operation
-    functions: Any = _exported if torch.compiler.is_exporting() else _functorch
+    functorch_vmap.lazy_load_decompositions()
+    # torch.export recognises the Python functions only; these look for it in each call, which takes as long as an operation
+    functions: Any = functorch_vmap if torch.compiler.is_exporting() else _functorch
     depth = _functorch.get_dynamic_layer_stack_depth()
     level = functions._vmap_increment_nesting(axis.size, axis.randomness)
     try:
-        inside = [
+        batched = [
             (
                 functions._add_batch_dim(value, names.index(axis.name), level),
                 tuple(name for name in names if name != axis.name),
@@ -263,17 +264,17 @@ def _nested(
             for value, names in values
         ]
         seed = None if token is None else functions._add_batch_dim(token.new_zeros(axis.size), 0, level)
-        outputs, buffers, taps = _nested(run, inner, inside, seed)
+        outputs, buffers, taps = _run_nested(run, inner, batched, seed)
 
-        def outside(tensor: Tensor) -> Tensor:
+        def unbatched(tensor: Tensor) -> Tensor:
             return functions._remove_batch_dim(tensor, level, axis.size, 0)
 
         results = (
-            [outside(tensor) for tensor in outputs],
-            {slot: outside(tensor) for slot, tensor in buffers.items()},
-            {name: outside(tensor) for name, tensor in taps.items()},
+            [unbatched(tensor) for tensor in outputs],
+            {slot: unbatched(tensor) for slot, tensor in buffers.items()},
+            {name: unbatched(tensor) for name, tensor in taps.items()},
         )
-    except BaseException:  # as deep as before, wherever it was interrupted
+    except BaseException:  # also after an interrupt, the stack of transforms must be as deep as before
         leave_transforms(depth)
         raise
     functions._vmap_decrement_nesting()
@@ -281,7 +282,7 @@ def _nested(
 
 
 def _join_axes(tensor: Tensor, names: tuple[str, ...], axes: Sequence[Axis]) -> Tensor:
-    """A tensor [branches, ...] of one that has some of the axes in front, in their order."""
+    """Return a tensor [branches, ...] from one that has some of the axes in front, in order."""
     for i, axis in enumerate(axes):
         if axis.name not in names:
             tensor = tensor.unsqueeze(i).expand(*tensor.shape[:i], axis.size, *tensor.shape[i:])
@@ -289,7 +290,7 @@ def _join_axes(tensor: Tensor, names: tuple[str, ...], axes: Sequence[Axis]) -> 
 
 
 class _EveryPosition(dict):
-    """The index of all branches at once, which has no number along the axes of the run."""
+    """Index that stands for all branches at once; reading a position along an axis of the run raises RuntimeError."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.fixed)
@@ -298,8 +299,8 @@ class _EveryPosition(dict):
     def __missing__(self, name: str) -> int:
         if name in self._axes:
             raise RuntimeError(
-                f"an intervention asks for the branch's place along {name!r}, which vmap does not know; read what differs by a Stacked rule, or "
-                "set loop_only"
+                f"an intervention reads the branch's position along {name!r}, which is unknown under vmap; use a Stacked rule for what "
+                "differs, or set loop_only"
             )
         raise KeyError(name)
 
@@ -308,25 +309,28 @@ class _EveryPosition(dict):
 
 
 class _TwoVmaps(DropoutByFormula):
-    """Under two vmaps at once: refuses attention, where fused attention crashes the interpreter (torch 2.13, CPU), and widens linear layers."""
+    """Function mode under two vmaps, which refuses attention and computes linear layers of heads as one wide layer.
+
+    Fused attention crashes the interpreter under two vmaps (torch 2.13, CPU).
+    """
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is F.linear and (widened := _widened(*args, **(kwargs or {}))) is not None:
-            return widened
+        if function is F.linear and (wide := _wide_linear(*args, **(kwargs or {}))) is not None:
+            return wide
         if "attention" in (name := getattr(function, "__name__", "")):
             raise RuntimeError(f"{name} cannot run under two vmaps at once")
         return super().__torch_function__(function, kinds, args, kwargs)
 
 
-def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """A linear layer of which only the weight differs along the inner axis (heads on one trunk) as one layer with all their outputs.
+def _wide_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """Compute a linear layer whose weight, but not its input, differs along the inner axis (heads on one trunk) as one wide layer.
 
-    vmap itself would copy the input once for each head.
+    vmap itself would copy the input once per head. Returns None if the layer is not of this kind.
     """
     level = _functorch.maybe_get_level(weight) if is_batched(weight) else -1
-    # of another level inside a transform of the model's own
+    # inside a function transform of the model itself, the current level is another one
     if level < 0 or weight.dim() != 2 or level != _functorch.maybe_current_level():
         return None
     if is_batched(input) and _functorch.maybe_get_level(input) >= level:
@@ -342,7 +346,7 @@ def _widened(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 @contextmanager
-def _entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
+def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
@@ -350,7 +354,7 @@ def _entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
 
 
 class _CollectOutputs(TorchFunctionMode):
-    """Collects what comes out of every call, without keeping it alive."""
+    """Function mode that collects weak references to the output tensors of every operation."""
 
     def __init__(self, outputs: References) -> None:
         super().__init__()
@@ -365,13 +369,13 @@ class _CollectOutputs(TorchFunctionMode):
 
 
 def _holds_batched(value: Any) -> bool:
-    inside: dict[int, Any] = {}
-    share(value, inside, set())
-    return any(is_batched(item) for item in inside.values())
+    batched: dict[int, Any] = {}
+    share(value, batched, set())
+    return any(is_batched(item) for item in batched.values())
 
 
 def _refuse_kept_attributes(clone: Clone, impure: frozenset[tuple[str, str]]) -> None:
-    """What forward leaves in attributes must be the same for all branches: one clone stands for all of them here."""
+    """Raise RuntimeError if forward stores batched tensors in attributes, since one clone runs all branches."""
     for path, name in impure:
         if _holds_batched(clone.tree[path].__dict__.get(name)):
             raise RuntimeError(f"forward keeps a tensor of its branch in {path + '.' if path else ''}{name}")
