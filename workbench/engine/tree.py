@@ -178,7 +178,7 @@ def counting_writes(leaf: Any) -> Any:
     if leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
         return leaf
     with torch.inference_mode(False):
-        return leaf.new_empty(0).set_(leaf)
+        return leaf.new_empty(0).set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride())
 
 
 def versions(leaves: Sequence[Any]) -> list[int]:
