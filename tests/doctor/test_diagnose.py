@@ -331,8 +331,8 @@ If on float32 [6, 3]: 1 thing to know, every wrapper takes it (augment with sett
 [1] Control flow depends on values (slower: sculpt, snapshot, swag, vote)
     {marked(If)} in If: if h[:, 0].max() > -9: # HERE
       a tensor as a condition
-    Branches may take different paths. One pass for all branches (vmap) is not possible, so each voter, sample or
-    risk head is a pass of its own.
+    Branches may take different paths. One pass for all branches (vmap) is not possible, so each voter, sample
+    or risk head is a pass of its own.
     What to do: compute both and choose: torch.where(condition, a, b).
 
 Outputs, how each is interpreted, and what to write if one means something else:
