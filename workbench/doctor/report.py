@@ -25,7 +25,7 @@ _MAX_OUTPUTS = 12
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a model before wrapping it; see `diagnose`.
+    """Findings about a model before wrapping it, and a verdict for each wrapper; see `diagnose`.
 
     Args:
         name: name of the model.
@@ -135,7 +135,7 @@ class Diagnosis:
                 )
             fragments.append("</table>")
         if self.outputs:
-            fragments.append("<table><tr><th>output</th><th>taken for</th><th>if it is something else</th></tr>")
+            fragments.append("<table><tr><th>output</th><th>interpreted as</th><th>if it means something else</th></tr>")
             for output in self.outputs[:_MAX_OUTPUTS]:
                 code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
                 name = f"<b>{e(output.name)}</b>"
