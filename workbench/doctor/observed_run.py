@@ -85,10 +85,9 @@ class ObservedRun:
     ) -> None:
         self.call, self.training = call, training
         self.model = copy_with_tensors(call.model)
+        # not if the mode is the same: single modules may be in another one, and stay in it
         if training != self.model.training:
-            self.model.train(
-                training
-            )  # not if the mode is the same: single modules may be in another one, and stay in it
+            self.model.train(training)
         for module in self.model.modules() if calm else ():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.training = False

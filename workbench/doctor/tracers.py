@@ -17,11 +17,8 @@ from ..engine.tree import flatten, is_float
 from ..introspect.locations import NOWHERE, Location, locate_frame, model_frames
 from ..introspect.source_lines import is_torch_layer, is_user_code
 
-DATA, PARAMETER, OTHER = (
-    1,
-    2,
-    4,
-)  # flags for what a value is computed from: floating-point inputs, parameters, other inputs
+# flags for what a value is computed from: floating-point inputs, parameters, other inputs
+DATA, PARAMETER, OTHER = 1, 2, 4
 
 READS = {
     **dict.fromkeys(("__bool__", "is_nonzero", "equal", "allclose", "__contains__"), "control_flow"),

@@ -23,9 +23,8 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 def is_atom(value: Any) -> bool:
     """Return whether a value has no parts, and needs no copy."""
-    return type(value) in _ATOM_TYPES or isinstance(
-        value, ATOMS
-    )  # exact types first for speed: they cover nearly all values
+    # exact types first for speed: they cover nearly all values
+    return type(value) in _ATOM_TYPES or isinstance(value, ATOMS)
 
 
 def is_scripted(module: nn.Module) -> bool:

@@ -51,9 +51,8 @@ def _wrapped(trial: Trial, dtype: torch.dtype, training: bool) -> Any:
     wrapped = trial.wrap(build(trial.case, torch.float32 if dtype is torch.bfloat16 else dtype, training))
     if dtype is torch.bfloat16:
         wrapped = wrapped.bfloat16()
-    if (
-        dtype is not torch.float64
-    ):  # in lower precision, factors applied one by one round differently from their product
+    # in lower precision, factors applied one by one round differently from their product
+    if dtype is not torch.float64:
         engine_of(wrapped).clones.dense_slots.update(wrapped._workbench.rules)
     return wrapped
 
