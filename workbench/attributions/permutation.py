@@ -20,9 +20,8 @@ from workbench.data.reader import data_of
 from workbench.engine.tree import tree_map
 from workbench.errors import require
 
-CONSTANT = (
-    1e-5  # standard deviation over rows, relative to the largest value, below which values count as constant in float32
-)
+# standard deviation over rows, relative to the largest value, below which values count as constant in float32
+CONSTANT = 1e-5
 
 
 @dataclass(frozen=True, eq=False)

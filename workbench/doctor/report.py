@@ -135,7 +135,9 @@ class Diagnosis:
                 )
             fragments.append("</table>")
         if self.outputs:
-            fragments.append("<table><tr><th>output</th><th>interpreted as</th><th>if it means something else</th></tr>")
+            fragments.append(
+                "<table><tr><th>output</th><th>interpreted as</th><th>if it means something else</th></tr>"
+            )
             for output in self.outputs[:_MAX_OUTPUTS]:
                 code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
                 name = f"<b>{e(output.name)}</b>"

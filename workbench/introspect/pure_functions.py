@@ -118,11 +118,9 @@ def _is_pure(value: Any, name: str) -> bool:
     # the function may have been imported under another name
     name = name if hasattr(F, name) else getattr(value, "__name__", name)
     if isinstance(value, types.FunctionType):
-        return any(getattr(module, name, None) is value for module in (F, torch.functional)) and not name.startswith(
-            "_"
-        )
+        return any(getattr(owner, name, None) is value for owner in (F, torch.functional)) and not name.startswith("_")
     is_builtin = isinstance(value, types.BuiltinFunctionType) and name not in _READERS
-    return is_builtin and any(getattr(module, name, None) == value for module in _TORCH_MODULES)
+    return is_builtin and any(getattr(owner, name, None) == value for owner in _TORCH_MODULES)
 
 
 __all__ = ["Global", "ImpureError", "globals_of_pure"]
