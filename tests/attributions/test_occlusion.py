@@ -181,7 +181,7 @@ IMAGES, TOKENS = torch.rand(2, 1, 8, 9, dtype=torch.float64), torch.ones(2, 4, d
         ({"window": 9}, r"sides from 1 to \[8, 9\]; found 9"),
         ({"window": (2, 2, 2)}, "window"),
         ({"window": 0}, "window"),
-        ({"window": 2, "stride": 3}, "so that all is covered; found 3"),
+        ({"window": 2, "stride": 3}, "so that every place is covered; found 3"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], said: str) -> None:

@@ -171,7 +171,7 @@ X = torch.randn(30, 2, generator=rng(1))
         ({"columns": ["a"]}, "expected 2 different names"),
         ({"columns": {"a": [2]}}, r"columns\['a'\]: expected different column numbers from 0 to 1"),
         ({"columns": {"a": []}}, r"columns\['a'\]"),
-        ({"columns": {}}, "there is no group"),
+        ({"columns": {}}, "the dict of groups is empty"),
         ({"n_repeats": 1}, "n_repeats must be a whole number of at least 2"),
         ({"max_rows": True}, "max_rows"),
     ],

@@ -169,8 +169,8 @@ class KeepsCache(ReturnsCache):
 def test_what_is_said_of_a_cache_that_is_returned_is_true() -> None:
     found = diagnose(ReturnsCache(), rows())
     assert found.outputs[1].kind() == "Cache"
-    assert "handed back as it is, each branch goes on with its own" in found.outputs[1].taken_for
-    assert "goes on in each branch as its own" in KINDS["non_tensor_output"].why
+    assert "passed back unchanged, each branch continues with its own" in found.outputs[1].taken_for
+    assert "each branch continues with its own" in KINDS["non_tensor_output"].why
     wrapped = vote.Wrapper(3)(ReturnsCache()).eval()
     voters: list[Any] = [voter.eval() for voter in wrapped.voters()]
     cache, caches = None, [None] * 3
@@ -187,7 +187,7 @@ def test_what_is_said_of_a_cache_that_is_kept_is_true() -> None:
     found = diagnose(KeepsCache(), rows())
     assert {each.kind for each in found.findings} <= {"state", "grows"}
     assert set(found.verdicts.values()) == {"note", "ok", "needs settings"}
-    assert "Each branch has its own, and goes on with it in the next call" in KINDS["state"].why
+    assert "Each branch has its own, and continues with it in the next call" in KINDS["state"].why
     wrapped = vote.Wrapper(3)(KeepsCache()).eval()
     voters = [voter.eval() for voter in wrapped.voters()]
     for _ in range(3):

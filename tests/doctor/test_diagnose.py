@@ -281,7 +281,7 @@ def test_one_row_is_enough_for_all_wrappers() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
     found = diagnose(model, x(1))
     assert found.ok
-    assert "With one row" in found.remarks[0]
+    assert "One row" in found.remarks[0]
 
 
 def test_functions_are_looked_at() -> None:
@@ -331,11 +331,11 @@ If on float32 [6, 3]: 1 thing to know, every wrapper takes it (augment with sett
 [1] Control flow depends on values (slower: sculpt, snapshot, swag, vote)
     {marked(If)} in If: if h[:, 0].max() > -9: # HERE
       a tensor as a condition
-    Branches may go different ways. One pass for all branches (vmap) is not possible, so each voter, sample or
-    risk head is a pass of its own.
+    Branches may take different paths. One pass for all branches (vmap) is not possible, so each voter, sample
+    or risk head is a pass of its own.
     What to do: compute both and choose: torch.where(condition, a, b).
 
-Outputs, and what to write if one is something else than it is taken for:
+Outputs, how each is interpreted, and what to write if one means something else:
   output  float32 [6, 2]: values, with a standard deviation each
       output="logits"  # scores of 2 classes
       output="binary"  # scores of 2 labels, each a yes or no

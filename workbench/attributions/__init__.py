@@ -1,4 +1,4 @@
-"""Which inputs carry a risk: columns of a table by permutation, places of images and tokens by occlusion, single numbers by gradients.
+"""Which inputs carry a risk: columns of a table by permutation, parts of images and tokens by occlusion, single numbers by gradients.
 
 Example:
     >>> import torch

@@ -1,4 +1,4 @@
-"""Which places of an image, and which tokens of a text, carry the prediction and each risk: cover them, and ask again."""
+"""Which parts of an image, and which tokens of a text, carry the prediction and each risk: cover them, and predict again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.core.batches.rows import bad_rows
 
 @dataclass(frozen=True, eq=False)
 class Occlusion:
-    """What covering each place of the inputs does; see `occlusion`.
+    """Effect of covering each place of the inputs; see `occlusion`.
 
     Args:
-        change: by name, "prediction" and each risk: how much less there is when the place is covered, float64 [n, height, width] of images and
-            [n, tokens] of texts.
-        before: by name what the model says of the inputs as they are, [n].
-        window: height and width of what covers, or the number of tokens.
+        change: by name ("prediction" and each risk), the decrease when the place is covered, float64 [n, height, width] for images and
+            [n, tokens] for texts.
+        before: prediction and risks for the uncovered inputs by name, each [n].
+        window: height and width of the covering window, or its number of tokens.
     """
 
     change: Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class Occlusion:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What changes are known of."""
+        """Names of the prediction and the risks with changes."""
         return tuple(self.change)
 
     def __repr__(self) -> str:
@@ -54,33 +54,33 @@ def occlusion(
     seed: int = 0,
     progress: bool = True,
 ) -> Occlusion:
-    """Say which places of single inputs carry each risk and the prediction: cover one after another, and see how much less there is.
+    """Measure which places of single inputs carry each risk and the prediction: cover one after another, and see how far each falls.
 
-    A window goes over the input (Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014); the number of a place is the
-    mean of r(x) - r(x covered) over all windows that cover it. Above 0: the place carries the risk, which falls without it. Below 0: covering
-    it raises the risk, as where it is what the model recognises the input by. What covers is unlike the data as well, so that epistemic and
-    vacuitic risk may rise by that alone: choose a baseline that inputs can have.
+    A window slides over the input (Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014); the value of a place is the
+    mean of r(x) - r(x covered) over all windows that cover it. Above 0, the place carries the risk, which falls without it. Below 0, covering
+    it raises the risk, for example if the model recognises the input by it. The cover may itself be unlike the data, so that epistemic and
+    vacuitic risk rise for that reason alone: choose a baseline that inputs can have.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
-        x: images [n, height, width] or [n, channels, height, width], or tokens, whole numbers [n, tokens]; or a tuple of positional or dict of
-            keyword inputs with one of these among them, of which the others stay as they are.
-        of: which of several inputs is covered, by place or name.
-        window: side of what covers, or (height, width); None: a seventh of the shorter side, at least two pixels; one token.
-        stride: how far it moves; None: half a side, at least 1. The last window always ends at the edge, so that every place is covered.
-        baseline: what covers: a number, or a tensor that broadcasts to a row. None: the mean of each channel over `x`. Of tokens the number of a
-            token that means nothing, such as that of padding, unknown or mask; it must be given.
-        batch_size: rows asked for at once.
-        seed: of random draws; each window is asked under the same ones, so that what differs is its doing.
-        progress: whether to show a bar where it takes more than two seconds.
+        wrapped: a trained wrapped model, or a calibrated one. It is evaluated in evaluation mode and never changed.
+        x: images [n, height, width] or [n, channels, height, width], or tokens, integers [n, tokens]; or a tuple of positional or dict of
+            keyword inputs with one of these among them; the others stay as they are.
+        of: which of several inputs is covered, by position or name.
+        window: side of the window, or (height, width); None: a seventh of the shorter side, at least two pixels; one token.
+        stride: step of the window; None: half a side, at least 1. The last window always ends at the edge, so that every place is covered.
+        baseline: value of the cover: a number, or a tensor that broadcasts to a row. None: the mean of each channel over `x`. For tokens,
+            required: the number of a token that means nothing, such as that of padding, unknown or mask.
+        batch_size: rows evaluated at once.
+        seed: seed of random draws, which are the same for each window, so that only the window makes a difference.
+        progress: whether to show a progress bar if it takes more than two seconds.
 
     Returns:
-        The changes: of risks in their units, of "prediction" that of the value, or of the probability of the class that is predicted. Of several
-        outputs a row's risk is their root mean square, and the prediction their mean.
+        The changes: of risks in their units, of "prediction" in those of the value, or of the probability of the predicted class. With several
+        outputs, a row's risk is their root mean square, and the prediction their mean.
 
     Raises:
-        TypeError: the model is not wrapped, or x is no tensor.
-        ValueError: x is neither images nor tokens, `of` names none of several inputs, the window does not fit, or tokens come without a
+        TypeError: if the model is not wrapped, or x is no tensor.
+        ValueError: if x is neither images nor tokens, `of` names none of several inputs, the window does not fit, or tokens come without a
             baseline.
 
     Example:
@@ -100,37 +100,37 @@ def occlusion(
     classes = None if form == "values" else answers.y.argmax(-1)
     before = _numbers(answers, form, classes)
     starts = [_starts(length, side, step) for length, side in zip(shape, sides, strict=True)]
-    places = list(itertools.product(*starts))
-    # a model that draws at random is asked window by window, so that each row meets the same draws
-    together = 1 if answers.drawn else max(1, batch_size // len(x))
+    corners = list(itertools.product(*starts))
+    # if the model draws random numbers, windows are evaluated one by one, so that each row gets the same draws
+    windows_at_once = 1 if answers.drawn else max(1, batch_size // len(x))
     total = {name: torch.zeros(len(x), *shape, dtype=torch.float64) for name in before}
-    times = torch.zeros(shape, dtype=torch.float64)
+    counts = torch.zeros(shape, dtype=torch.float64)
     from tqdm.auto import tqdm
 
-    with tqdm(total=len(places), desc="occlusion", delay=2, disable=not progress, leave=False) as bar:
-        for first in range(0, len(places), together):
-            chunk = places[first : first + together]
+    with tqdm(total=len(corners), desc="occlusion", delay=2, disable=not progress, leave=False) as bar:
+        for first in range(0, len(corners), windows_at_once):
+            chunk = corners[first : first + windows_at_once]
             windows: list[Any] = [
                 (..., *(slice(a, a + side) for a, side in zip(corner, sides, strict=True))) for corner in chunk
             ]
             covered = x.repeat(len(chunk), *[1] * (x.ndim - 1)).unflatten(0, (len(chunk), len(x)))
-            for one, at in zip(covered, windows, strict=True):
-                one[at] = covers[at]
+            for copy, window_slices in zip(covered, windows, strict=True):
+                copy[window_slices] = covers[window_slices]
             answers = collect(
                 wrapped, alone(with_others(covered.flatten(0, 1))), targets=False, batch_size=batch_size, seed=seed
             )
             predicted = None if classes is None else classes.repeat(len(chunk), *[1] * (classes.ndim - 1))
             for name, value in _numbers(answers, form, predicted).items():
-                for now, at in zip(value.view(len(chunk), len(x)), windows, strict=True):
-                    total[name][at] += (before[name] - now).view(-1, *[1] * len(sides))
-            for at in windows:
-                times[at] += 1
+                for after, window_slices in zip(value.view(len(chunk), len(x)), windows, strict=True):
+                    total[name][window_slices] += (before[name] - after).view(-1, *[1] * len(sides))
+            for window_slices in windows:
+                counts[window_slices] += 1
             bar.update(len(chunk))
-    return Occlusion({name: value / times for name, value in total.items()}, before, sides)
+    return Occlusion({name: value / counts for name, value in total.items()}, before, sides)
 
 
 def _checked(x: Tensor, window: Any, stride: Any) -> tuple[tuple[int, ...], int]:
-    """The sides of the window, and its step."""
+    """The sides of the window and its stride, after checking the arguments."""
     tokens = x.ndim == 2 and not x.is_floating_point()
     if not len(x) or not (tokens or 3 <= x.ndim <= 4):
         raise ValueError(
@@ -149,7 +149,7 @@ def _checked(x: Tensor, window: Any, stride: Any) -> tuple[tuple[int, ...], int]
         stride = max(1, min(sides) // 2)
     if not _whole(stride) or not 1 <= stride <= min(sides):
         raise ValueError(
-            f"stride: expected a whole number from 1 to the window's {min(sides)}, so that all is covered; found {stride!r}"
+            f"stride: expected a whole number from 1 to the window's {min(sides)}, so that every place is covered; found {stride!r}"
         )
     return sides, stride
 
@@ -159,7 +159,7 @@ def _whole(value: Any) -> bool:
 
 
 def cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
-    """What covers, shaped like a row."""
+    """Return the values that cover an input, shaped like a row."""
     if baseline is None:
         if x.ndim == 2:
             raise ValueError(
@@ -172,7 +172,7 @@ def cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
         if not bool(covers.isfinite().all()):
             raise ValueError("baseline: it is NaN or infinite")
         if not x.is_floating_point() and bool((covers != covers.round()).any()):
-            raise ValueError(f"baseline: x holds whole numbers ({x.dtype}), and it does not")
+            raise ValueError(f"baseline: x holds whole numbers ({x.dtype}), but the baseline does not")
     try:
         return covers.to(x.dtype).expand(x.shape[1:])
     except RuntimeError as error:
@@ -180,13 +180,13 @@ def cover(x: Tensor, baseline: float | Tensor | None) -> Tensor:
 
 
 def _starts(length: int, side: int, step: int) -> list[int]:
-    """Where windows begin; the last ends at the edge."""
+    """First positions of the windows along an axis; the last window ends at the edge."""
     last = length - side
     return sorted({*range(0, last + 1, step), last})
 
 
 def _numbers(answers: Answers, form: str, classes: Tensor | None) -> dict[str, Tensor]:
-    """One number for each row [n]: of the prediction, and of each risk."""
+    """One number per row for the prediction and each risk, [n] by name."""
     predicted = answers.y
     if classes is not None:
         predicted = log_probabilities(answers.y, form).exp().gather(-1, classes[..., None])

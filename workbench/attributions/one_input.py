@@ -1,4 +1,4 @@
-"""Which of several inputs of a model is changed, and the others beside it."""
+"""Selection of one of several inputs of a model, to be changed while the others stay."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from workbench.core.batches.rows import bad_rows
 
 
 def one_input(x: Any, of: int | str | None, what: str) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """The input that is changed, and what makes inputs of the model of a changed one.
+    """Return the input to change, and a function that makes the model's inputs from a changed one.
 
     Args:
         x: a tensor [n, ...]; or a tuple of positional, or a dict of keyword inputs, each with n rows.
-        of: which of several: a place or a name; None of a single one.
-        what: what it must be, for errors.
+        of: which of several inputs, by position or name; None for a single input.
+        what: description of what the input must be, for errors.
 
     Returns:
-        The tensor, and a function of tensors of k * n rows, the rows one after another k times, beside which the others are repeated.
+        The tensor, and a function that takes a changed tensor of k * n rows (the n rows k times in a row) and repeats the other inputs to match.
 
     Raises:
-        TypeError: it is no tensor.
-        ValueError: `of` names none of them, or is missing, the inputs differ in their rows, or one holds NaN.
+        TypeError: if an input is no tensor.
+        ValueError: if `of` names none of the inputs, or is missing; if the inputs differ in their number of rows, or one holds NaN.
     """
     if not isinstance(x, tuple | list | Mapping):
         if of is not None:
@@ -46,19 +46,19 @@ def one_input(x: Any, of: int | str | None, what: str) -> tuple[Tensor, Callable
                 f"x[{name!r}] is NaN or infinite in {len(bad)} of {len(value)} rows, first in row {int(bad[0])}"
             )
 
-    def beside(changed: Tensor) -> Any:
-        times = len(changed) // len(named[of])
-        whole = {
-            name: changed if name == of else value.repeat(times, *[1] * (value.ndim - 1))
+    def with_others(changed: Tensor) -> Any:
+        n_repeats = len(changed) // len(named[of])
+        inputs = {
+            name: changed if name == of else value.repeat(n_repeats, *[1] * (value.ndim - 1))
             for name, value in named.items()
         }
-        return whole if isinstance(x, Mapping) else tuple(whole.values())
+        return inputs if isinstance(x, Mapping) else tuple(inputs.values())
 
-    return named[of], beside
+    return named[of], with_others
 
 
 def alone(inputs: Any) -> Any:
-    """Inputs as `collect` takes them without targets: two in a tuple would look like rows and their targets."""
+    """Return inputs in the form that `collect` takes without targets: a tuple of two would look like inputs and targets."""
     return (inputs, torch.zeros(len(inputs[0]))) if isinstance(inputs, tuple) else inputs
 
 

@@ -20,19 +20,20 @@ from workbench.data.reader import data_of
 from workbench.engine.tree import tree_map
 from workbench.errors import require
 
-CONSTANT = 1e-5  # spread over rows, relative to the largest value, below which float32 can't tell it from none
+# standard deviation over rows, relative to the largest value, below which values count as constant in float32
+CONSTANT = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
 class PermutationImportance:
-    """What shuffling each column of a table does; see `permutation_importance`.
+    """Effect of shuffling each column of a table; see `permutation_importance`.
 
     Args:
         columns: names of the columns, or groups of columns, that were shuffled.
-        values: [columns, repeats] by name: "prediction", each risk, and "error" where targets are known. Shares of a variance over rows; for the
-            error an increase, in `unit`.
-        rows: how many rows were asked.
-        unit: of the error.
+        values: importance [columns, repeats] by name: "prediction", each risk, and "error" if targets are known. Shares of a variance over
+            rows; for the error an increase, in `unit`.
+        rows: number of rows evaluated.
+        unit: unit of the error.
     """
 
     columns: tuple[str, ...]
@@ -42,7 +43,7 @@ class PermutationImportance:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What importance is measured for."""
+        """Names of the quantities with importance: the prediction, the risks and the error."""
         return tuple(self.values)
 
     @property
@@ -52,18 +53,18 @@ class PermutationImportance:
 
     @property
     def standard_error(self) -> dict[str, Tensor]:
-        """Standard error of that mean by name, each [columns]: how well the permutations tell it, for these rows and this model."""
+        """Standard error of `mean` over the permutations by name, each [columns], for these rows and this model."""
         return {name: value.std(1) / value.shape[1] ** 0.5 for name, value in self.values.items()}
 
     def ranked(self, name: str = "total") -> tuple[str, ...]:
-        """The columns, most important first, for a risk, "prediction" or "error"."""
+        """Return the columns, most important first, for a risk, "prediction" or "error"."""
         if name not in self.values:
             raise ValueError(f"name={name!r}: importance is known for {', '.join(self.names)}")
         order = self.mean[name].nan_to_num(0.0).sort(descending=True, stable=True).indices
         return tuple(self.columns[i] for i in order.tolist())
 
     def frame(self) -> Any:
-        """A pandas DataFrame with a line for each column and the mean and standard error of each name."""
+        """Return a pandas DataFrame with a row for each column, and the mean and standard error for each name."""
         table = {}
         for name in self.names:
             table[name] = self.mean[name].numpy()
@@ -86,40 +87,41 @@ def permutation_importance(
     batch_size: int = 1024,
     progress: bool = True,
 ) -> PermutationImportance:
-    """Say which columns of a table carry each risk, the prediction and the error: shuffle one column over the rows, and ask again.
+    """Measure which columns of a table carry each risk, the prediction and the error: shuffle one column over the rows, and predict again.
 
-    The error counts as usual: by how much its mean over the rows rises (Breiman, Random forests, 2001; Fisher, Rudin and Dominici, All models
-    are wrong, but many are useful, 2019). The mean of a *risk* may well stay as it is, since the rows only swap it; so risks and prediction
-    count by how far each row moves, r_i = r(x_i) and r'_i that with column j of another row:
+    The importance for the error is the usual one: the increase of its mean over the rows (Breiman, Random forests, 2001; Fisher, Rudin and
+    Dominici, All models are wrong, but many are useful, 2019). The mean of a *risk* may not change at all, since shuffling only swaps it
+    between rows; so for risks and the prediction, importance is how far each row moves. With r_i = r(x_i), and r'_i the same with column j of
+    another row:
 
         share_j = mean_i (r_i - r'_i)^2 / (Var r + Var r' + (mean r - mean r')^2),
 
-    one minus the concordance correlation of the two (Lin, 1989). Where columns are independent it is the total-effect index (Sobol, 2001;
-    Jansen, 1999): the share of the variance of the risk over rows that column j has a part in, alone or with others. 0: the risk does not
-    depend on it; 1: without it the risk says nothing; for a sum of terms of independent columns the shares add up to 1, with interactions to
-    more. As all permutation importance it makes rows that may not exist where columns depend on each other, and a risk of unknown inputs then
-    counts a column by that: shuffle such columns as one group.
+    which is one minus the concordance correlation of the two (Lin, 1989). If columns are independent, it is the total-effect index (Sobol,
+    2001; Jansen, 1999): the share of the variance of the risk over rows that column j contributes to, alone or with others. 0 means that the
+    risk does not depend on the column, 1 that without it the risk says nothing. For a sum of terms of independent columns the shares add up
+    to 1, with interactions to more. Like all permutation importance, it makes rows that may not exist if columns depend on each other, and a
+    risk of unknown inputs then counts this against the column: shuffle such columns as one group.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model. It is asked in evaluation mode and never changed.
-        data: a Data (its test rows), the name of one, a pair (x, y), or inputs x [n, columns] alone, which have no error. A Data made of a frame
-            has its one-hot and "is missing" columns shuffled with the column that they are of. x may be a tuple of positional or a dict of
-            keyword inputs, of which one is a table; a tuple without targets as the pair (x, None).
-        columns: their names; or groups that are shuffled together, as a dict of names and column numbers. Columns in no group stay.
-        of: which of several inputs is the table whose columns are shuffled, by place or name; the others stay.
+        wrapped: a trained wrapped model, or a calibrated one. It is evaluated in evaluation mode and never changed.
+        data: a Data (its test rows), the name of one, a pair (x, y), or inputs x [n, columns] alone, which have no error. For a Data made from
+            a frame, the one-hot and "is missing" columns are shuffled together with the column that they encode. x may be a tuple of
+            positional or a dict of keyword inputs, one of which is a table; pass a tuple without targets as the pair (x, None).
+        columns: names of the columns; or groups to shuffle together, as a dict of names and column numbers. Columns in no group stay.
+        of: which of several inputs is the table whose columns are shuffled, by position or name; the others stay.
         n_repeats: permutations of each column, at least 2.
-        seed: of the permutations, drawn by a generator of their own; the same seed gives the same numbers.
-        max_rows: how many rows are asked at most; of more a part is drawn, always the same.
-        batch_size: rows asked for at once.
-        progress: whether to show a bar where it takes more than two seconds.
+        seed: seed of the permutations, which have their own generator; the same seed gives the same numbers.
+        max_rows: maximum number of rows evaluated; of more rows a subset is drawn, always the same one.
+        batch_size: rows evaluated at once.
+        progress: whether to show a progress bar if it takes more than two seconds.
 
     Returns:
-        Means, standard errors and single values; of several outputs a row's risk is their root mean square. NaN for a risk (or prediction)
-        that is the same for all rows, and so carried by none.
+        Means, standard errors and single values; with several outputs, a row's risk is their root mean square. NaN for a risk (or prediction)
+        that is the same for all rows, and so carried by no column.
 
     Raises:
-        TypeError: the model is not wrapped, or data is something else.
-        ValueError: x is no table, `of` names none of several inputs, a column does not exist, or targets and predictions do not fit.
+        TypeError: if the model is not wrapped, or data is something else.
+        ValueError: if x is no table, `of` names none of several inputs, a column does not exist, or targets and predictions do not fit.
 
     Example:
         >>> from workbench import sculpt
@@ -128,28 +130,28 @@ def permutation_importance(
         >>> importance.mean["aleatoric"].shape, importance.names
         (torch.Size([3]), ('prediction', 'aleatoric', 'total', 'error'))
     """
-    for name, count, least in (("n_repeats", n_repeats, 2), ("max_rows", max_rows, 2)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; found {count!r}")
+    for name, count, minimum in (("n_repeats", n_repeats, 2), ("max_rows", max_rows, 2)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < minimum:
+            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {count!r}")
     check_model(wrapped)
     form = output_of(wrapped)
-    whole, y, named_columns, unit = _rows(data)
-    x, with_others = _table(whole, y, of)
+    model_inputs, y, named_columns, unit = _rows(data)
+    x, with_others = _table(model_inputs, y, of)
     named_columns = named_columns or {f"x{i + 1}": [i] for i in range(x.shape[1])}
     groups = _groups(columns, named_columns, x.shape[1])
     generator = torch.Generator().manual_seed(seed)
     if len(x) > max_rows:
         drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
-        whole, y = tree_map(lambda tensor: tensor[drawn], whole), None if y is None else y[drawn]
-        x, with_others = one_input(whole, of, "a table")
+        model_inputs, y = tree_map(lambda tensor: tensor[drawn], model_inputs), None if y is None else y[drawn]
+        x, with_others = one_input(model_inputs, of, "a table")
 
-    def ask(inputs: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        # the same draws in each call: what a method draws at random is not taken for the column's doing
-        rows = alone(with_others(inputs)) if y is None else (with_others(inputs), y)
+    def evaluate(table: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        # the same seed in each call, so that a method's random draws do not count as an effect of the column
+        rows = alone(with_others(table)) if y is None else (with_others(table), y)
         answers = collect(wrapped, rows, targets=y is not None, batch_size=batch_size, seed=seed)
         return _quantities(answers, form), None if y is None else _mean_error(answers, form)
 
-    before, error = ask(x)
+    before, error = evaluate(x)
     values = {name: torch.full((len(groups), n_repeats), torch.nan, dtype=torch.float64) for name in before}
     if error is not None:
         values["error"] = values["prediction"].clone()
@@ -162,11 +164,11 @@ def permutation_importance(
                 shuffled = x.clone()
                 order = torch.randperm(len(x), generator=generator)
                 shuffled[:, group] = x[order][:, group]
-                after, risen = ask(shuffled)
+                after, shuffled_error = evaluate(shuffled)
                 for name, value in before.items():
                     values[name][i, k] = _share(value, after[name])
-                if error is not None and risen is not None:
-                    values["error"][i, k] = risen - error
+                if error is not None and shuffled_error is not None:
+                    values["error"][i, k] = shuffled_error - error
                 bar.update()
     return PermutationImportance(tuple(groups), values, len(x), unit)
 
@@ -186,13 +188,13 @@ def _rows(data: Any) -> tuple[Any, Tensor | None, dict[str, list[int]], str]:
         ):
             return x, y, {}, "" if y is None or y.is_floating_point() else "nats"
     raise TypeError(
-        f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}. Of a model with "
-        "several inputs x is a tuple or a dict, and without targets (x, None)"
+        f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}. For a model with "
+        "several inputs, x is a tuple or a dict; without targets, pass (x, None)"
     )
 
 
 def _names(data: Data) -> dict[str, list[int]]:
-    """Numbers of columns by name; none where they do not fit the table."""
+    """Column numbers by name; empty if they do not fit the table."""
     names: dict[str, list[int]] = {}
     parts = data.encoding.parts if isinstance(data.encoding, FrameEncoding) else ()
     if parts and data.encoding.columns == data.features:
@@ -206,9 +208,9 @@ def _names(data: Data) -> dict[str, list[int]]:
     return names if fits else {}
 
 
-def _table(whole: Any, y: Tensor | None, of: int | str | None) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """The table, and what puts it beside the other inputs."""
-    x, with_others = one_input(whole, of, "a table")
+def _table(inputs: Any, y: Tensor | None, of: int | str | None) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The table, and a function that combines a changed table with the other inputs."""
+    x, with_others = one_input(inputs, of, "a table")
     if x.ndim != 2:
         raise ValueError(
             f"data: x has shape {list(x.shape)}; permutation_importance takes tables [n, columns], attributions.occlusion images and tokens"
@@ -231,13 +233,13 @@ def _groups(
         return {name: [i] for i, name in enumerate(columns)}
     groups = {name: list(group) for name, group in columns.items()}
     for name, group in groups.items():
-        whole = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < count for i in group)
-        if not group or not whole or len(set(group)) != len(group):
+        are_valid = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < count for i in group)
+        if not group or not are_valid or len(set(group)) != len(group):
             raise ValueError(
                 f"columns[{name!r}]: expected different column numbers from 0 to {count - 1}; found {group!r}"
             )
     if not groups:
-        raise ValueError("columns: there is no group")
+        raise ValueError("columns: the dict of groups is empty")
     return groups
 
 
@@ -250,7 +252,7 @@ def _quantities(answers: Answers, form: str) -> dict[str, Tensor]:
 
 
 def _mean_error(answers: Answers, form: str) -> Tensor:
-    """The mean of |prediction - target|, or of -log p(true class) over what has a class."""
+    """The mean of |prediction - target|, or for classes of -log p(true class) over the rows and positions that have a class."""
     if form == "values":
         check_values(answers, "permutation_importance")
         return (answers.y - answers.target).abs().double().mean().cpu()
@@ -261,12 +263,12 @@ def _mean_error(answers: Answers, form: str) -> Tensor:
 
 
 def _share(before: Tensor, after: Tensor) -> Tensor:
-    """1 - the concordance correlation between them, both [n, numbers]."""
-    spread, moved = (value.var(0, correction=0).sum() for value in (before, after))
-    if spread.sqrt() <= CONSTANT * before.abs().max():
-        return spread.new_tensor(torch.nan)
+    """One minus the concordance correlation of two tensors [n, numbers]; NaN if the first is constant."""
+    variance, variance_after = (value.var(0, correction=0).sum() for value in (before, after))
+    if variance.sqrt() <= CONSTANT * before.abs().max():
+        return variance.new_tensor(torch.nan)
     distance = (before.mean(0) - after.mean(0)).square().sum()
-    return (before - after).square().sum(1).mean() / (spread + moved + distance)
+    return (before - after).square().sum(1).mean() / (variance + variance_after + distance)
 
 
 __all__ = ["PermutationImportance", "permutation_importance"]

@@ -26,22 +26,22 @@ from .trials import Trials, judge
 
 
 def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) -> Diagnosis:
-    """Say what wrapping a model meets: what limits it, in which line, what that means for each wrapper, what its outputs are taken for.
+    """Report what limits wrapping a model: on which line, what it means for each wrapper, and how each output is interpreted.
 
-    Copies of the model are run on the example about twenty times, in both modes; each registered wrapper is put on a copy with its default
-    settings and few branches, and is run as well. Needs memory for a few copies. Model, example, hooks, modes and global random states are left
-    as they are; what forward prints is dropped, but other effects outside of Python, such as files that it writes, happen.
+    Copies of the model run on the example about twenty times, in both modes. Each registered wrapper is put on a copy, with its default
+    settings and few branches, and runs as well. This needs memory for a few copies. Model, example, hooks, modes and global random states stay
+    as they are. What forward prints is discarded, but other side effects outside Python, such as writing files, do happen.
 
     Args:
-        model: a module, a function that uses modules, or a wrapped model (of which the plain model is looked at).
-        example, kw: inputs for one call, as for the model; two rows at least show more than one. A single tuple stands for positional, a
-            single dict for keyword inputs, if forward takes them so. Without inputs, only what can be seen without running is found.
+        model: a module, a function that uses modules, or a wrapped model (whose plain model is diagnosed).
+        example, kw: inputs for one call of the model; two or more rows reveal more than one. A single tuple holds positional inputs and a
+            single dict keyword inputs, if forward takes them that way. Without inputs, only the checks that do not run the model are made.
 
     Returns:
         The findings and verdicts; `print` it, or show it in a notebook.
 
     Raises:
-        TypeError: if `model` is no module and no function that uses one.
+        TypeError: if `model` is neither a module nor a function that uses one.
 
     Example:
         >>> import torch
@@ -74,34 +74,34 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
             means: Means = dict.fromkeys(present, "refused")
             findings.append(make_finding("wrapped", name, f"with {', '.join(present)}", means=means))
         findings = [for_wrappers(finding, roles) for finding in findings]
-        stuck = all(any(finding.means[name] == "refused" for finding in findings) for name in roles)
+        refused_by_all = all(any(finding.means[name] == "refused" for finding in findings) for name in roles)
         call = ExampleCall(plain, name, args, kwargs) if has_example else None
         modes: list[bool] = []
-        if call is not None and not stuck and _has_copies(plain):
-            of_runs, modes, outputs = check_runs(call)
-            findings += [for_wrappers(finding, roles) for finding in of_runs]
-        keeps = any(finding.kind in ("state", "grows", "buffers") for finding in findings)
-        tried = Trials(target if present else plain, call, modes, keeps, meaning_of_numbers(outputs))
-        trials = {wrapper.name: tried.of(wrapper) for wrapper in wrappers}
+        if call is not None and not refused_by_all and _can_be_copied(plain):
+            run_findings, modes, outputs = check_runs(call)
+            findings += [for_wrappers(finding, roles) for finding in run_findings]
+        keeps_state = any(finding.kind in ("state", "grows", "buffers") for finding in findings)
+        setup = Trials(target if present else plain, call, modes, keeps_state, meaning_of_numbers(outputs))
+        trials = {wrapper.name: setup.of(wrapper) for wrapper in wrappers}
         findings, verdicts = judge(findings, trials, roles, name)
     description = _describe_inputs(args, kwargs) if has_example else ""
-    remarks = [*_remarks(call, stuck), *(trial.settings for trial in trials.values() if trial.settings)]
+    remarks = [*_remarks(call, refused_by_all), *(trial.settings for trial in trials.values() if trial.settings)]
     return Diagnosis(name, sort_findings(findings), verdicts, description, remarks, outputs)
 
 
-def _remarks(call: ExampleCall | None, stuck: bool) -> list[str]:
-    """What could not be looked at, and why."""
+def _remarks(call: ExampleCall | None, refused_by_all: bool) -> list[str]:
+    """Checks that were not made, and why."""
     if call is None:
-        return ["Not run, since there is no example: give inputs, diagnose(model, x), to see the rest."]
-    if stuck:
-        return ["Not run, since no wrapper takes it as it is."]
+        return ["Not run, since there is no example: pass inputs, diagnose(model, x), to see the rest."]
+    if refused_by_all:
+        return ["Not run, since no wrapper takes the model as it is."]
     if call.n_rows() == 1:
-        return ["With one row it can't be seen whether rows depend on each other: give two or more."]
+        return ["One row can't show whether rows depend on each other: pass two or more."]
     return []
 
 
-def _has_copies(model: nn.Module) -> bool:
-    """Whether the model can be copied; if it can't, the wrappers say why."""
+def _can_be_copied(model: nn.Module) -> bool:
+    """Whether the model can be copied; if not, the trials of the wrappers report why."""
     try:
         copy_with_tensors(model)
     except Exception:
@@ -112,7 +112,7 @@ def _has_copies(model: nn.Module) -> bool:
 def _function(target: Any) -> nn.Module:
     if callable(target) and not isinstance(target, type):
         return Function(target)
-    raise TypeError(f"diagnose looks at an nn.Module or a function that uses one, not at {type(target).__name__}")
+    raise TypeError(f"diagnose takes an nn.Module or a function that uses one, not {type(target).__name__}")
 
 
 def _name(model: nn.Module) -> str:
@@ -122,7 +122,7 @@ def _name(model: nn.Module) -> str:
 
 
 def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model inside, and the inputs that it gets."""
+    """The model inside a wrapped one, and the (scaled) inputs that it gets."""
     scaling = extra(wrapped, "scaling")
     plain: Any = unwrap(wrapped)
     if scaling is None:
@@ -132,20 +132,20 @@ def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, .
 
 
 def _inputs(model: nn.Module, example: tuple[Any, ...], kw: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs; a single tuple or dict is opened where forward takes its items."""
+    """Positional and keyword inputs; a single tuple or dict is unpacked if forward takes its items."""
     if len(example) != 1 or kw:
         return example, kw
-    only = example[0]
+    single = example[0]
     forward = wrapped_function(model) or model.forward
-    if type(only) is tuple and takes(forward, *only):
-        return only, {}
-    if isinstance(only, Mapping) and all(isinstance(key, str) for key in only) and takes(forward, **only):
-        return (), dict(only)
+    if type(single) is tuple and takes(forward, *single):
+        return single, {}
+    if isinstance(single, Mapping) and all(isinstance(key, str) for key in single) and takes(forward, **single):
+        return (), dict(single)
     return example, kw
 
 
 def _describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The inputs in a few words."""
+    """A short description of the inputs."""
     words = [_describe(arg) for arg in args] + [f"{name}={_describe(value)}" for name, value in kwargs.items()]
     return ", ".join(word for word in words if word) or "no inputs"
 

@@ -1,4 +1,4 @@
-"""The wrappers that a diagnosis tries: all that are known by a name, with default settings and small sizes."""
+"""The wrappers that a diagnosis tries: all registered ones, with default settings and small sizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ..core.settings import settings_of
 from ..core.wrapper import COMMON
 from .findings import Role
 
-_FEWEST = 2  # branches that can differ
+_MIN_BRANCHES = 2  # fewer can't differ from each other
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A wrapper by its name.
+    """A registered wrapper to try.
 
     Args:
-        name: that it is registered by.
-        make: gives the wrapper, with other settings than these if they are named; what it raises says that its default settings do not do.
+        name: the name that it is registered under.
+        make: returns the wrapper; keyword arguments override the small default settings. An error that it raises says that the default
+            settings do not suffice.
         roles: what its methods do.
     """
 
@@ -41,7 +42,7 @@ def _candidate(name: str) -> Candidate:
         cls = wrapper_class(name)
         sizes = _small_sizes(cls)
         roles = frozenset(role for method in cls(**sizes).make() for role in _roles(method))
-    except Exception:  # it is told when it is tried
+    except Exception:  # raised again, and reported, when the wrapper is tried
         return Candidate(name, lambda **settings: wrapper_class(name)(**settings))
     return Candidate(name, lambda **settings: cls(**sizes, **settings), roles)
 
@@ -54,21 +55,21 @@ def _roles(method: Method) -> list[Role]:
         Role.DEALS: method.deals(True) > 0,
         Role.OWN_PASS: method.own_pass,
     }
-    return [role for role, has_it in roles.items() if has_it]
+    return [role for role, applies in roles.items() if applies]
 
 
 def _small_sizes(cls: Any) -> dict[str, int]:
-    """Settings for few branches, and where these are whole models, for few of all things."""
+    """Settings that reduce the number of branches, and, if branches are whole models, every other count as well."""
     wrapper = cls()
     kept: dict[str, int] = {}
     for described in settings_of(cls):
         name, value = described.name, getattr(wrapper, described.name)
-        if name in COMMON or type(value) is not int or value <= _FEWEST:
+        if name in COMMON or type(value) is not int or value <= _MIN_BRANCHES:
             continue
-        with contextlib.suppress(TypeError, ValueError):  # fewer are not taken
-            smaller = cls(**kept, **{name: _FEWEST})
+        with contextlib.suppress(TypeError, ValueError):  # the wrapper refuses such a small value
+            smaller = cls(**kept, **{name: _MIN_BRANCHES})
             if any(method.members for method in smaller.make()) or _n_branches(smaller) < _n_branches(wrapper):
-                kept[name] = _FEWEST
+                kept[name] = _MIN_BRANCHES
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of a model's outputs: name, shape, what each is taken for, and the line to write if it is something else."""
+"""Descriptions of a model's outputs: name, shape, how each is interpreted, and the line to write if it means something else."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class DescribedOutput:
         name: its dotted name, as in output={name: ...}; "" for a single output.
         shape: of a tensor, else None.
         dtype: of a tensor such as "float32", else the name of its class.
-        taken_for: what it is without the option `output`.
-        lines: what to write if it is something else, each with a comment.
-        meaning: what its numbers say it is, such as probabilities; None if they leave it open.
+        taken_for: how it is interpreted without the option `output`.
+        lines: options to write if it means something else, each with a comment.
+        meaning: the meaning that its numbers reveal, such as probabilities; None if they leave it open.
     """
 
     name: str
@@ -42,61 +42,64 @@ class DescribedOutput:
     meaning: Meaning | None = None
 
     def kind(self) -> str:
-        """Type and shape in a few words."""
+        """Type and shape, such as "float32 [4, 3]"."""
         return self.dtype if self.shape is None else f"{self.dtype} {list(self.shape)}"
 
 
 def describe_outputs(run: ObservedRun) -> list[DescribedOutput]:
-    """All outputs of a run, in their order; detections of several images as one."""
+    """Return descriptions of all outputs of a run, in their order; the detections of several images are one output."""
     if detections := _detections(run.output):
         return [detections]
     leaves = flatten(run.output)[0]
     makers = [run.maker(leaf) for leaf in leaves]
-    return list(_each(run, names(run.output), leaves, makers))
+    return list(_describe_leaves(run, names(run.output), leaves, makers))
 
 
-def _each(run: ObservedRun, dotted: list[str], leaves: list[Any], makers: list[str]) -> Iterator[DescribedOutput]:
-    meanings = resolve(None, lambda: dotted, leaves, 0)
+def _describe_leaves(
+    run: ObservedRun, dotted_names: list[str], leaves: list[Any], makers: list[str]
+) -> Iterator[DescribedOutput]:
+    meanings = resolve(None, lambda: dotted_names, leaves, 0)
     states = [_is_state(i, leaf, makers[i]) for i, leaf in enumerate(leaves)]
-    for i, (name, leaf, meaning) in enumerate(zip(dotted, leaves, meanings, strict=True)):
+    for i, (name, leaf, meaning) in enumerate(zip(dotted_names, leaves, meanings, strict=True)):
         if leaf is None:
             continue
         choices = _choices(run, leaf, makers[i])
         lines = [_line(name, chosen, comment) for chosen, comment in choices]
         is_certain = len(choices) == 1 and (makers[i] in SQUASHING or isinstance(choices[0][0], Probs))
         if states[i]:
-            lines = [_state_line(name, dotted, states)]
+            lines = [_state_line(name, dotted_names, states)]
         is_tensor = isinstance(leaf, Tensor)
         kind = str(leaf.dtype).removeprefix("torch.") if is_tensor else type(leaf).__name__
         yield DescribedOutput(
             name,
             tuple(leaf.shape) if is_tensor else None,
             kind,
-            _taken(leaf, meaning),
+            _interpretation(leaf, meaning),
             tuple(lines),
             choices[0][0] if is_certain else None,
         )
 
 
 def meaning_of_numbers(described: list[DescribedOutput]) -> Meaning | None:
-    """What a single output is, if its numbers say so."""
+    """Return the meaning of a single output, if its numbers reveal it."""
     return described[0].meaning if len(described) == 1 else None
 
 
-def _taken(leaf: Any, meaning: Meaning | None) -> str:
+def _interpretation(leaf: Any, meaning: Meaning | None) -> str:
+    """How an output is interpreted without the option `output`, in words."""
     if meaning is not None:
         is_mean = isinstance(meaning, Mean)
         return "mean, without a risk" if is_mean else "values, with a standard deviation each"
     if isinstance(leaf, Tensor):
-        return "whole numbers, without a risk: what most branches say"
+        return "whole numbers, without a risk: the majority of the branches"
     if isinstance(leaf, _PLAIN):
         return "the same in all branches, else refused"
-    return "the first branch's; handed back as it is, each branch goes on with its own (copied or changed: refused)"
+    return "the first branch's; passed back unchanged, each branch continues with its own (copied or changed: refused)"
 
 
 # ---- what else it could be
 def _choices(run: ObservedRun, leaf: Any, made_by: str) -> list[tuple[Meaning, str]]:
-    """What an output of this shape could mean beside values, and in which case."""
+    """Other meanings than values that an output of this shape could have, each with a comment that says in which case."""
     if not is_float(leaf) or leaf.is_complex() or not leaf.dim() or not leaf.numel():
         return []
     shape, n_rows = leaf.shape, run.call.n_rows()
@@ -120,9 +123,9 @@ def _choices(run: ObservedRun, leaf: Any, made_by: str) -> list[tuple[Meaning, s
 
 
 def _class_dims(run: ObservedRun, shape: torch.Size) -> Iterator[tuple[int, str]]:
-    """Dimensions of three or more that could be those of classes."""
+    """Dimensions that could be those of classes, for outputs of three or more dimensions, each with words for the comment."""
     shapes = {leaf.shape for leaf in tensors((run.call.args, run.call.kwargs))}
-    is_sequence = shape[:-1] in shapes  # a number of a token in, scores out
+    is_sequence = shape[:-1] in shapes  # one number per token in, scores per token out
     if not is_sequence:
         yield 1, " in each pixel" if len(shape) == 4 else " in each place"
     if (is_sequence or len(shape) == 3) and shape[-1] > 1:
@@ -130,7 +133,7 @@ def _class_dims(run: ObservedRun, shape: torch.Size) -> Iterator[tuple[int, str]
 
 
 def squashed_remedy(name: str, leaf: Tensor, made_by: str) -> str:
-    """What to do about an output that is squashed to probabilities."""
+    """Return the remedy for an output that is squashed to probabilities."""
     dim = next((dim for dim in (1, -1) if leaf.dim() > 2 and sums_to_one(leaf, dim)), None)
     if made_by == "log_softmax":
         dim = next((dim for dim in (1, -1) if leaf.dim() > 2 and sums_to_one(leaf.exp(), dim)), None)
@@ -140,7 +143,7 @@ def squashed_remedy(name: str, leaf: Tensor, made_by: str) -> str:
 
 
 def sums_to_one(leaf: Tensor, dim: int) -> bool:
-    """Whether the numbers along a dimension could be probabilities."""
+    """Return whether the numbers along a dimension are non-negative and sum to one, as probabilities do."""
     total = leaf.detach().sum(dim)
     return bool((leaf >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
 
@@ -154,7 +157,7 @@ def _line(name: str, meaning: Meaning, comment: str) -> str:
 
 
 def write(meaning: Meaning) -> str:
-    """A meaning as the option `output` takes it."""
+    """Return a meaning as it is written in the option `output`."""
     return _written(meaning) if meaning != Detections() else "Detections()"
 
 
@@ -166,23 +169,23 @@ def _option(name: str, meaning: Meaning) -> str:
     return f"output={written}"
 
 
-# ---- what the caller hands on
+# ---- state that the caller passes on
 def _is_state(i: int, leaf: Any, made_by: str) -> bool:
-    """Whether an output may be one that the caller hands to the next call: a cache, or what a recurrent layer ends with."""
+    """Whether an output may be a state that the caller passes to the next call: a cache, or the last state of a recurrent layer."""
     if isinstance(leaf, Tensor):
         return i > 0 and made_by in _RECURRENT
     return leaf is not None and not isinstance(leaf, _PLAIN)
 
 
-def _state_line(name: str, dotted: list[str], states: list[bool]) -> str:
+def _state_line(name: str, dotted_names: list[str], states: list[bool]) -> str:
     first = name.partition(".")[0]
-    inside = [states[i] for i, other in enumerate(dotted) if other.partition(".")[0] == first]
-    return f"state={_key(first if all(inside) else name)}  # if the caller hands it to the next call"
+    siblings = [states[i] for i, other in enumerate(dotted_names) if other.partition(".")[0] == first]
+    return f"state={_key(first if all(siblings) else name)}  # if the caller passes it to the next call"
 
 
 # ---- detections
 def _detections(output: Any) -> DescribedOutput | None:
-    """Boxes, scores and labels, for one image or in a list of images."""
+    """A description of boxes, scores and labels, for one image or a list of images; None for other outputs."""
     images = output if isinstance(output, list | tuple) and output else [output]
     for image in images:
         parts = {name.strip("[].'\"") for name, _ in children(image) or ()}

@@ -1,4 +1,4 @@
-"""Findings about a model: the kinds there are, why each matters, what it means for each kind of wrapper, and what to do about it."""
+"""Findings about a model: their kinds, why each matters, what it means for each role of a wrapper, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any, NamedTuple
 
 from ..introspect.locations import NOWHERE, Location
 
-# from best to worst; "not run" stands outside, for what was not tried
+# from best to worst; "not run" is not part of this order
 VERDICTS = ("ok", "needs settings", "note", "slower", "refused")
-HARMLESS = ("ok", "needs settings")  # they say nothing against the model
+HARMLESS = ("ok", "needs settings")  # not a flaw of the model
 
 
 class Role(Enum):
-    """What a wrapper does, as far as findings ask: it has those roles that its methods have."""
+    """What a wrapper does, as far as findings depend on it; a wrapper has the roles of its methods."""
 
     ANY = "wraps a model"
     BRANCHES = "runs the model in several branches"
     MEMBERS = "branches are whole models, which differ in their trainable parameters"
     DEALS = "deals out the rows of a batch in training"
-    OWN_PASS = "looks on in a pass of its own, and gives one risk a row"
+    OWN_PASS = "observes the model in a pass of its own, and gives one risk per row"
 
 
-Means = Mapping[Role | str, str]  # verdicts by role, or by the name of a wrapper, which goes first
+Means = Mapping[Role | str, str]  # verdicts by role, or by the name of a wrapper, which takes precedence
 
 
 class FindingKind(NamedTuple):
     """One kind of finding.
 
     Args:
-        title: what it is.
-        why: what it does to a wrapped model.
+        title: short description.
+        why: its effect on a wrapped model.
         remedy: what to do.
-        means: verdicts by the role of a wrapper, "ok" for all others; "slower" and "refused" are what is expected, trying the wrappers decides.
+        means: verdicts by the role of a wrapper, "ok" for all others; "slower" and "refused" are expectations that trying the wrappers
+            confirms or corrects.
     """
 
     title: str
@@ -58,14 +59,14 @@ _ONE_BY_ONE = (
 KINDS: dict[str, FindingKind] = {
     "error": FindingKind(
         "the model raises an error",
-        "It is the model's own: wrapped, it raises the same.",
+        "The error is the model's own: wrapped, it raises the same.",
         "call model(...) with these inputs until it runs, then diagnose again",
         _NOT_RUN,
     ),
-    "refused": FindingKind("a wrapper refuses the model", "", "see the message, or take another wrapper", _ALL_OK),
+    "refused": FindingKind("a wrapper refuses the model", "", "see the message, or use another wrapper", _ALL_OK),
     "lazy": FindingKind(
         "parameters without a shape yet",
-        "What has no values can't be shared or multiplied.",
+        "Parameters without values can't be shared or multiplied.",
         "call the model once with real inputs before wrapping it",
         _REFUSED_BY_ALL,
     ),
@@ -77,7 +78,7 @@ KINDS: dict[str, FindingKind] = {
     ),
     "wrapped": FindingKind(
         "wrapped already",
-        "A method can be on a model once.",
+        "Each method can be on a model only once.",
         "wrap the plain model, workbench.unwrap(model), or add other methods",
         _ALL_OK,
     ),
@@ -101,21 +102,21 @@ KINDS: dict[str, FindingKind] = {
     ),
     "grows": FindingKind(
         "a container grows with every call",
-        "Each branch has one of its own, and goes on with it in the next call; the model shows the first one's. Memory grows.",
-        "keep what has to be kept outside of forward, or keep the last value only",
+        "Each branch has its own, and continues with it in the next call; the model shows that of the first branch. Memory grows.",
+        "keep the values outside of forward, or keep only the last one",
         _NOTE_FOR_BRANCHES,
     ),
     "state": FindingKind(
         "forward changes attributes, or objects in them",
-        "Each branch has its own, and goes on with it in the next call (a cache, a count); the model shows the first one's. Where "
-        "vote deals out rows in training, the next call has others.",
-        "nothing, if it is meant; register a buffer for it if it is to be saved with the model; train with tile_and_reduce=True if it "
+        "Each branch has its own, and continues with it in the next call (a cache, a count); the model shows that of the first branch. If "
+        "vote deals out rows in training, a voter gets other rows in the next call.",
+        "nothing, if it is intended; register a buffer for it if it is to be saved with the model; train with tile_and_reduce=True if it "
         "belongs to rows",
         _NOTE_FOR_BRANCHES,
     ),
     "buffers": FindingKind(
         "forward writes buffers",
-        "Each branch works on a copy, merged once a call; each voter keeps its own.",
+        "Each branch works on a copy, and the copies are merged once per call; each voter keeps its own.",
         "nothing, if they are running statistics",
         _NOTE_FOR_BRANCHES,
     ),
@@ -127,7 +128,7 @@ KINDS: dict[str, FindingKind] = {
     ),
     "global_write": FindingKind(
         "forward writes what lies outside of the model",
-        "It is written once for each branch, the last one's value stays.",
+        "It is written once for each branch, and the value of the last branch stays.",
         "return it, or keep it in an attribute of the model",
         _SLOWER,
     ),
@@ -140,37 +141,37 @@ KINDS: dict[str, FindingKind] = {
     "random_eval": FindingKind(
         "random numbers in evaluation mode",
         "Two calls on the same input differ, and the spread of branches contains this noise.",
-        "draw only `if self.training`, and pass training=self.training to functions such as F.dropout, unless it is meant",
+        "draw only `if self.training`, and pass training=self.training to functions such as F.dropout, unless it is intended",
         _NOTE_FOR_ALL,
     ),
     "control_flow": FindingKind(
         "control flow depends on values",
-        f"Branches may go different ways. {_ONE_BY_ONE}",
+        f"Branches may take different paths. {_ONE_BY_ONE}",
         "compute both and choose: torch.where(condition, a, b)",
         _SLOWER,
     ),
     "item": FindingKind(
         "values are taken out of tensors",
-        f"Outside of a tensor there is one number, not one for each branch, and no gradient. {_ONE_BY_ONE}",
+        f"A Python number is the same for all branches, and has no gradient. {_ONE_BY_ONE}",
         "compute with tensors",
         _SLOWER,
     ),
     "dynamic_shape": FindingKind(
         "shapes depend on values",
-        f"Each branch may select another number of elements. {_ONE_BY_ONE}",
+        f"Each branch may select a different number of elements. {_ONE_BY_ONE}",
         "keep the shape: torch.where(mask, a, b), or multiply by the mask",
         _SLOWER,
     ),
     "autograd": FindingKind(
         "derivatives are taken in forward",
         "They are taken in each branch.",
-        "torch.func.grad works under vmap; else leave it as it is",
+        "use torch.func.grad, which works under vmap, or leave it as it is",
         _SLOWER,
     ),
     "checkpoint": FindingKind(
         "activation checkpointing",
-        f"Parts run again in the backward pass, where noise on activations could not be drawn again. {_ONE_BY_ONE}",
-        'switch it off if memory allows; sample.Wrapper(where="weights") takes it',
+        f"Parts run again in the backward pass, where noise on activations can't be drawn again. {_ONE_BY_ONE}",
+        'switch it off if memory allows; sample.Wrapper(where="weights") works with it',
         _SLOWER,
     ),
     "vmap": FindingKind(
@@ -179,39 +180,39 @@ KINDS: dict[str, FindingKind] = {
     "compiled": FindingKind(
         "compiled (torch.compile)",
         "Wrapped, it runs uncompiled.",
-        "compile what the wrapper gives: torch.compile(wrapped)",
+        "compile the wrapped model: torch.compile(wrapped)",
         _NOTE_FOR_ALL,
     ),
     "batch_mixing": FindingKind(
         "rows depend on other rows",
         "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch.",
-        "nothing, if it is meant (graphs, contrastive models); else reduce over other axes than the first",
+        "nothing, if it is intended (graphs, contrastive models); otherwise reduce over other axes than the first",
         {Role.DEALS: "note"},
     ),
     "no_rows": FindingKind(
         "no row for each row of the input",
-        "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch. What gives one risk a row "
-        "(neo) needs rows.",
+        "Rows can't be dealt out to voters in training: each step trains all voters on the whole batch. A wrapper that gives one risk per "
+        "row (neo) needs rows.",
         "return one row for each row of the input, and reduce outside of the model",
         {Role.DEALS: "note", Role.OWN_PASS: "refused"},
     ),
     "integer_output": FindingKind(
         "the output has whole numbers",
-        "They have no risk; voters and samples answer with what most of them say.",
+        "They have no risk; the majority of the voters or samples decides.",
         "return the scores, and do argmax, rounding or decoding outside of the wrapped model",
         _REFUSED_BY_ALL,
     ),
     "probabilities": FindingKind(
         "the output is squashed to probabilities",
-        "Its risk would be taken for that of a value, and sculpt's risk head is squashed, too.",
+        "Its risk would be that of a plain value, and sculpt's risk head is squashed, too.",
         'return logits and wrap with output="logits", or keep it and wrap with output="probs"',
         _NOTE_FOR_BRANCHES,
     ),
     "non_tensor_output": FindingKind(
         "a part of the output is no tensor",
-        "What is returned is the first branch's; an object that is handed back as it is, such as a cache, goes on in each branch as its own. "
+        "The first branch's is returned. If the caller passes an object back unchanged, such as a cache, each branch continues with its own. "
         "Plain numbers and strings must be equal in all branches.",
-        "return it as a tensor if it is a number; name it in state=... if the caller hands it on (a cache), or leave it out (use_cache=False)",
+        "return it as a tensor if it is a number; name it in state=... if the caller passes it on (a cache), or leave it out (use_cache=False)",
         _NOTE_FOR_BRANCHES,
     ),
     "no_gradient": FindingKind(
@@ -222,20 +223,20 @@ KINDS: dict[str, FindingKind] = {
     ),
     "unused": FindingKind(
         "parameters that no output depends on",
-        "Nothing trains them, and voters do not differ by them.",
+        "Nothing trains them, and voters do not differ in them.",
         "remove them, or find out why their layers do not run or are detached",
         _NOTE_FOR_MEMBERS,
     ),
     "frozen": FindingKind(
         "frozen parameters",
-        "Voters share them; where all that would vote is frozen, vote refuses.",
+        "Voters share them; if everything that would vote is frozen, vote refuses.",
         "requires_grad_(True) before wrapping, if voters are to differ there",
         _NOTE_FOR_MEMBERS,
     ),
     "hooks": FindingKind(
         "hooks on modules",
-        "They run once for each branch, and keep all branches from running in one pass (vmap).",
-        "nothing, if they do not count calls; hooks set on the wrapped model run once a call",
+        "They run once for each branch, and keep the branches from running in one pass (vmap).",
+        "nothing, if they do not count calls; hooks set on the wrapped model run once per call",
         _SLOWER,
     ),
     "tied": FindingKind(
@@ -249,15 +250,15 @@ KINDS: dict[str, FindingKind] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a wrapper, or who uses it, should know.
+    """One property of a model that affects wrapping it.
 
     Args:
-        kind: what it is, a key of `KINDS`.
-        where: path of the module, the name of the class for the model itself.
-        line: "file.py:12", "" where there is no line of the user's.
-        what: what was seen there.
+        kind: a key of `KINDS`.
+        where: path of the module, or the name of the class for the model itself.
+        line: "file.py:12", "" if no line of the user's code is involved.
+        what: what was found there.
         means: by wrapper "ok", "note" (works, but read this), "slower" (a pass for each branch), "refused", "needs settings" or "not run"; by
-            role until `for_wrappers` has seen it.
+            role before `for_wrappers` converts it.
         remedy: what to do.
         code: the source of the line, "" if there is none.
     """
@@ -279,13 +280,13 @@ def make_finding(
     remedy: str = "",
     means: Means | None = None,
 ) -> Finding:
-    """A finding with what its kind says where nothing else is given.
+    """Return a finding, with the defaults of its kind for what is not given.
 
     Args:
         kind, what: see `Finding`.
-        where: path of the module or name of the model, where the location has no path.
-        location: the line of the user's.
-        remedy, means: in place of those of the kind; roles that are left out of `means` keep theirs.
+        where: path of the module or name of the model, used if the location has no path.
+        location: line of the user's code.
+        remedy, means: override those of the kind; roles missing from `means` keep theirs.
     """
     return Finding(
         kind,
@@ -299,7 +300,7 @@ def make_finding(
 
 
 def for_wrappers(finding: Finding, roles: Mapping[str, frozenset[Role]]) -> Finding:
-    """The same finding with what it means for each wrapper: what is said of it by name, else the worst that is said of its roles.
+    """Return the same finding with a verdict for each wrapper: the one given by its name, else the worst of its roles.
 
     Args:
         finding: with meanings by role.
@@ -313,5 +314,5 @@ def for_wrappers(finding: Finding, roles: Mapping[str, frozenset[Role]]) -> Find
 
 
 def rank(verdict: str) -> int:
-    """How bad a verdict is."""
+    """Return how bad a verdict is: its index from best to worst, with "not run" last."""
     return VERDICTS.index(verdict) if verdict in VERDICTS else len(VERDICTS)

@@ -1,4 +1,4 @@
-"""Isolation of a diagnosis: copies of a model to run, and everything put back afterwards."""
+"""Isolation of a diagnosis: copies of a model to run, and everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ..introspect.source_lines import is_user_class
 
 _MAX_DEPTH = 4
 _CODE = types.FunctionType | types.MethodType | types.BuiltinFunctionType | functools.partial
-_UNSET = object()
+_UNSET = object()  # stands for a variable that does not exist
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 # ---- copies
 def copy_with_tensors(model: nn.Module) -> nn.Module:
-    """A copy of a model with tensors of its own; tied ones stay tied.
+    """Return a copy of a model with its own tensors; tied ones stay tied.
 
     Args:
-        model: it is not changed; scripted parts of it are shared.
+        model: the model, which is not changed; the copy shares its scripted parts.
     """
     if is_scripted(model):
         return model
@@ -49,7 +49,7 @@ def copy_with_tensors(model: nn.Module) -> nn.Module:
     for container, key, _ in places(new):
         tensor = container[key]
         if id(tensor) not in copies:
-            # what an earlier call left behind may hang on its graph, which has no copy
+            # a tensor left behind by an earlier call may belong to its graph, which can't be copied
             copies[id(tensor)] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
         container[key] = copies[id(tensor)]
     return new
@@ -57,7 +57,7 @@ def copy_with_tensors(model: nn.Module) -> nn.Module:
 
 # ---- random generators
 def generators(model: nn.Module) -> dict[tuple[str, str], Generator]:
-    """Random generators that modules or the code of their classes hold: (path, attribute) or ("", name of a global) -> generator."""
+    """Return the random generators that modules or their code hold: (path, attribute) or ("", name of a global) -> generator."""
     by_name: dict[tuple[str, str], Generator] = {}
     for path, module in model.named_modules():
         if not is_scripted(module):
@@ -68,7 +68,7 @@ def generators(model: nn.Module) -> dict[tuple[str, str], Generator]:
 
 
 def comparable_state(generator: Generator) -> Any:
-    """The state of a random generator, as something that can be compared."""
+    """Return the state of a random generator, in a form that can be compared."""
     state = _state(generator)
     if isinstance(state, Tensor):
         return state.cpu().numpy().tobytes()
@@ -76,7 +76,7 @@ def comparable_state(generator: Generator) -> Any:
 
 
 def numpy_state() -> Any:
-    """The state of NumPy's global generator, to be compared."""
+    """Return the state of NumPy's global generator, in a form that can be compared."""
     state: Any = np.random.get_state()  # noqa: NPY002
     return state[1].tobytes(), state[2:]
 
@@ -100,14 +100,14 @@ def _set_state(generator: Generator, state: Any) -> None:
         generator.bit_generator.state = state
 
 
-# ---- what the code of a model reaches outside of it
+# ---- variables that the code of a model uses outside of it
 def wrapped_function(model: nn.Module) -> Any:
-    """The user's function inside a module that was made of it, None for other modules."""
+    """Return the user's function that a module was made from, None for other modules."""
     return model._held.function if isinstance(model, Function) else None
 
 
 def user_functions(model: nn.Module) -> list[types.FunctionType]:
-    """What the user wrote of the model: methods of its classes, and the function that was wrapped."""
+    """Return the user-written code of a model: methods of its classes, and the function that was wrapped."""
     methods = [method for cls in dict.fromkeys(type(m) for m in model.modules()) for method in user_methods(cls)]
     function = wrapped_function(model)
     function = getattr(function, "func", function)
@@ -116,7 +116,7 @@ def user_functions(model: nn.Module) -> list[types.FunctionType]:
 
 
 class _Globals:
-    """A dict of globals as a key."""
+    """A dict of globals, hashable by identity."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
@@ -129,7 +129,7 @@ class _Globals:
 
 
 def outside_values(model: nn.Module) -> dict[tuple[Any, str], Any]:
-    """What the code of a model reaches outside of it: (dict of globals or class, name) -> value."""
+    """Return the variables that the code of a model uses outside of it: (dict of globals or class, name) -> value."""
     values: dict[tuple[Any, str], Any] = {}
     for function in user_functions(model):
         holder = _Globals(function.__globals__)
@@ -146,7 +146,7 @@ def outside_values(model: nn.Module) -> dict[tuple[Any, str], Any]:
 
 
 def current_value(holder: Any, name: str) -> Any:
-    """The present value of one of `outside_values`."""
+    """Return the current value of one of `outside_values`."""
     names = holder.names if isinstance(holder, _Globals) else vars(holder)
     return names.get(name, _UNSET)
 
@@ -163,9 +163,9 @@ def _assign(holder: Any, name: str, value: Any) -> None:
         setattr(holder, name, value)
 
 
-# ---- putting back
+# ---- restoring
 class _ContainerContents:
-    """Containers and objects as they are now, to be filled again."""
+    """The current contents of containers and objects; `restore` puts them back."""
 
     def __init__(self) -> None:
         self._contents: dict[int, tuple[Any, Any]] = {}
@@ -196,7 +196,7 @@ class _ContainerContents:
 
 
 class OutsideState:
-    """What the code of a model reaches outside of it, as it is now; `restore` puts it back."""
+    """The current variables that the code of a model uses outside of it; `restore` puts them back."""
 
     def __init__(self, model: nn.Module) -> None:
         self._values = outside_values(model)
@@ -215,7 +215,7 @@ class OutsideState:
 
 
 class _TensorValues:
-    """The values and gradients of a model's tensors as they are now; `restore` puts them back."""
+    """The current values and gradients of a model's tensors; `restore` puts them back."""
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers(), *(c[k] for c, k, _ in places(model))]
@@ -235,15 +235,15 @@ class _TensorValues:
 
 
 def _without_nan(tensor: Tensor) -> Tensor:
-    """For comparing with NaN equal to NaN."""
+    """A tensor whose NaN are replaced, so that two NaN compare equal."""
     return torch.nan_to_num(tensor.detach()) if tensor.is_floating_point() or tensor.is_complex() else tensor.detach()
 
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back at the end what running copies of a model may change: random states, globals, and what copies share with the model."""
+    """Restore at the end what running copies of a model may change: random states, globals, and what copies share with the model."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python_state, numpys_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_random_state, numpy_random_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     outside, contents = OutsideState(model), _ContainerContents()
     for module in model.modules():
         if not is_scripted(module):
@@ -256,8 +256,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
                 yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpys_state)  # noqa: NPY002
+        random.setstate(python_random_state)
+        np.random.set_state(numpy_random_state)  # noqa: NPY002
         outside.restore()
         contents.restore()
         for module, mode in modes.items():

@@ -1,4 +1,4 @@
-"""Run of a copy of a model that is observed: what torch functions did, and what is another after it."""
+"""Observed run of a copy of a model: what torch functions did, and what the run changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .isolation import (
 from .tracers import CallTracer, LineTracer
 
 MISSING = object()
-# what every module has and what the wrapped model sees to itself; recurrent layers make the lists of their weights anew
+# attributes that every module has or that the wrapped model manages; recurrent layers rebuild the lists of their weights
 _INTERNAL = frozenset([*nn.Module().__dict__, "_workbench", "_engine", "_flat_weights", "_flat_weight_refs"])
 
 
@@ -38,7 +38,7 @@ class ExampleCall:
 
     Args:
         model: the plain model.
-        name: what it is called.
+        name: its name in findings.
         args, kwargs: the inputs.
     """
 
@@ -48,17 +48,17 @@ class ExampleCall:
     kwargs: dict[str, Any]
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copies of the inputs."""
+        """Return copies of the inputs."""
         return tree_map(copy_leaf, (self.args, self.kwargs))
 
     def n_rows(self) -> int | None:
-        """The common number of rows of the inputs, None if there is none."""
+        """Return the common number of rows of the inputs, None if there is none."""
         lengths = {leaf.shape[0] for leaf in tensors((self.args, self.kwargs)) if leaf.dim()}
         return lengths.pop() if len(lengths) == 1 else None
 
 
 def copy_leaf(leaf: Any) -> Any:
-    """A leaf of the inputs that may be written into."""
+    """Return a copy of a leaf of the inputs, which the model may write into."""
     return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
@@ -66,12 +66,12 @@ class ObservedRun:
     """One run of a copy of the model in one mode.
 
     Args:
-        call: what is run.
+        call: the model and its inputs.
         training: the mode.
-        inputs: other inputs than those of the call.
-        calm: leave dropout out, and let batch norm use its running statistics.
-        record: keep values computed from inputs, instead of looking at what changes.
-        watch: keys of what is looked at after every line.
+        inputs: replace those of the call.
+        calm: skip dropout, and let batch norm use its running statistics.
+        record: keep the values computed from inputs, instead of checking what changes.
+        watch: keys of the values to check after every line.
     """
 
     def __init__(
@@ -85,15 +85,16 @@ class ObservedRun:
     ) -> None:
         self.call, self.training = call, training
         self.model = copy_with_tensors(call.model)
+        # not if the mode is the same: single modules may be in another one, and stay in it
         if training != self.model.training:
-            self.model.train(training)  # else single modules may be in another mode, and stay there
+            self.model.train(training)
         for module in self.model.modules() if calm else ():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.training = False
         paths = {id(module): path for path, module in reversed(list(self.model.named_modules()))}
         args, kwargs = inputs or call.inputs()
         self.leaves = flatten((args, kwargs))[0]
-        outside = OutsideState(call.model)  # so that each run finds the globals as the first one did
+        outside = OutsideState(call.model)  # restored below, so that each run starts from the same globals
         self.before = {} if record else self._values()
         self.calls = CallTracer(paths, self.leaves, list(self.model.parameters()), calm, record)
         self.lines = LineTracer(paths, {key: self._probe(key) for key in watch or ()})
@@ -111,16 +112,16 @@ class ObservedRun:
         outside.restore()
 
     def repeat(self) -> list[Any]:
-        """Call the same copy once more; keys of what is another than after the first call."""
+        """Call the same copy once more, and return the keys of the values that differ from those after the first call."""
         outside = OutsideState(self.call.model)
-        with contextlib.suppress(Exception):  # the first call went well, and is what is looked at
+        with contextlib.suppress(Exception):  # only the first call is diagnosed, and it succeeded
             call_model(self.model, *self.call.inputs())
         after = self._values()
         outside.restore()
         return [key for key in after if self.after.get(key, MISSING) != after[key]]
 
     def changed(self) -> list[Any]:
-        """Keys of what is another after the call."""
+        """Return the keys of the values that the call changed."""
         return [
             key
             for key in dict.fromkeys([*self.before, *self.after])
@@ -128,16 +129,17 @@ class ObservedRun:
         ]
 
     def float_outputs(self) -> list[Tensor]:
-        """The floating leaves of the output."""
+        """Return the floating-point leaves of the output."""
         return [leaf for leaf in flatten(self.output)[0] if is_float(leaf)]
 
     def maker(self, leaf: Any) -> str:
-        """The name of the torch function that made an output, "" if none was seen."""
+        """Return the name of the torch function that made an output, "" if none was seen."""
         maker = self.calls.maker(leaf) if isinstance(leaf, Tensor) else None
         return maker.name if maker is not None else ""
 
-    # ---- what may change
+    # ---- values that a call may change
     def _values(self) -> dict[Any, Any]:
+        """Current snapshots of everything that a call may change, by key."""
         keys: list[Any] = [("random", "torch"), ("random", "numpy"), ("random", "random")]
         keys += [("input", i) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         keys += [("generator", *key) for key in generators(self.model)]
@@ -151,6 +153,7 @@ class ObservedRun:
         return {key: self._probe(key)() for key in keys}
 
     def _probe(self, key: Any) -> Callable[[], Any]:
+        """A function that returns the current snapshot of one value."""
         kind, *rest = key
         if kind == "random":
             states: dict[str, Callable[[], Any]] = {
@@ -174,7 +177,7 @@ class ObservedRun:
 
 
 class SameObject:
-    """An object as it is now: equal to itself, unless it was written in place. It is held, so that no id comes again."""
+    """An object and its version: equal to itself, unless it was written in place. Holding the object keeps its id from being reused."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.version = value, version(value)
@@ -185,9 +188,9 @@ class SameObject:
     __hash__ = None  # type: ignore[assignment]
 
 
-# beside the engine's `mark`, which is made of ids for speed: this one holds lengths and plain values, for the words of a finding
+# unlike the engine's `mark`, which consists of ids for speed, a snapshot holds lengths and plain values, which findings report
 def snapshot(value: Any, depth: int = 3, objects: bool = True) -> Any:
-    """What is equal before and after exactly if nothing was changed; with `objects` also inside objects of other classes."""
+    """Return a snapshot of a value: two are equal exactly if nothing was changed; with `objects`, also inside objects of other classes."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return type(value), value if value == value else "nan"
     if depth and isinstance(value, list | tuple | set | frozenset):

@@ -19,22 +19,22 @@ _COLOURS = {
     "not run": "#888888",
 }
 _WIDTH = 110
-_MAX_LISTED = 4  # places of one kind that are written out
+_MAX_LISTED = 4  # places of one kind that are listed
 _MAX_OUTPUTS = 12
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a model before wrapping it; see `diagnose`.
+    """Findings about a model before wrapping it, and a verdict for each wrapper; see `diagnose`.
 
     Args:
-        name: of the model.
+        name: name of the model.
         findings: what was found, the worst first.
-        verdicts: by wrapper, "ok", "note", "slower", "refused", "needs settings" (its default ones don't fit this kind of model or input, which
-            says nothing against it) or "not run".
-        example: the inputs in words, "" if there were none.
-        remarks: what could not be looked at, and why.
-        outputs: what the model gives, what each output is taken for, and the lines to write if it is something else.
+        verdicts: by wrapper, "ok", "note", "slower", "refused", "needs settings" (the default ones don't fit this kind of model or input, which
+            is no flaw of the model) or "not run".
+        example: description of the inputs, "" if there were none.
+        remarks: checks that were not made, and why.
+        outputs: the outputs of the model, how each is interpreted, and the lines to write if it means something else.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to know: every wrapper was tried and takes the model, but for those that need settings."""
+        """Whether every wrapper was tried and takes the model without a remark, except for those that need settings."""
         return all(verdict in HARMLESS for verdict in self.verdicts.values())
 
     def find(self, kind: str) -> list[Finding]:
-        """The findings of one kind, see `workbench.doctor.KINDS`."""
+        """Return the findings of one kind, see `workbench.doctor.KINDS`."""
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
         return [finding for finding in self.findings if finding.kind == kind]
 
-    # ---- in words
+    # ---- as text
     def headline(self) -> str:
-        """The result in one line."""
+        """Return the result in one line."""
         subject = f"{self.name} on {self.example}" if self.example else self.name
         if self.ok:
             return f"{subject}: {'' if self.findings else 'nothing found, '}{self._conclusion()}."
@@ -106,7 +106,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def _verdict_line(self, wrapper: str, groups: list[tuple[int, str, list[Finding]]]) -> str:
-        """The verdict on a wrapper, and the numbers of the groups that are its reasons."""
+        """A line with the verdict on a wrapper, and the numbers of the groups that explain it."""
         verdict = self.verdicts[wrapper]
         numbers = [n for n, _, group in groups if any(finding.means[wrapper] != "ok" for finding in group)]
         reasons = "" if verdict in HARMLESS else " ".join(f"[{n}]" for n in numbers)
@@ -116,7 +116,7 @@ class Diagnosis:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """For notebooks; colours of text and background are the theme's own."""
+        """HTML for notebooks; text and background keep the colours of the theme."""
         e = html.escape
         fragments = [f"<style>{_STYLE}</style><div class='wb-diagnosis'><p class='wb-head'>{e(self.headline())}</p>"]
         if self.findings or not self.ok:
@@ -135,7 +135,9 @@ class Diagnosis:
                 )
             fragments.append("</table>")
         if self.outputs:
-            fragments.append("<table><tr><th>output</th><th>taken for</th><th>if it is something else</th></tr>")
+            fragments.append(
+                "<table><tr><th>output</th><th>interpreted as</th><th>if it means something else</th></tr>"
+            )
             for output in self.outputs[:_MAX_OUTPUTS]:
                 code = "".join(f"<div><code>{e(line)}</code></div>" for line in output.lines)
                 name = f"<b>{e(output.name)}</b>"
@@ -170,7 +172,7 @@ def _worst(finding: Finding) -> str:
 
 
 def _worst_meanings(group: list[Finding]) -> dict[str, str]:
-    """By wrapper the worst that a finding of a group means for it."""
+    """The worst verdict of a group of findings, by wrapper."""
     return {name: max((finding.means[name] for finding in group), key=rank) for name in group[0].means}
 
 
@@ -179,7 +181,7 @@ def _is_harmless(group: list[Finding]) -> bool:
 
 
 def sort_findings(findings: list[Finding]) -> list[Finding]:
-    """The worst first, each once; else in the order of kinds."""
+    """Return the findings without repeats, the worst kinds first; kinds that are equally bad in the order of `KINDS`."""
     kinds = list(KINDS)
     unique = list({(f.kind, f.where, f.line, f.what): f for f in findings}.values())
     worst: dict[str, int] = {}
@@ -204,7 +206,7 @@ def _harmless_lines(kind: str, group: list[Finding]) -> list[str]:
 
 
 def _places(group: list[Finding]) -> list[tuple[str, str]]:
-    """(where, what) of the findings of a group; those on one line of code together, as in the layers of a stack."""
+    """(where, what) of the findings of a group; findings on one line of code, as in a stack of equal layers, are merged."""
     merged: dict[tuple[str, str], list[Finding]] = {}
     for number, finding in enumerate(group):
         merged.setdefault((finding.line or str(number), finding.code), []).append(finding)
@@ -222,7 +224,7 @@ def _places(group: list[Finding]) -> list[tuple[str, str]]:
 
 
 def _what(finding: Finding) -> str:
-    """What was seen; of a refusal also who refuses, if its words don't say so."""
+    """What was found; for a refusal, preceded by the wrappers that refuse unless the text names one."""
     refusing = [name for name, verdict in finding.means.items() if verdict == "refused"]
     if finding.kind != "refused" or any(name in finding.what for name in refusing):
         return finding.what
@@ -230,19 +232,19 @@ def _what(finding: Finding) -> str:
 
 
 def _abbreviated(items: list[str]) -> list[str]:
-    """The first of many, and how many more there are."""
+    """The first items of a long list, and how many more there are."""
     if len(items) <= _MAX_LISTED:
         return items
     return [*items[: _MAX_LISTED - 1], f"and {len(items) - _MAX_LISTED + 1} more"]
 
 
 def _meaning(group: list[Finding]) -> str:
-    """What a group means, the wrappers by verdict."""
+    """The verdicts of a group of findings, each with its wrappers."""
     return "; ".join(f"{verdict}: {names}" for verdict, names in _by_verdict(group))
 
 
 def _by_verdict(group: list[Finding]) -> list[tuple[str, str]]:
-    """(verdict, the wrappers that it is for), the worst first; of most wrappers those are named that it is not for."""
+    """(verdict, wrappers that it applies to), the worst first; if it applies to most wrappers, the exceptions are named."""
     worst = _worst_meanings(group)
     lines = []
     for verdict in reversed([verdict for verdict in _COLOURS if verdict not in HARMLESS]):
@@ -258,8 +260,8 @@ def _by_verdict(group: list[Finding]) -> list[tuple[str, str]]:
 
 # ---- outputs
 def _output_lines(outputs: list[DescribedOutput]) -> list[str]:
-    """Each output with what it is taken for, and what to write."""
-    lines = ["Outputs, and what to write if one is something else than it is taken for:"]
+    """Lines about each output: how it is interpreted, and what to write if it means something else."""
+    lines = ["Outputs, how each is interpreted, and what to write if one means something else:"]
     for output in outputs[:_MAX_OUTPUTS]:
         lines.append(f"  {output.name or 'output'}  {output.kind()}: {output.taken_for}")
         lines += [f"      {line}" for line in output.lines]

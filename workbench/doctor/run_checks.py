@@ -24,12 +24,12 @@ from .tracers import DATA, HOW_READ, PARAMETER, SQUASHING
 
 
 class Seen(NamedTuple):
-    """What runs of a model have shown.
+    """Results of running a model.
 
     Args:
-        findings: about it.
-        modes: in which it runs, as values of `training`.
-        outputs: that it gives.
+        findings: findings about the model.
+        modes: modes in which it runs, as values of `training`.
+        outputs: descriptions of its outputs.
     """
 
     findings: list[Finding]
@@ -38,13 +38,13 @@ class Seen(NamedTuple):
 
 
 def check_runs(call: ExampleCall) -> Seen:
-    """Run copies of the model in both modes, and say what is seen."""
+    """Run copies of the model in both modes, and report what they show."""
     runs = [ObservedRun(call, training) for training in (call.model.training, not call.model.training)]
     successful = [run for run in runs if run.error is None]
     modes_seen: dict[Finding, set[bool]] = {}
     for run in runs:
         for finding in (_error(run),) if run.error is not None else (*_changes(run), *_calls(run)):
-            known = next((f for f in modes_seen if _same_trouble(f, finding)), finding)
+            known = next((f for f in modes_seen if _is_same(f, finding)), finding)
             modes_seen.setdefault(known, set()).add(run.training)
     findings = [_with_modes(finding, modes, len(successful)) for finding, modes in modes_seen.items()]
     modes = [run.training for run in successful]
@@ -56,12 +56,13 @@ def check_runs(call: ExampleCall) -> Seen:
     return Seen(findings, modes, outputs)
 
 
-def _same_trouble(one: Finding, other: Finding) -> bool:
+def _is_same(one: Finding, other: Finding) -> bool:
+    """Whether two findings, possibly from different modes, are about the same place."""
     return (one.kind, one.where, one.line) == (other.kind, other.where, other.line)
 
 
 def _with_modes(finding: Finding, modes: set[bool], n_successful: int) -> Finding:
-    """A finding that says in which mode it was seen, unless it is in all in which the model runs."""
+    """A finding that names the mode in which it occurred, unless it occurred in every mode in which the model runs."""
     if len(modes) < 2 and (finding.kind == "error" or n_successful != 1):
         mode = "training" if True in modes else "evaluation"
         finding = replace(finding, what=f"{finding.what} (in {mode} mode)".strip())
@@ -77,24 +78,24 @@ def _error(run: ObservedRun) -> Finding:
     return make_finding("error", run.call.name, f"{type(error).__name__}: {first_sentence(str(error))}", location)
 
 
-# ---- what a run changes
+# ---- changes made by a run
 def _changes(run: ObservedRun) -> Iterator[Finding]:
-    """What is another after the call, and which lines did it: found in a second run, line by line."""
+    """Values that the call changed, and the lines that did it, which a second run finds line by line."""
     keys = [key for key in run.changed() if not (run.training and key == ("random", "torch"))]
     if not keys:
         return
     watched_run = ObservedRun(run.call, run.training, watch=keys)
-    lasting = run.repeat()
+    changed_again = run.repeat()
     for key in keys:
         kind, path, what = _change(run, key)
-        if key[0] == "attribute" and key not in lasting:
+        if key[0] == "attribute" and key not in changed_again:
             kind, what = "state" if kind == "grows" else kind, f"{what}, in the first call only"
         for location in watched_run.lines.changes.get(key) or [NOWHERE]:
             yield make_finding(kind, run.call.name, what, replace(location, path=path or location.path))
 
 
 def _change(run: ObservedRun, key: Any) -> tuple[str, str, str]:
-    """Kind of finding, path of the module and words of one change."""
+    """Kind of finding, path of the module and description of one change."""
     kind, *rest = key
     if kind == "random":
         source = {"numpy": "numpy.random", "random": "Python's random"}.get(rest[0], "")
@@ -118,7 +119,7 @@ def _change(run: ObservedRun, key: Any) -> tuple[str, str, str]:
 
 
 def _change_of_attribute(name: str, before: Any, after: Any) -> tuple[str, str]:
-    """Kind of finding and words of a change between two snapshots of an attribute."""
+    """Kind of finding and description of a change between two snapshots of an attribute."""
     if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
         is_object = isinstance(before[0], SameObject), isinstance(after[0], SameObject)
         if all(is_object) and before[0] == after[0]:
@@ -139,7 +140,7 @@ def _count(n: int) -> str:
 
 
 def _calls(run: ObservedRun) -> Iterator[Finding]:
-    """What torch functions were seen to do."""
+    """Findings about the calls of torch functions."""
     for kind, name, location, sources in run.calls.reads:
         if location.file and sources & (DATA | PARAMETER):
             means: Means = {} if sources & PARAMETER else {Role.BRANCHES: "ok"}
@@ -152,14 +153,14 @@ def _calls(run: ObservedRun) -> Iterator[Finding]:
 
 # ---- outputs
 def _leaves(run: ObservedRun) -> Iterator[tuple[str, Any, str, Location]]:
-    """(path, leaf, name of the function that made it, where) of the leaves of the output."""
+    """(path, leaf, name of the function that made it, location of that call) of the leaves of the output."""
     for path, leaf in zip(paths(run.output), flatten(run.output)[0], strict=True):
         maker = run.calls.maker(leaf) if isinstance(leaf, Tensor) else None
         yield path, leaf, maker.name if maker is not None else "", maker.location if maker is not None else NOWHERE
 
 
 def _output(run: ObservedRun) -> Iterator[Finding]:
-    float_seen = False
+    has_float = False
     for name, (path, leaf, made_by, location) in zip(names(run.output), _leaves(run), strict=True):
         if leaf is None:
             continue
@@ -169,10 +170,10 @@ def _output(run: ObservedRun) -> Iterator[Finding]:
             what = f"{path}: {str(leaf.dtype).removeprefix('torch.')}{f', made by {made_by}' if made_by else ''}"
             means: Means = {Role.ANY: "ok", Role.BRANCHES: "note"} if run.float_outputs() else {}
             yield make_finding("integer_output", run.call.name, what, location, means=means)
-        elif made_by in SQUASHING or (not float_seen and _sums_to_one(leaf)):
+        elif made_by in SQUASHING or (not has_float and _sums_to_one(leaf)):
             what = f"{path}: made by {made_by}" if made_by in SQUASHING else f"{path}: numbers that sum to one"
             yield make_finding("probabilities", run.call.name, what, location, squashed_remedy(name, leaf, made_by))
-        float_seen = float_seen or is_float(leaf)
+        has_float = has_float or is_float(leaf)
 
 
 def _sums_to_one(leaf: Tensor) -> bool:
@@ -195,9 +196,9 @@ def _rows(run: ObservedRun) -> Iterator[Finding]:
 
 # ---- gradients
 def _gradients(runs: list[ObservedRun]) -> Iterator[Finding]:
-    """Parameters that no output depends on, in no mode."""
+    """Parameters that no output depends on in any mode."""
     if any(kind == "reentrant" for run in runs for kind, *_ in run.lines.events):
-        return  # the graph of the outputs does not show what is recomputed
+        return  # the graph of the outputs does not contain what is recomputed
     run = runs[0]
     trainable = [name for name, p in run.model.named_parameters() if p.requires_grad]
     if not trainable or not run.float_outputs():
@@ -223,7 +224,7 @@ def _parameters_reached(run: ObservedRun) -> set[str]:
 
 # ---- rows
 def _mixing(call: ExampleCall, modes: list[bool]) -> Iterator[Finding]:
-    """Whether some rows alone are answered as among all."""
+    """A finding if the outputs for some rows differ when the other rows are missing."""
     n_rows = call.n_rows()
     if n_rows is None or n_rows < 2:
         return
@@ -233,30 +234,30 @@ def _mixing(call: ExampleCall, modes: list[bool]) -> Iterator[Finding]:
         if not _agree(whole, again):
             continue  # random numbers: every call differs, whatever the rows
         if any(not leaf.dim() or leaf.shape[0] != n_rows for leaf in whole.float_outputs()):
-            return  # a finding already
-        some = ObservedRun(call, training, inputs=_rows_of_inputs(call, rows), calm=True, record=True)
-        only = " (in training mode)" if training and False in modes else ""
-        if some.error is not None:
-            location, _ = locate_error(some.error, is_wrapped)
-            what = f"it does not run on {len(rows)} of {n_rows} rows: {first_sentence(str(some.error))}"
-            yield make_finding("batch_mixing", call.name, what + only, location)
+            return  # the finding "no_rows" says so already
+        partial = ObservedRun(call, training, inputs=_rows_of_inputs(call, rows), calm=True, record=True)
+        mode = " (in training mode)" if training and False in modes else ""
+        if partial.error is not None:
+            location, _ = locate_error(partial.error, is_wrapped)
+            what = f"it does not run on {len(rows)} of {n_rows} rows: {first_sentence(str(partial.error))}"
+            yield make_finding("batch_mixing", call.name, what + mode, location)
             return
-        pairs = zip(whole.float_outputs(), some.float_outputs(), strict=True)
+        pairs = zip(whole.float_outputs(), partial.float_outputs(), strict=True)
         if not all(_alike(a[rows.to(a.device)], b) for a, b in pairs):
-            what = f"the answer to {len(rows)} rows differs when they are among {n_rows}{only}"
-            yield make_finding("batch_mixing", call.name, what, _first_difference(whole, some, rows, n_rows))
+            what = f"the outputs for {len(rows)} rows differ when they are among {n_rows}{mode}"
+            yield make_finding("batch_mixing", call.name, what, _first_difference(whole, partial, rows, n_rows))
             return
 
 
 def _agree(run: ObservedRun, again: ObservedRun) -> bool:
-    """Whether two runs went well and gave the same floating outputs, of which there are some."""
+    """Whether two runs succeeded and gave the same floating-point outputs, at least one."""
     if run.error or again.error or not run.float_outputs():
         return False
     return all(_alike(a, b) for a, b in zip(run.float_outputs(), again.float_outputs(), strict=True))
 
 
 def _rows_of_inputs(call: ExampleCall, rows: Tensor) -> Any:
-    """Copies of the inputs with some rows only."""
+    """Copies of the inputs with only some of the rows."""
     return tree_map(
         lambda leaf: (
             copy_leaf(leaf).index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
@@ -265,8 +266,9 @@ def _rows_of_inputs(call: ExampleCall, rows: Tensor) -> Any:
     )
 
 
-def _first_difference(whole: ObservedRun, some: ObservedRun, rows: Tensor, n_rows: int) -> Location:
-    for (name, location, a), (other, _, b) in zip(whole.calls.values, some.calls.values, strict=False):
+def _first_difference(whole: ObservedRun, partial: ObservedRun, rows: Tensor, n_rows: int) -> Location:
+    """Where the two runs first compute different values for the same rows."""
+    for (name, location, a), (other, _, b) in zip(whole.calls.values, partial.calls.values, strict=False):
         if name != other or not _same_rows(a, b, rows, n_rows):
             return location
     return NOWHERE

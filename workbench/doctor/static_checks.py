@@ -1,4 +1,4 @@
-"""Checks of a model as it stands, without running it."""
+"""Checks of a model that do not run it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_LISTED = 4
 
 
 def check_unrun(model: nn.Module, name: str) -> Iterator[Finding]:
-    """All findings about a plain model as it stands.
+    """Return all findings about a plain model that need no run.
 
     Args:
         model: the model; it is not run.
-        name: of the model.
+        name: its name in findings.
     """
     modules = dict(model.named_modules())
     yield from _foreign_modules(model, modules, name)
@@ -46,7 +46,7 @@ def check_unrun(model: nn.Module, name: str) -> Iterator[Finding]:
 
 
 def _foreign_modules(model: nn.Module, modules: dict[str, nn.Module], name: str) -> Iterator[Finding]:
-    """Scripted modules, the outermost ones, and wrapped ones."""
+    """Findings about the outermost scripted modules, and about wrapped ones."""
     for path, module in modules.items():
         parent = modules.get(_parent(path)) if path else None
         if is_scripted(module) and not (parent is not None and is_scripted(parent)):
@@ -93,7 +93,7 @@ def _hooks(modules: dict[str, nn.Module], name: str) -> Iterator[Finding]:
                     location = Location(path, code.co_filename, code.co_firstlineno)
                 hook_name = getattr(hook, "__qualname__", type(hook).__name__)
                 what = f"{hook_name}, a {kind.strip('_').removesuffix('s').replace('_', ' ')}"
-                # the line is that of its definition, which says nothing that its name does not
+                # the line is that of the hook's definition, whose source says no more than its name
                 yield replace(make_finding("hooks", name, what, location), code="")
 
 

@@ -1,4 +1,4 @@
-"""Tracers for one run of a model: which torch functions read values, and which line changes what."""
+"""Tracers for one run of a model: which torch functions read values, and which lines change values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ..engine.tree import flatten, is_float
 from ..introspect.locations import NOWHERE, Location, locate_frame, model_frames
 from ..introspect.source_lines import is_torch_layer, is_user_code
 
-DATA, PARAMETER, OTHER = 1, 2, 4  # what a value is computed from: floating inputs, parameters, other inputs
+# flags for what a value is computed from: floating-point inputs, parameters, other inputs
+DATA, PARAMETER, OTHER = 1, 2, 4
 
 READS = {
     **dict.fromkeys(("__bool__", "is_nonzero", "equal", "allclose", "__contains__"), "control_flow"),
@@ -27,7 +28,7 @@ READS = {
         "dynamic_shape",
     ),
 }
-HOW_READ = {  # of names that are no words
+HOW_READ = {  # descriptions of functions whose name does not explain itself
     "__bool__": "a tensor as a condition",
     "__contains__": "a tensor as a condition",
     "__getitem__": "a boolean mask as an index",
@@ -43,7 +44,7 @@ HOW_READ = {  # of names that are no words
 }
 SQUASHING = ("softmax", "log_softmax", "sigmoid", "logsigmoid", "softmin", "gumbel_softmax", "expit", "sigmoid_")
 _FACTS = frozenset(["size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "element_size"])
-_PASSING = frozenset(  # what comes out is what went in, in another shape
+_PASSING = frozenset(  # functions whose output holds the same values as the input, in another shape or type
     [
         *("squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "permute", "transpose", "__getitem__"),
         *("contiguous", "clone", "float", "double", "to", "detach", "__get__", "expand", "select", "narrow"),
@@ -61,7 +62,7 @@ class Read(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """The call that made a tensor, and the tensor that it made it of."""
+    """The call that made a tensor, and the id of its first input."""
 
     name: str
     location: Location
@@ -69,14 +70,14 @@ class Maker(NamedTuple):
 
 
 class CallTracer(TorchFunctionMode):
-    """Sees the calls of torch functions in one run of a model.
+    """Trace the calls of torch functions in one run of a model.
 
     Args:
         paths: id of a module -> its path.
-        inputs: the leaves of the inputs.
-        parameters: those of the model.
-        without_dropout: whether dropout is left out.
-        record: whether values computed from inputs are kept, in order.
+        inputs: leaves of the inputs.
+        parameters: parameters of the model.
+        without_dropout: whether to skip dropout.
+        record: whether to keep the values computed from inputs, in order.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CallTracer(TorchFunctionMode):
         self.grads: list[tuple[str, Location]] = []
         self.makers: dict[int, Maker] = {}
         self.values: list[tuple[str, Location, Tensor]] = []
-        self.gradient_stop: tuple[str, Location] = ("", NOWHERE)  # the last call that gave no gradient on
+        self.gradient_stop: tuple[str, Location] = ("", NOWHERE)  # the last call that passed no gradient on
         self._paths, self._without_dropout, self._record = paths, without_dropout, record
         self._sources: dict[int, int] = {}
         self._alive: list[Tensor] = []  # ids stay unique for as long as their tensors live
@@ -129,7 +130,7 @@ class CallTracer(TorchFunctionMode):
     def _note_read(
         self, caller: FrameType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]
     ) -> None:
-        """Remember a call that takes values out of tensors, unless it is one of torch's own layers."""
+        """Record a call that takes values out of tensors, unless one of torch's own layers makes it."""
         kind = _kind_of_read(name, args, kwargs)
         if kind is not None and not is_torch_layer(caller.f_code.co_filename):
             read = [leaf for leaf in inputs if leaf.dtype == torch.bool] if name.endswith("item__") else inputs
@@ -138,7 +139,7 @@ class CallTracer(TorchFunctionMode):
     def _note_outputs(
         self, name: str, location: Location, inputs: list[Tensor], outputs: list[Tensor], sources: int
     ) -> None:
-        """Remember which call made tensors, and what they are computed from."""
+        """Record which call made tensors, and what they are computed from."""
         if any(leaf.requires_grad for leaf in inputs) and not any(leaf.requires_grad for leaf in outputs):
             self.gradient_stop = (name, location)
         for leaf in outputs:
@@ -149,7 +150,7 @@ class CallTracer(TorchFunctionMode):
                 self.values.append((name, location, leaf.detach().clone()))
 
     def maker(self, tensor: Tensor) -> Maker | None:
-        """The call that computed a tensor, past what only gave it another shape."""
+        """Return the call that computed a tensor, looking through calls that only changed its shape or type."""
         maker = self.makers.get(id(tensor))
         while maker is not None and maker.name in _PASSING and maker.source in self.makers:
             maker = self.makers[maker.source]
@@ -172,7 +173,7 @@ def _is_in_place(name: str) -> bool:
 
 
 def _kind_of_read(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """The kind of finding that a call is which takes values out of tensors, None for other calls."""
+    """The kind of finding for a call that takes values out of tensors, None for other calls."""
     if name in READS:
         return READS[name]
     if name == "where" and len(args) + len(kwargs) == 1:
@@ -188,7 +189,7 @@ def _kind_of_read(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 # ---- lines
 def _codes_to_report() -> dict[CodeType, tuple[str, str]]:
-    """Code of functions whose calls are events -> (kind, name of the function)."""
+    """Code objects of functions whose calls are reported -> (kind, name of the function)."""
     named = {
         "checkpoint": (checkpoint.checkpoint, checkpoint.checkpoint_sequential),
         "reentrant": (checkpoint.CheckpointFunction.forward,),
@@ -205,20 +206,20 @@ def _codes_to_report() -> dict[CodeType, tuple[str, str]]:
 
 
 class LineTracer:
-    """Sees the lines of the user's code in one run of a model, and after which of them a value is another.
+    """Trace the lines of the user's code in one run of a model, and find those that change a value.
 
     Args:
         paths: id of a module -> its path.
-        probes: by key a function that gives a value, to be compared after every line.
+        probes: key -> function that returns a value, which is compared after every line.
     """
 
     def __init__(self, paths: Mapping[int, str], probes: Mapping[Any, Callable[[], Any]] | None = None) -> None:
-        self.events: list[tuple[str, str, Location]] = []  # (kind, name of the function, who called it)
+        self.events: list[tuple[str, str, Location]] = []  # (kind, name of the function, location of the call)
         self.changes: dict[Any, list[Location]] = {}
         self._paths, self._probes = paths, dict(probes or {})
         self._codes = _codes_to_report()
         self._values: dict[Any, Any] = {}
-        # the line that runs, in a frame that may have moved on
+        # frame and line that ran last; the frame itself may have moved on
         self._position: tuple[FrameType | None, int] = (None, 0)
 
     def __enter__(self) -> LineTracer:
@@ -251,7 +252,7 @@ class LineTracer:
         return self._trace_line
 
     def _compare(self) -> None:
-        """Note the line that ran for each value that is another now."""
+        """Record the line that ran last for each value that has changed."""
         for key, probe in self._probes.items():
             value = probe()
             if value != self._values[key]:

@@ -31,22 +31,22 @@ from .observed_run import ExampleCall
 from .tracers import READS
 
 _ONE_PASS = [strategy for strategy in ("vmap", "rescue") if strategy in STRATEGIES]
-# nothing is to be known about findings of these kinds where they do not stand in the way
+# findings of these kinds matter only if they keep branches from running in one pass
 _HARMLESS_IN_ONE_PASS = {*READS.values(), "vmap"}
-_EPOCHS = 8  # after which what collects weights has enough
+_EPOCHS = 8  # enough for methods that collect weights
 
 
 @dataclass
 class WrapperTrial:
-    """What a wrapper did.
+    """Result of trying a wrapper.
 
     Args:
         refusal: the error that it raised.
-        settings: why its default settings do not do, where that says nothing about the model.
+        settings: why its default settings do not suffice, if that is no flaw of the model.
         vmap_error: the error of running all branches in one pass.
-        refused_at, vmap_failed_at: where, in the user's code.
-        in_layer: whether a layer of torch's own stood in the way of one pass, as `nn.LSTM` does.
-        ran: whether it was run.
+        refused_at, vmap_failed_at: where these errors arose in the user's code.
+        in_layer: whether one of torch's own layers prevented running in one pass, as `nn.LSTM` does.
+        ran: whether the wrapped model was run.
     """
 
     refusal: Exception | None = None
@@ -61,20 +61,20 @@ class WrapperTrial:
 # ---- trials
 @dataclass(frozen=True)
 class Trials:
-    """What all wrappers are tried on.
+    """The model and the call that all wrappers are tried on.
 
     Args:
         model: plain or wrapped.
-        call: the plain model and its call; None for wrapping only.
-        modes: those in which the plain model runs.
-        keeps: whether the model keeps something from call to call, which need not fit the next one, as when rows were dealt out.
-        output: what the output means if its numbers say so, for wrappers that refuse it as values.
+        call: the plain model and its call; None to wrap without running.
+        modes: modes in which the plain model runs, as values of `training`.
+        keeps_state: whether the model keeps something from call to call, which need not fit the next one, as when rows were dealt out.
+        output: what the output means if its numbers reveal it, for wrappers that refuse it as values.
     """
 
     model: nn.Module
     call: ExampleCall | None
     modes: list[bool]
-    keeps: bool = False
+    keeps_state: bool = False
     output: Meaning | None = None
 
     def of(self, candidate: Candidate) -> WrapperTrial:
@@ -102,7 +102,7 @@ class Trials:
         return trial
 
     def _meaning_needed(self, candidate: Candidate, error: Exception) -> str:
-        """What to say where a wrapper takes the model as soon as it knows what the output means; else ""."""
+        """The setting that a wrapper needs if it takes the model once it knows what the output means; else ""."""
         if self.output is None:
             return ""
         try:
@@ -120,14 +120,14 @@ class Trials:
     def _run(self, wrapper: Any) -> Any:
         """The wrapped model after calls in both modes, without and with risk; None if it can't be run.
 
-        A risk in a pass of its own is asked for in training mode only, where nothing must be learned before.
+        A wrapper with a pass of its own is asked for risk in training mode only, where nothing has to be fitted first.
         """
         wrapped = self._wrap(wrapper)
         if self.call is None or not self.modes:
             return None
         own_pass = any(method.own_pass for method in wrapped._workbench.methods)
         for training, return_risk in itertools.product(sorted(self.modes, reverse=True), (False, True)):
-            wrapped = self._wrap(wrapper) if self.keeps else wrapped
+            wrapped = self._wrap(wrapper) if self.keeps_state else wrapped
             if return_risk and not training and not own_pass:
                 _prepare(wrapped, self.call)
             wrapped.train(training or (own_pass and return_risk))
@@ -136,11 +136,11 @@ class Trials:
         return wrapped
 
     def _try_one_pass(self, trial: WrapperTrial, wrapper: Any, wrapped: Any) -> None:
-        """Whether all branches can run in one pass, in each mode by one of the strategies."""
+        """Try to run all branches in one pass, in each mode with each strategy until one succeeds."""
         for training in self.modes:
             errors: list[Exception] = []
             for strategy in _ONE_PASS:
-                error = self._one_pass_error(strategy, self._wrap(wrapper) if self.keeps else wrapped, training)
+                error = self._one_pass_error(strategy, self._wrap(wrapper) if self.keeps_state else wrapped, training)
                 if error is None:
                     break
                 errors.append(error)
@@ -150,9 +150,9 @@ class Trials:
                 return
 
     def _one_pass_error(self, strategy: str, wrapped: Any, training: bool) -> Exception | None:
-        """Why all branches can't run in one pass by a strategy; None if they can, or if the wrapper has them run one by one on any model."""
+        """Why all branches can't run in one pass with a strategy; None if they can, or if the wrapper runs them one by one on any model."""
         assert self.call is not None
-        if self.keeps and not training:
+        if self.keeps_state and not training:
             _prepare(wrapped, self.call)
         wrapped.train(training)
         plan = plan_of(wrapped, Call(training, return_risk=True))
@@ -163,13 +163,13 @@ class Trials:
             with torch.set_grad_enabled(training):
                 call_model(wrapped, *_inputs(self.call, return_risk=True))
         except Exception as error:
-            # the wrapper says that the strategy is not possible; the cause tells where
+            # the error says that the strategy is not possible; its cause has the location
             return error.__cause__ if isinstance(error.__cause__, Exception) else error
         return None
 
 
 def _prepare(wrapped: Any, call: ExampleCall) -> None:
-    """Let methods that learn or collect something see the example, as `workbench.fit` would; what is collected differs as after training."""
+    """Let methods that learn or collect something see the example, as `workbench.fit` would; collected weights differ as after training."""
     wrapped.eval()
     for method in wrapped._workbench.methods:
         for epoch in range(1, _EPOCHS + 1) if method.collects else ():
@@ -182,7 +182,7 @@ def _prepare(wrapped: Any, call: ExampleCall) -> None:
     with torch.no_grad():
         output = call_model(wrapped, *_inputs(call))
     noisy = tree_map(lambda leaf: leaf + torch.randn_like(leaf) if is_float(leaf) else leaf, output)
-    # the outputs as targets; where several are too many, one of them
+    # use the outputs as targets; if several are refused, use one of them
     targets = [noisy, *(leaf for leaf in flatten(noisy)[0] if is_float(leaf) and leaf is not noisy)]
     refusals: list[Exception] = []
     for target in targets:
@@ -195,7 +195,7 @@ def _prepare(wrapped: Any, call: ExampleCall) -> None:
 
 
 def _as_inputs(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Inputs in the form that `fit` takes: a tuple of positional or a dict of keyword ones."""
+    """Inputs in the form that `fit` takes: a tuple of positional or a dict of keyword inputs."""
     if not kwargs:
         return args
     forward = wrapped_function(call.model) or call.model.forward
@@ -203,7 +203,7 @@ def _as_inputs(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _inputs(call: ExampleCall, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the inputs; few rows are repeated, since two voters with batch norm need four, and a signature two."""
+    """Copies of the inputs; fewer than four rows are repeated, since two voters with batch norm need four, and a signature two."""
     args, kwargs = call.inputs()
     n_rows = call.n_rows()
     if n_rows is not None and 0 < n_rows < 4 and all(t.dim() for t in tensors((args, kwargs))):
@@ -217,12 +217,12 @@ def _inputs(call: ExampleCall, **more: Any) -> tuple[tuple[Any, ...], dict[str, 
 def judge(
     findings: list[Finding], trials: dict[str, WrapperTrial], roles: Mapping[str, frozenset[Role]], name: str
 ) -> tuple[list[Finding], dict[str, str]]:
-    """What the findings mean in the light of the trials, and the verdict on each wrapper.
+    """Return the findings, corrected and extended by what the trials showed, and the verdict on each wrapper.
 
     Args:
-        findings: those so far, with what is expected of them.
+        findings: findings so far, with their expected verdicts.
         trials, roles: by wrapper.
-        name: of the model.
+        name: name of the model.
     """
     obstacles = [for_wrappers(obstacle, roles) for obstacle in _new_obstacles(findings, trials, name)]
     findings = [*findings, *obstacles]
@@ -234,7 +234,7 @@ def judge(
 
 
 def _new_obstacles(findings: list[Finding], trials: dict[str, WrapperTrial], name: str) -> list[Finding]:
-    """A finding for each line of the user's that keeps branches from running in one pass, and that no finding names yet."""
+    """A finding for each line of the user's code that keeps branches from running in one pass, and that no finding names yet."""
     lines = {finding.line for finding in findings if finding.line and _is_obstacle(finding)}
     obstacles: list[Finding] = []
     for trial in trials.values():
@@ -246,14 +246,14 @@ def _new_obstacles(findings: list[Finding], trials: dict[str, WrapperTrial], nam
 
 
 def _with_refusal(findings: list[Finding], wrapper: str, trial: WrapperTrial, name: str) -> list[Finding]:
-    """The refusal told by the finding about the same line, by that of another wrapper in the same words, or by a new one."""
+    """The findings with a refusal added: to the one about the same line, to that of another wrapper with the same message, or as a new one."""
     message, location = str(trial.refusal).strip().split("\n")[0], trial.refused_at
     for i, finding in enumerate(findings):
-        same_words = finding.kind == "refused" and finding.what == message
-        if same_words or (location.file and finding.line == location.line and _is_obstacle(finding)):
+        same_message = finding.kind == "refused" and finding.what == message
+        if same_message or (location.file and finding.line == location.line and _is_obstacle(finding)):
             extended = replace(
                 finding,
-                what=message if same_words else f"{finding.what}; {wrapper}: {message}",
+                what=message if same_message else f"{finding.what}; {wrapper}: {message}",
                 means=MappingProxyType({**finding.means, wrapper: "refused"}),
             )
             return [*findings[:i], extended, *findings[i + 1 :]]
@@ -261,12 +261,12 @@ def _with_refusal(findings: list[Finding], wrapper: str, trial: WrapperTrial, na
 
 
 def _is_obstacle(finding: Finding) -> bool:
-    """Whether it is of a kind that stands in the way of one pass for all branches."""
+    """Whether a finding is of a kind that keeps branches from running in one pass."""
     return "slower" in KINDS[finding.kind].means.values()
 
 
 def _actual_meanings(finding: Finding, trials: dict[str, WrapperTrial]) -> dict[str, str]:
-    """What is expected of a finding, held against what happened."""
+    """The verdicts of a finding: the expected ones, corrected by what the trials showed."""
     means = dict(finding.means)
     for wrapper, trial in trials.items():
         if trial.settings:

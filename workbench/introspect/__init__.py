@@ -1,1 +1,1 @@
-"""The one reader of user code: bytecode, source lines, and walks over objects. It stands above `errors` only."""
+"""Reading of user code: bytecode, source lines, and walks over objects. Imports only `errors` from this package."""

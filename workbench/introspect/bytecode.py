@@ -1,4 +1,4 @@
-"""Names that code mentions, reads and assigns to, read from its bytecode."""
+"""Names that code mentions, reads and assigns to, from its bytecode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MUTATORS = frozenset(
 
 
 def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
-    """The functions that a class and its bases define, by name, but for torch's own; properties and decorated functions are opened."""
+    """Yield (name, function) for the functions that a class and its bases define, except torch's own.
+
+    Properties and decorated functions are unwrapped.
+    """
     for base in cls.__mro__:
         if not base.__module__.startswith("torch."):
             for name, item in vars(base).items():
@@ -27,7 +30,7 @@ def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions and classes defined in it."""
+    """A code object, and those of the functions and classes defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -36,13 +39,13 @@ def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.cache
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """Names of globals and attributes that code mentions, in nested functions, too."""
+    """Return the names of globals and attributes that code mentions, including its nested functions."""
     return frozenset().union(*(each.co_names for each in _with_nested(code)))
 
 
 @functools.cache
 def _arguments(code: types.CodeType, operation: str) -> tuple[tuple[str, int], ...]:
-    """(name, line) of every instruction of a kind, in nested functions, too."""
+    """(name, line) of every instruction of a kind, including nested functions."""
     return tuple(
         (str(step.argval), (step.positions and step.positions.lineno) or each.co_firstlineno)
         for each in _with_nested(code)
@@ -52,23 +55,23 @@ def _arguments(code: types.CodeType, operation: str) -> tuple[tuple[str, int], .
 
 
 def globals_read(code: types.CodeType) -> list[str]:
-    """Names of the globals that code reads, sorted."""
+    """Return the names of the globals that code reads, sorted."""
     return sorted({name for name, _ in _arguments(code, "LOAD_GLOBAL")})
 
 
 def globals_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
-    """(name, line) of the globals that code assigns to."""
+    """Return (name, line) of the globals that code assigns to."""
     return _arguments(code, "STORE_GLOBAL")
 
 
 def attributes_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
-    """(name, line) of the attributes that code assigns to, of whatever object."""
+    """Return (name, line) of the attributes that code assigns to, of any object."""
     return _arguments(code, "STORE_ATTR")
 
 
 @functools.cache
 def attributes_of_self(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Every `self.a.b` that a method reads, as ("a", "b"); `self.layers[0].weight` is ("layers", "0", "weight")."""
+    """Return every `self.a.b` that a method reads, as ("a", "b"); `self.layers[0].weight` is ("layers", "0", "weight")."""
     chains = []
     for each in _with_nested(code):
         steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
@@ -80,7 +83,7 @@ def attributes_of_self(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
 
 
 def _names_loaded(steps: list[dis.Instruction], i: int) -> Iterator[str]:
-    """Names of the attributes, and the constant items, that are loaded one of another from step i on."""
+    """Names of the chained attributes and constant items that are loaded from step i on."""
     while i + 1 < len(steps):
         if "LOAD_ATTR" in steps[i].opname or steps[i].opname == "LOAD_METHOD":
             yield str(steps[i].argval)
@@ -94,7 +97,7 @@ def _names_loaded(steps: list[dis.Instruction], i: int) -> Iterator[str]:
 
 @functools.cache
 def containers_changed(code: types.CodeType) -> frozenset[str]:
-    """Names of the attributes whose containers code changes: by a method such as append, or by setting an item."""
+    """Return the names of the attributes whose containers code changes, by a method such as append or by setting an item."""
     changed = set()
     for each in _with_nested(code):
         steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
@@ -104,10 +107,10 @@ def containers_changed(code: types.CodeType) -> frozenset[str]:
 
 
 def _changes_loaded(steps: list[dis.Instruction], i: int) -> bool:
-    """Whether the container that step i loads is changed by a method or by an item that is set."""
+    """Whether the container that step i loads is changed by a method or by setting an item."""
     if i + 1 < len(steps) and steps[i + 1].argval in _MUTATORS:
         return True
-    depth = 1  # of the stack, from the container on
+    depth = 1  # of the stack, counted from the container
     for step in steps[i + 1 :]:
         effect = dis.stack_effect(step.opcode, step.arg, jump=False)
         if depth == 2 and effect < 0:

@@ -1,4 +1,4 @@
-"""Locate what happens in a call of a model: the line of the user's code, and the module that runs it."""
+"""Locations of events in a call of a model: the line of the user's code, and the module that runs it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Location:
     """A line of the user's code and the module that runs it.
 
     Args:
-        path: of the module whose code it is; where no code of the user's runs, of the innermost module.
-        file: the file, "" where no code of the user's runs.
-        number: the line in it.
+        path: path of the module that runs the line; if no user code runs, of the innermost module.
+        file: the file, "" if no user code runs.
+        number: line number.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Location:
 
     @property
     def line(self) -> str:
-        """See `workbench.introspect.source_lines.line_name`; "" where no code of the user's runs."""
+        """See `workbench.introspect.source_lines.line_name`; "" if no user code runs."""
         return line_name(self.file, self.number) if self.file else ""
 
     @property
@@ -44,7 +44,7 @@ NOWHERE = Location("")
 
 
 def call_model(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call the model; frames outside of this one are not the model's."""
+    """Call the model; this frame marks where the model's frames begin."""
     return model(*args, **kwargs)
 
 
@@ -54,25 +54,25 @@ def _is_call_of_model(frame: types.FrameType) -> bool:
 
 
 def model_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The frames of the model's call, innermost first."""
+    """Yield the frames of the model's call, innermost first."""
     while frame is not None and not _is_call_of_model(frame):
         yield frame
         frame = frame.f_back
 
 
 def _first_argument(frame: types.FrameType) -> Any:
-    """What a method calls self."""
+    """The value of the first argument, which is `self` in a method."""
     names = frame.f_code.co_varnames
     return frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
 
 
 def locate_frame(frame: types.FrameType | None, paths: Mapping[int, str], number: int = 0) -> Location:
-    """Where a frame of the model's call stands.
+    """Return the location of a frame of the model's call.
 
     Args:
-        frame: the innermost frame to look at.
+        frame: the innermost frame to consider.
         paths: id of a module -> its path.
-        number: the line of the innermost frame, if it has moved on.
+        number: the line in the innermost frame, if the frame itself has moved on.
     """
     file, line, innermost_path = "", 0, None
     for each in model_frames(frame):
@@ -86,14 +86,14 @@ def locate_frame(frame: types.FrameType | None, paths: Mapping[int, str], number
 
 
 def locate_error(error: BaseException, is_wrapped: Callable[[object], bool]) -> tuple[Location, bool]:
-    """The innermost line of the user's in a traceback, and whether a layer of torch's own raised below it.
+    """Return the innermost line of user code in a traceback, and whether one of torch's own layers raised below it.
 
     Args:
-        error: one that was raised inside of `call_model`.
-        is_wrapped: whether a module is wrapped; paths are those of the copy that runs inside of it.
+        error: an error raised inside `call_model`.
+        is_wrapped: whether a module is wrapped; paths are those of the copy that runs inside it.
     """
     calls = list(traceback.walk_tb(error.__traceback__))
-    # of a cause, which was caught inside of the call, the traceback has no such frame
+    # the traceback of a cause has no such frame, since the error was caught inside the call
     start = next((i for i, (frame, _) in enumerate(calls) if _is_call_of_model(frame)), 0)
     location, path, in_layer, paths = NOWHERE, "", False, dict[int, str]()
     for frame, line in calls[start:]:
@@ -108,12 +108,12 @@ def locate_error(error: BaseException, is_wrapped: Callable[[object], bool]) -> 
 
 
 def user_methods(cls: type) -> Iterator[types.FunctionType]:
-    """The functions that the user wrote in a class and its bases."""
+    """Yield the functions that the user wrote in a class and its bases."""
     return (function for _, function in methods_of(cls) if is_user_code(function.__code__.co_filename))
 
 
 def first_assignment(cls: type, attribute: str) -> Location:
-    """The first line of a class that assigns to an attribute."""
+    """Return the first line in a class that assigns to an attribute."""
     for function in user_methods(cls):
         for name, line in attributes_assigned(function.__code__):
             if name == attribute:

@@ -1,4 +1,4 @@
-"""What objects hold: the parts of a value one step down, and the tensors in whatever depth."""
+"""Contents of objects: the direct parts of a value, and the tensors at any depth."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def is_atom(value: Any) -> bool:
-    """Whether a value holds nothing else, and needs no copy."""
-    return type(value) in _ATOM_TYPES or isinstance(value, ATOMS)  # the exact types first: nearly all values are of one
+    """Return whether a value has no parts, and needs no copy."""
+    # exact types first for speed: they cover nearly all values
+    return type(value) in _ATOM_TYPES or isinstance(value, ATOMS)
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Whether a module lives in C++, out of reach of structural copies."""
+    """Return whether a module lives in C++, out of reach of structural copies."""
     return isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
 def is_keras(target: Any) -> bool:
-    """Whether something is a Keras layer or model, or a class of them; no Keras is imported to find out."""
+    """Return whether something is a Keras layer or model, or a class of them, without importing Keras."""
     layers = getattr(sys.modules.get("keras"), "layers", None)
     kind = target if isinstance(target, type) else type(target)
     return layers is not None and issubclass(kind, layers.Layer)
 
 
 def is_generator(value: Any) -> bool:
-    """Whether a value is a source of random numbers: branches draw from one and the same, one after another."""
-    cls = type(value)  # isinstance runs Python code of torch.Generator's, for every attribute of every module
+    """Return whether a value is a random generator; branches share one generator and draw from it one after another."""
+    cls = type(value)  # not isinstance: it would run Python code of torch.Generator for every attribute of every module
     return issubclass(cls, (torch.Generator, random.Random)) or cls.__module__.startswith("numpy.random")
 
 
 def is_graph(value: Any) -> bool:
-    """Whether a value is a graph of torch_geometric, or a batch of them, by its structure: stores of nodes and edges that `apply` goes through.
+    """Return whether a value is a graph of torch_geometric, or a batch of them, judged by its stores of nodes and edges and its `apply`.
 
-    It can be called, and yet is data.
+    Such a value is callable, and yet is data.
     """
     kind = type(value)
     return hasattr(kind, "node_stores") and all(hasattr(kind, name) for name in ("edge_stores", "to_dict", "apply"))
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds beside its tensors and sub-modules, slots included."""
+    """Yield (name, value) of a module's attributes other than its tensors and sub-modules, slots included."""
     for name, value in module.__dict__.items():
         if name not in ("_parameters", "_buffers", "_modules", "_engine"):
             yield name, value
@@ -64,7 +65,7 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def slots(value: Any) -> list[str]:
-    """The names of an object's slots."""
+    """Return the names of an object's slots."""
     names: list[str] = []
     for cls in type(value).__mro__:
         declared = cls.__dict__.get("__slots__", ())
@@ -73,12 +74,13 @@ def slots(value: Any) -> list[str]:
 
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What a value holds one step down, as (key, part): a key, an index, or the name of an attribute or of a variable.
+    """Yield the direct parts of a value, as (key, part): a key, an index, or the name of an attribute or of a variable.
 
-    Opened are containers, bound methods, partial functions, the closures of functions, and the attributes of all other objects.
+    Parts are the items of containers, the object of a bound method, function and arguments of a partial function, the closure variables of a
+    function, and the attributes of any other object.
     """
     if isinstance(value, dict):
-        yield from dict.items(value)  # past what a class of its own may do there
+        yield from dict.items(value)  # bypasses an `items` that a subclass overrides
     elif isinstance(value, CONTAINERS):
         yield from enumerate(value)
     elif isinstance(value, functools.partial):
@@ -92,7 +94,7 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def access_code(holder: Any, key: Any) -> str:
-    """How code writes the step from a value to one of its `parts`.
+    """Return the code that leads from a value to one of its `parts`.
 
     Example:
         >>> access_code({}, "a"), access_code([], 0), access_code(object(), "name")
@@ -108,14 +110,14 @@ def access_code(holder: Any, key: Any) -> str:
 
 
 def closure_variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of the functions around it that a function uses, as they are now; those that are not set yet are left out."""
+    """Yield (name, current value) of a function's closure variables; those that are not set yet are left out."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if is_set(cell):
             yield name, cell.cell_contents
 
 
 def is_set(cell: types.CellType) -> bool:
-    """Whether the variable of a closure has a value."""
+    """Return whether a closure variable has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:
@@ -123,7 +125,7 @@ def is_set(cell: types.CellType) -> bool:
 
 
 def tensors_and_generators(value: Any) -> list[Any]:
-    """Each tensor and each source of random numbers inside a value, in whatever depth; closures are not entered."""
+    """Return each tensor and each random generator inside a value, at any depth; closures are not entered."""
     leaves: list[Any] = []
     seen: set[int] = set()
     waiting = [value]

@@ -1,4 +1,4 @@
-"""Methods that compute with tensors and nothing else, told by their bytecode: run again with equal inputs, they do the same again."""
+"""Pure methods, recognised by their bytecode: they only compute with tensors, so running them again with equal inputs does the same again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .objects import ATOMS
 
-# what neither assigns outside of the function nor defines another one; unknown instructions of later versions of Python are not among them
+# instructions that neither assign outside the function nor define another one; those of later versions of Python count as unsafe
 _SAFE = """RESUME NOP CACHE PRECALL EXTENDED_ARG PUSH_NULL POP_TOP COPY SWAP NOT_TAKEN POP_ITER
     LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_BORROW_LOAD_FAST_BORROW LOAD_CONST LOAD_SMALL_INT
     STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_LOAD_FAST DELETE_FAST LOAD_ATTR LOAD_METHOD LOAD_GLOBAL
@@ -29,34 +29,34 @@ _INSTRUCTIONS = frozenset(_SAFE.split())
 _BUILTINS = frozenset(
     {"len", "range", "zip", "enumerate", "isinstance", "tuple", "list", "reversed", "int", "float", "max", "min"}
 )
-# leave torch, hand out memory, call Python, or look at or change how gradients are taken
+# attributes of tensors that leave torch, expose memory, call Python, or read or change how gradients are computed
 _IMPURE = """item tolist numpy data_ptr storage untyped_storage register_hook register_post_accumulate_grad_hook backward retain_grad grad
     grad_fn apply_ map_ map2_ set_ resize_ resize_as_ share_memory_ requires_grad_ record_stream data is_leaf output_nr volatile"""
-_NOT_PURE = frozenset(_IMPURE.split())
-_OF_TENSORS = frozenset(name for name in dir(Tensor) if not name.startswith("_")) - _NOT_PURE
-_OF_TORCH = [
+_IMPURE_ATTRIBUTES = frozenset(_IMPURE.split())
+_TENSOR_ATTRIBUTES = frozenset(name for name in dir(Tensor) if not name.startswith("_")) - _IMPURE_ATTRIBUTES
+_TORCH_MODULES = [
     torch._C._VariableFunctions,
     *(getattr(torch._C, name, None) for name in ("_nn", "_special", "_linalg", "_fft")),
-    math,  # of numbers: of a tensor its functions would ask for the value, which is seen where the call is recorded
+    math,  # for numbers; applied to a tensor, it would read the value, which recording the call notices
 ]
-_OTHERS = frozenset({"append"})  # of lists
-_READING = frozenset({"from_file", "from_numpy"})
-Global = tuple[dict[str, Any], str, Any]
+_LIST_METHODS = frozenset({"append"})
+_READERS = frozenset({"from_file", "from_numpy"})  # functions of torch that read files or foreign memory
+Global = tuple[dict[str, Any], str, Any]  # (dict of globals, name, value)
 
 
 class ImpureError(Exception):
-    """A function may do something else when it runs again; the message says why."""
+    """A function may behave differently when it runs again; the message says why."""
 
 
 def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -> Iterator[Global]:
-    """The globals that a function reads, (their dict, name, present value), if it computes with tensors only.
+    """Yield the globals that a function reads, as (their dict, name, current value), if it only computes with tensors.
 
     Args:
         function: a method of a module.
-        attributes: the names of attributes, beside those of tensors, that it may read.
+        attributes: names of attributes, other than those of tensors, that it may read.
 
     Raises:
-        ImpureError: it may do anything else.
+        ImpureError: if it may do anything else.
 
     Example:
         >>> def forward(self, x):
@@ -73,23 +73,23 @@ def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -
     if getattr(code, "co_exceptiontable", b""):
         raise ImpureError(f"{where} handles errors or contexts")
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
-    places = iter(range(len(steps)))
-    for i in places:
+    positions = iter(range(len(steps)))
+    for i in positions:
         step = steps[i]
         if step.opname not in _INSTRUCTIONS:
             raise ImpureError(f"{where}: {step.opname}")
         if step.opname == "LOAD_CONST" and isinstance(step.argval, types.CodeType):
             raise ImpureError(f"{where} defines a function")
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            known = any(step.argval in names for names in (_OF_TENSORS, _OTHERS, attributes))
-            if not known or step.argval in _NOT_PURE:
+            is_allowed = any(step.argval in names for names in (_TENSOR_ATTRIBUTES, _LIST_METHODS, attributes))
+            if not is_allowed or step.argval in _IMPURE_ATTRIBUTES:
                 raise ImpureError(f"{where} reads {step.argval}")
         if step.opname == "LOAD_GLOBAL":
             binding, value = _global(function, step.argval)
             if binding is not None:
                 yield binding
             while isinstance(value, types.ModuleType):
-                i = next(places, len(steps) - 1)
+                i = next(positions, len(steps) - 1)
                 if steps[i].opname not in ("LOAD_ATTR", "LOAD_METHOD") or not hasattr(value, steps[i].argval):
                     raise ImpureError(f"{where} uses {value.__name__}")
                 if not value.__name__.startswith("torch") and value is not math:
@@ -110,17 +110,17 @@ def _global(function: types.FunctionType, name: str) -> tuple[Global | None, Any
 
 
 def _is_pure(value: Any, name: str) -> bool:
-    """Whether a global, or what a module of torch has under a name, is a constant, or a function that takes and gives tensors."""
+    """Whether a value, a global or an attribute of a module of torch, is a constant, or a function of tensors that returns tensors."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.memory_format):
         return True
     if name in _BUILTINS and value is getattr(builtins, name):
         return True
-    # a function that was imported under another name
+    # the function may have been imported under another name
     name = name if hasattr(F, name) else getattr(value, "__name__", name)
     if isinstance(value, types.FunctionType):
-        return any(getattr(place, name, None) is value for place in (F, torch.functional)) and not name.startswith("_")
-    is_builtin = isinstance(value, types.BuiltinFunctionType) and name not in _READING
-    return is_builtin and any(getattr(place, name, None) == value for place in _OF_TORCH)
+        return any(getattr(owner, name, None) is value for owner in (F, torch.functional)) and not name.startswith("_")
+    is_builtin = isinstance(value, types.BuiltinFunctionType) and name not in _READERS
+    return is_builtin and any(getattr(owner, name, None) == value for owner in _TORCH_MODULES)
 
 
 __all__ = ["Global", "ImpureError", "globals_of_pure"]

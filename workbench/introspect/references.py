@@ -1,4 +1,4 @@
-"""What code refers to by name: the modules that a function reaches, and the tensors that a method of a module uses."""
+"""References in code: the modules that a function reaches by name, and the tensors that a method of a module uses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NOT_IN_CALLS = ("__init__", "__post_init__", "__new__", "__setstate__")
 _MAX_ITEMS = 1000  # a longer container holds data
 
 
-# ---- functions: unlike `objects.parts`, this follows of an object only what the code that holds it mentions, and enters functions and files
+# ---- functions: unlike `objects.parts`, this follows only attributes that the code mentions, and enters functions and Python modules
 @functools.lru_cache(maxsize=1024)
 def _names_in_class(cls: Any) -> frozenset[str]:
-    """Names that the methods of a class mention; what only its making mentions, no call uses."""
+    """Names that the methods of a class mention, except those that only construct objects, which no call runs."""
     methods = (item for base in cls.__mro__ for name, item in vars(base).items() if name not in _NOT_IN_CALLS)
     return frozenset().union(*(names_in(item.__code__) for item in methods if isinstance(item, types.FunctionType)))
 
 
 def globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The global variables that a function reads, as they are now."""
+    """Yield (name, current value) of the global variables that a function reads."""
     for name in globals_read(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
@@ -45,11 +45,11 @@ def _references_of_function(function: types.FunctionType) -> Iterator[tuple[str,
 
 
 def references(value: Any, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """What a value refers to, by name.
+    """Yield (name, object) for the objects that a value refers to.
 
     Args:
-        value: a function, a bound method, a partial function, a container, a module of Python or another object.
-        names: what the code that holds the value mentions: only such attributes of an object are followed.
+        value: a function, a bound method, a partial function, a container, a Python module or another object.
+        names: names that the code using the value mentions; of an object, only these attributes are followed.
     """
     if isinstance(value, types.FunctionType):
         yield from _references_of_function(value)
@@ -74,9 +74,9 @@ def walk(
     names: frozenset[str] = frozenset(),
     seen: set[int] | None = None,
 ) -> Iterator[tuple[str, str, Any]]:
-    """Everything that a value reaches: (place, label, value); modules are not entered.
+    """Yield everything that a value reaches, as (place, label, value); modules are not entered.
 
-    A place is the path of names that leads there; a module is given once for each place. A label is a short name.
+    A place is the path of names that leads to a value; a module is yielded once for each place. A label is a short name.
     """
     seen = set() if seen is None else seen
     is_atom = isinstance(value, (Tensor, *ATOMS)) and not isinstance(value, types.ModuleType)
@@ -95,19 +95,19 @@ def walk(
 
 
 def reaches_module(value: Any, names: frozenset[str]) -> bool:
-    """Whether a value leads to a module."""
+    """Return whether a value leads to a module."""
     return any(isinstance(item, nn.Module) for _, _, item in walk(value, names=names))
 
 
 # ---- methods of modules
 def used_by(root: nn.Module, method: str) -> set[str] | None:
-    """Names of the parameters and buffers that a method of a module uses, judged by its source; None if that cannot be told.
+    """Return the names of the parameters and buffers that a method of a module uses, judged by its source; None if unknown.
 
     Args:
         root: the module.
         method: name of one of its methods.
     """
-    if method in root.__dict__:  # set on the object: it may hold anything
+    if method in root.__dict__:  # set on the object: it may use anything
         return None
     usage = _Usage(root)
     try:
@@ -118,11 +118,11 @@ def used_by(root: nn.Module, method: str) -> set[str] | None:
 
 
 class _AllUsed(Exception):
-    """A method hands its object around, so that it may use all of it."""
+    """A method passes its object on, so that it may use all of it."""
 
 
 class _Usage:
-    """Collects the names of the tensors below a module that its methods use.
+    """Collect the names of the tensors of a module and its sub-modules that its methods use.
 
     Args:
         root: the module.
@@ -139,10 +139,10 @@ class _Usage:
         self._read: set[tuple[int, Any]] = set()
 
     def follow_attribute(self, module: nn.Module, names: list[str]) -> None:
-        """Add what `self.a.b.c` uses.
+        """Add the tensors that `self.a.b.c` uses.
 
         Raises:
-            _AllUsed: if it may be anything.
+            _AllUsed: if these may be any tensors.
         """
         name, *rest = names
         if module._modules.get(name) is not None:
@@ -157,7 +157,7 @@ class _Usage:
         elif name in ("_parameters", "_buffers", "_modules"):
             raise _AllUsed
         elif name in module.__dict__:
-            if name != "training":  # what is no module has no parameters either
+            if name != "training":  # only modules among the values have parameters
                 for _, _, item in walk(module.__dict__[name], names=frozenset(names)):
                     if isinstance(item, nn.Module):
                         self._add_module(item)
@@ -165,10 +165,10 @@ class _Usage:
             self._follow_class(module, name)
 
     def _follow_class(self, module: nn.Module, name: str) -> None:
-        """Add what the methods and properties of a name use."""
+        """Add the tensors that the methods and properties with a name use."""
         classes = [cls for cls in type(module).__mro__ if cls not in (nn.Module, object) and name in vars(cls)]
         if not classes and name != "__class__":
-            raise _AllUsed  # parameters(), children(), what __getattr__ gives
+            raise _AllUsed  # parameters(), children(), or a result of __getattr__
         for item in (vars(cls)[name] for cls in classes):
             if isinstance(item, staticmethod | classmethod | type) or not hasattr(item, "__get__"):
                 continue  # not bound to this object
@@ -190,7 +190,7 @@ def _attributes_of_self(function: Any) -> list[tuple[list[str], bool]]:
     """Every `self.a.b` of a method as ["a", "b"], those of `super()` included, and whether it is assigned to.
 
     Raises:
-        _AllUsed: if the method has no source, or hands its object on.
+        _AllUsed: if the method has no source, or passes its object on.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -205,7 +205,7 @@ def _attributes_of_self(function: Any) -> list[tuple[list[str], bool]]:
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else ""
         if name == "super":
-            node = parents[node]  # the call
+            node = parents[node]  # the call super()
         elif name != arguments[0].arg or _is_super_call(parents[node]):
             continue
         names = []
@@ -213,7 +213,7 @@ def _attributes_of_self(function: Any) -> list[tuple[list[str], bool]]:
             names.append(parent.attr)
             node = parent
         if not names:
-            raise _AllUsed  # the object itself is handed on
+            raise _AllUsed  # the object itself is passed on
         attributes.append((names, isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)))
     return attributes
 

@@ -1,4 +1,4 @@
-"""Find tensors that a model holds without having registered them: they do not move, are not saved, and nothing trains them."""
+"""Tensors that a model holds without registering them: they are not moved with it, not saved and not trained."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Unregistered:
     """A tensor that is neither a parameter nor a buffer.
 
     Args:
-        name: where it is, such as "encoder.scales[0]".
+        name: path to the tensor, such as "encoder.scales[0]".
         tensor: the tensor.
         owner: the module that holds it.
-        attribute: under which name.
+        attribute: name of the attribute of the owner.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Unregistered:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it was meant to be trained."""
+        """Whether the tensor requires a gradient, and so was meant to be trained."""
         return self.tensor.requires_grad
 
 
 def unregistered(model: nn.Module) -> list[Unregistered]:
-    """The tensors in attributes, lists, dicts and tuples of a model that are no parameters or buffers of it.
+    """Return the tensors in attributes, lists, dicts and tuples of a model that are neither its parameters nor its buffers.
 
-    Left out are other references to registered tensors and views of them, and what forward leaves behind: tensors that hang on a graph, and
-    attributes that it assigns to. Objects of other classes are looked into for tensors that require a gradient only.
+    Other references to registered tensors and views of them are left out, as is what forward leaves behind: tensors with a graph, and
+    attributes that it assigns to. In objects of other classes, only tensors that require a gradient are found.
 
     Args:
-        model: it is not changed, and not called.
+        model: the model, which is neither changed nor called.
 
     Returns:
         One entry for each tensor, in the order of the modules.
@@ -77,18 +77,18 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
             if f"{attribute}_orig" in module._parameters or f"{attribute}_g" in module._parameters:
                 continue  # computed by a hook of torch (spectral norm, pruning, weight norm)
             for name, tensor, in_object in _tensors_in(value, f"{path}.{attribute}" if path else attribute, seen):
-                known = id(tensor) in registered or _storage(tensor) in registered or tensor.grad_fn is not None
-                if not known and (tensor.requires_grad or not in_object):
+                is_excluded = id(tensor) in registered or _storage(tensor) in registered or tensor.grad_fn is not None
+                if not is_excluded and (tensor.requires_grad or not in_object):
                     entries.append(Unregistered(name, tensor, module, attribute))
     return entries
 
 
 def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
-    """One warning that names the tensors which `unregistered` finds.
+    """Warn about the tensors that `unregistered` finds, once for those that require a gradient and once for the others.
 
     Args:
         model: the model that is about to be wrapped.
-        stacklevel: as in `warnings.warn`; by default the line that calls a wrapper.
+        stacklevel: as in `warnings.warn`; the default points at the line that calls a wrapper.
     """
     entries = unregistered(model)
     for trainable, message in (
@@ -147,9 +147,9 @@ def _tensors_in(value: object, name: str, seen: set[int], depth: int = 0) -> Ite
             yield inner_name, tensor, in_object or not is_holder
 
 
-# ---- what forward writes, by its bytecode: at wrap time there is no call to be watched
+# ---- attributes that forward writes, from its bytecode, since at wrap time there is no call to observe
 def _written_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str]]:
-    """Names of attributes that the forward passes of modules, or hooks on them, assign to; and of those whose containers they change."""
+    """Names of the attributes that the forward passes of modules, or hooks on them, assign to, and of those whose containers they change."""
     codes: set[types.CodeType] = set()
     for module in modules:
         cls: Any = type(module)
@@ -162,7 +162,7 @@ def _written_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str]]:
 
 @functools.cache
 def _codes_of_forward(cls: Any) -> frozenset[types.CodeType]:
-    """The code of a class's forward, of what that calls, and so on."""
+    """Code objects of a class's forward, and of the methods that it calls, directly or indirectly."""
     if cls.__module__.startswith("torch."):
         return frozenset()
     codes: dict[str, list[types.CodeType]] = {}

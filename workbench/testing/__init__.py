@@ -1,4 +1,4 @@
-"""Check a wrapper of your own on a zoo of awkward models, as the built-in ones are checked."""
+"""Checks of your own wrapper on a zoo of awkward models, as the built-in wrappers are checked."""
 
 from __future__ import annotations
 

@@ -39,29 +39,29 @@ def check_wrapper(
     on_fail: str = "raise",
     tensors: BranchTensors | None = None,
 ) -> Report:
-    """Check that a wrapper does to awkward models what plain models with its tensors do, or refuses them with words.
+    """Check that a wrapper gives the numbers of plain models with its tensors on awkward models, or refuses them with an error message.
 
     The expected numbers never come from a run of the wrapped model: for every branch a plain model is built anew, given the branch's
-    tensors, and run by itself. Those tensors are found in the `state_dict` by the names of their keys: `fc.weight@mine` has one row for each
-    branch along the axis `mine`, or none is needed, because all branches share `fc.weight` and an intervention does the rest. A wrapper
-    that names its keys in another way is taken at the word of its own rules, unless you say the tensors. How many branches there are,
-    and what noise they see, is always the wrapper's word.
+    tensors, and run on its own. Those tensors are found in the `state_dict` by the names of their keys: `fc.weight@mine` has one row for each
+    branch along the axis `mine`; without such a key, all branches share `fc.weight` and an intervention does the rest. If a wrapper
+    names its keys in another way, its own rules are trusted, unless you provide the tensors. The number of branches and the noise that
+    they see always come from the wrapper.
 
     Args:
-        wrapper: a wrapper, a class of wrappers, or a function that gives one.
-        models: names of the zoo, or cases of your own (`workbench.testing.Case`); None takes the whole zoo.
+        wrapper: a wrapper, a class of wrappers, or a function that returns one.
+        models: names of models in the zoo, or your own cases (`workbench.testing.Case`); None checks the whole zoo.
         verbose: print a line for each model.
         on_fail: "raise" raises if a check failed, "report" only reports it.
-        tensors: `tensors(state, place)` gives the tensors of a branch by their names in the plain model, computed from the state of the
-            wrapped one (those that it leaves out are found as above); `place` is the branch's position by axis. So a check does not
-            rest on the rules that it is to check.
+        tensors: `tensors(state, place)` returns the tensors of a branch by their names in the plain model, computed from the state of the
+            wrapped one (missing ones are found as above); `place` is the branch's position by axis. With it, the check does not
+            depend on the rules that it checks.
 
     Returns:
-        A table of model by check: passed, refused (one of our errors, or the wrapper's own) or FAILED.
+        A table of model by check: passed, refused (with an error of this package or of the wrapper) or FAILED.
 
     Raises:
-        AssertionError: with every failing model and check, and its message.
-        TypeError: if the wrapper is none.
+        AssertionError: if a check failed; lists every failing model and check, with its message.
+        TypeError: if `wrapper` is no wrapper.
 
     Example:
         >>> from workbench import vote
@@ -85,25 +85,25 @@ def check_wrapper(
             for name, check in checks_of(trial).items():
                 report.outcomes[case.name, name] = outcome(check, trial)
         if verbose:
-            signs = [o.status for (model, _), o in report.outcomes.items() if model == case.name]
-            print(f"{case.name}: {', '.join(f'{signs.count(s)} {s}' for s in dict.fromkeys(signs))}")
+            statuses = [o.status for (model, _), o in report.outcomes.items() if model == case.name]
+            print(f"{case.name}: {', '.join(f'{statuses.count(s)} {s}' for s in dict.fromkeys(statuses))}")
     if on_fail == "raise":
         report.raise_for_failures()
     return report
 
 
 def maker(wrapper: Any) -> Callable[[], Wrapper]:
-    """A function that gives the wrapper.
+    """Return a function that makes the wrapper.
 
     Raises:
-        TypeError: if it gives something else.
+        TypeError: if it makes something else.
     """
     make = (lambda: copy.copy(wrapper)) if isinstance(wrapper, Wrapper) else wrapper
     if isinstance(wrapper, types.ModuleType) or not callable(make):
         raise TypeError(f"check_wrapper takes a Wrapper, such as vote.Wrapper(5), or a class of them, not {wrapper!r}")
     candidate = make()
     if not isinstance(candidate, Wrapper):
-        raise TypeError(f"{wrapper!r} gives {candidate!r}, which is no workbench.Wrapper")
+        raise TypeError(f"{wrapper!r} returns {candidate!r}, which is no workbench.Wrapper")
     return make
 
 
@@ -115,13 +115,13 @@ def _cases(models: Iterable[str | Case] | None) -> list[Case]:
     if unknown:
         import difflib
 
-        near = difflib.get_close_matches(str(unknown[0]), CASES, 3)
-        raise ValueError(f"{unknown[0]!r} is no model of the zoo; nearest: {', '.join(near) or 'none'}")
+        similar = difflib.get_close_matches(str(unknown[0]), CASES, 3)
+        raise ValueError(f"{unknown[0]!r} is no model of the zoo; nearest: {', '.join(similar) or 'none'}")
     return [model if isinstance(model, Case) else CASES[model] for model in chosen]
 
 
 def checks_of(trial: Trial) -> dict[str, Callable[[Trial], None]]:
-    """The checks that say something about a model under a wrapper."""
+    """Return the checks that apply to a model and a wrapper, by name."""
     checks, case = dict(CHECKS), trial.case
     if case.name in COMPOSED_ON or CASES.get(case.name) is not case:
         present = {method.name for method in trial.make().make()}
@@ -137,27 +137,27 @@ def outcome(check: Callable[[Trial], None], trial: Trial) -> Outcome:
         with seeded():
             check(trial)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}" if not isinstance(error, AssertionError) else str(error)
-        return Outcome("refused" if is_refusal(error, trial.make()) else "FAILED", words)
+        message = f"{type(error).__name__}: {error}" if not isinstance(error, AssertionError) else str(error)
+        return Outcome("refused" if is_refusal(error, trial.make()) else "FAILED", message)
     return Outcome("passed")
 
 
 def is_refusal(error: Exception, wrapper: Wrapper) -> bool:
-    """Whether an error was raised on purpose and with words, by this package or in the file of the wrapper."""
+    """Return whether an error was raised deliberately and with a message, by this package or in the module of the wrapper."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None or not isinstance(error, TypeError | ValueError | RuntimeError) or not str(error):
         return False
-    home = trace.tb_frame.f_globals.get("__name__", "")
-    in_package = home.startswith("workbench.") and not home.startswith("workbench.testing")
-    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised and (in_package or home == type(wrapper).__module__)
+    module = trace.tb_frame.f_globals.get("__name__", "")
+    in_package = module.startswith("workbench.") and not module.startswith("workbench.testing")
+    is_raise = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return is_raise and (in_package or module == type(wrapper).__module__)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """One thread, since the tensors are tiny; without what models print."""
+    """Run with one thread, since the tensors are tiny, and without this package's warnings and the models' output."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

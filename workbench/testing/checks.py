@@ -1,4 +1,4 @@
-"""Checks of one wrapper on one model: what every wrapper owes to every model."""
+"""Checks of one wrapper on one model, which every wrapper must pass on every model that it does not refuse."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from .models import (
 from .trial import Trial, ask, can_be_pickled
 from .zoo import leaves, modules
 
-RUNGS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the loop is checked by the others
+RUNGS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the other checks run the loop
 
 
 def check_untouched(trial: Trial) -> None:
-    """Wrapping and calling leave the given model as it was: parameters, buffers, attributes, mode, random state."""
+    """Check that wrapping and calling leave the given model as it was: parameters, buffers, attributes, mode, random state."""
     case = trial.case
     model, plain = build(case, training=True), build(case)
     before, identities = copy.deepcopy(dict(state(model))), _identities(model)
@@ -87,7 +87,7 @@ def check_untouched(trial: Trial) -> None:
 
 
 def _identities(model: Any) -> dict[str, Any]:
-    """Identities of what the modules hold, hooks and gradients included."""
+    """Identities of everything that the modules hold, including hooks and whether parameters require gradients."""
     identities: dict[str, Any] = {}
     for root in modules(model):
         for path, module in root.named_modules():
@@ -99,7 +99,7 @@ def _identities(model: Any) -> dict[str, Any]:
 
 
 def check_prediction(trial: Trial) -> None:
-    """In both modes the prediction has the structure and shapes of the model's own, and each risk those of a risk."""
+    """Check in both modes that the prediction has the structure and shapes of the model's output, and each risk the right ones."""
     case = trial.case
     wrapped = trial.fitted(trial.wrap(build(case)))
     output = wrapped._workbench.output
@@ -136,14 +136,14 @@ def check_prediction(trial: Trial) -> None:
 
 def _assert_risk(name: str, risk: Any, like: Any, output: Any) -> None:
     if name == "vacuitic":
-        assert isinstance(risk, Tensor) and risk.dim() == 1, "vacuitic risk is one number a row"  # noqa: PT018
+        assert isinstance(risk, Tensor) and risk.dim() == 1, "vacuitic risk must be one number per row"  # noqa: PT018
         assert risk.isfinite().all(), "vacuitic risk is not finite"
         return
     assert_structure(risk, like, f"{name} risk")
     for (path, leaf), (_, other) in zip(leaves(risk), leaves(like), strict=True):
         what = f"{name} risk {path}".strip()
         if not is_float(other):
-            assert leaf is None, f"{what}: a risk of what is no number"
+            assert leaf is None, f"{what}: a risk of an output that is no floating-point tensor"
             continue
         shape = other.shape if not has_classes(output) else other.shape[:-1]
         assert isinstance(leaf, Tensor), f"{what} is missing"
@@ -153,19 +153,22 @@ def _assert_risk(name: str, risk: Any, like: Any, output: Any) -> None:
 
 
 def _assert_total(risks: dict[str, Any], output: Any) -> None:
-    """Variances add; entropies do as they are."""
+    """Assert that variances (or entropies, for classes) add up to the total."""
     if "total" not in risks:
         return
     power = 2 if not has_classes(output) else 1
     named = {name: dict(leaves(risk)) for name, risk in risks.items() if name != "vacuitic"}
     for path, whole in named.pop("total").items():
         if isinstance(whole, Tensor):
-            added = torch.stack([risk[path] ** power for risk in named.values()]).sum(0)
-            close(whole**power, added, f"total risk {path}: its square is not the sum of squares", 1e-8)
+            expected = torch.stack([risk[path] ** power for risk in named.values()]).sum(0)
+            close(whole**power, expected, f"total risk {path}: its square is not the sum of squares", 1e-8)
 
 
 def check_loss(trial: Trial) -> None:
-    """The training loss is finite, and it or the risk trains every parameter that wrapping added, if the model is trained."""
+    """Check that the training loss is finite, and that the loss or the risk has a gradient for every parameter that wrapping added.
+
+    Parameters that the plain model does not train are exempt.
+    """
     case = trial.case
     if case.inputs()[1]:
         return  # `loss` takes positional inputs
@@ -201,7 +204,7 @@ def _arguments(args: tuple[Any, ...], y: Any) -> tuple[Any, Any]:
 
 
 def check_state_dict(trial: Trial) -> None:
-    """A saved state loads, strictly, into a model that was just wrapped, which predicts the same then."""
+    """Check that a saved state loads, strictly, into a newly wrapped model, which then predicts the same."""
     file = io.BytesIO()
     torch.save(trial.pristine.state_dict(), file)
     file.seek(0)
@@ -213,23 +216,23 @@ def check_state_dict(trial: Trial) -> None:
 
 
 def check_deepcopy(trial: Trial) -> None:
-    """A deep copy predicts the same, and stands alone."""
+    """Check that a deep copy predicts the same, and shares no tensors."""
     _assert_equal(trial, copy.deepcopy(trial.pristine))
 
 
 def check_pickle(trial: Trial) -> None:
-    """What is pickled predicts the same, if the plain model can be pickled and the method can be imported."""
+    """Check that a pickled model predicts the same, if the plain model can be pickled and the method can be imported."""
     if can_be_pickled(trial.case) and all(_importable(type(m)) for m in trial.make().make()):
         _assert_equal(trial, pickle.loads(pickle.dumps(trial.pristine)))
 
 
 def _importable(cls: type) -> bool:
-    """Whether unpickling finds the class: not if it was defined in a function."""
+    """Whether unpickling can import the class: not if it was defined in a function."""
     return getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
 
 
 def _assert_equal(trial: Trial, other: Any) -> None:
-    """Assert that a copy predicts what the model that it was made of does, and shares no tensor with it."""
+    """Assert that a copy predicts the same as the original, and shares no tensor with it."""
     wrapped, (y, risks) = trial.pristine, trial.answer
     assert type(other) is type(wrapped), f"{type(other)} instead of {type(wrapped)}"
     pointers = {tensor.data_ptr() for tensor in [*nn.Module.parameters(wrapped), *nn.Module.buffers(wrapped)]}
@@ -243,7 +246,7 @@ def _assert_equal(trial: Trial, other: Any) -> None:
 
 
 def check_plain_state(trial: Trial) -> None:
-    """The state of the plain model loads into the wrapped one, and comes out of it again."""
+    """Check that the state of the plain model loads into the wrapped one, and that unwrapping returns it."""
     plain, wrapped = build(trial.case), trial.wrap(build(trial.case)).eval()
     with torch.no_grad():
         for number, parameter in enumerate(parameters(plain).values()):
@@ -255,9 +258,9 @@ def check_plain_state(trial: Trial) -> None:
         if name in now:
             assert torch.equal(now[name], parameter), f"{name} is not the one that was loaded"
     model = Wrapped.unwrap(wrapped)
-    keeps = extra(wrapped, PRIOR) is not None  # a prior, which no plain model could hold
-    assert is_wrapped(model) is keeps, "unwrap gives a wrapped model"
-    unwrapped_state, expected = [key for key in model.state_dict() if not keeps or "@" not in key], state(plain)
+    has_prior = extra(wrapped, PRIOR) is not None  # unwrapping keeps it, in an object that is still wrapped
+    assert is_wrapped(model) is has_prior, "unwrap gives a wrapped model"
+    unwrapped_state, expected = [key for key in model.state_dict() if not has_prior or "@" not in key], state(plain)
     names = {name.removeprefix("_orig_mod.") for name in expected}
     assert set(unwrapped_state) == names, f"unwrapped, the state has {sorted(set(unwrapped_state) ^ names)[:3]}"
     with torch.no_grad():
@@ -265,18 +268,18 @@ def check_plain_state(trial: Trial) -> None:
 
 
 def check_composition(trial: Trial, other: Wrapper) -> None:
-    """With another wrapper variances add, and the order of wrapping is of no matter."""
+    """Check that with another wrapper variances add, and that the order of wrapping does not matter."""
     case, wrapper = trial.case, trial.wrapper()
     with seeded(1):
         first = compose(wrapper, other)(build(case))
-        rest = [other(wrapper(build(case))), wrapper(other(build(case)))]
+        nested = [other(wrapper(build(case))), wrapper(other(build(case)))]
     trial.fitted(first)
     with torch.no_grad():
         y, risks = ask(first, inputs(case))
         _assert_total(risks, first._workbench.output)
         kinds = {method.kind for method in first._workbench.methods}
         assert kinds <= set(risks), f"the risks are {sorted(risks)}; {sorted(kinds - set(risks))} is missing"
-        for wrapped in rest:
+        for wrapped in nested:
             wrapped.eval().load_state_dict(first.state_dict())
             z, others = ask(wrapped, inputs(case))
             assert_tree(z, y, exactly(y), "in another order, prediction", 1e-9)
@@ -299,5 +302,5 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "autocast": check_autocast,
     **{name: functools.partial(check_strategy, strategy=name) for name in RUNGS},
 }
-COMPOSED_ON = ("mlp", "cnn_bn", "lstm", "dict_out")  # of the zoo; every model that a user gives is composed as well
+COMPOSED_ON = ("mlp", "cnn_bn", "lstm", "dict_out")  # models of the zoo; users' own cases are all composed
 __all__ = ["CHECKS", "COMPOSED_ON"]

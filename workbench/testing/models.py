@@ -1,4 +1,4 @@
-"""Plain models of the zoo in other precisions and modes, their tensors, and what their answers are compared by."""
+"""Plain models of the zoo in other precisions and modes, their tensors, and comparisons of their outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from ..engine.tree import is_float, tree_map
 from .zoo import Case, leaves, modules
 
-ROWS = 6  # no other axis of an input of the zoo is this long
+ROWS = 6  # no other axis of an input of the zoo has this length
 Tree = dict[str, Any]  # path of a leaf -> leaf
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Seed the generators of torch, numpy and Python, and put the states of all back afterwards."""
+    """Seed the generators of torch, numpy and Python, and restore their states afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
-    # CUDA is not begun for the sake of a seed: who has not used it draws nothing there
+    # CUDA is not initialised just to seed it: without initialisation nothing is drawn there
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
@@ -39,7 +39,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 def rng_states() -> dict[str, Any]:
-    """The states of all global generators."""
+    """Return the states of all global generators."""
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -50,7 +50,7 @@ def rng_states() -> dict[str, Any]:
 
 # ---- models and inputs
 def parts(model: Any) -> dict[str, nn.Module]:
-    """The modules of a case by the prefix that their tensors have in a wrapped one."""
+    """Return the modules of a model by the prefix of their tensors' names in a wrapped one."""
     if isinstance(model, nn.Module):
         return {"": getattr(model, "_orig_mod", model) if isinstance(model, torch._dynamo.OptimizedModule) else model}
     variables = inspect.getclosurevars(model).nonlocals
@@ -58,25 +58,25 @@ def parts(model: Any) -> dict[str, nn.Module]:
 
 
 def parameters(model: Any) -> dict[str, nn.Parameter]:
-    """The parameters of a case by their names in a wrapped one."""
+    """Return the parameters of a model by their names in a wrapped one."""
     return {prefix + name: p for prefix, module in parts(model).items() for name, p in module.named_parameters()}
 
 
 def buffers(model: Any) -> dict[str, Tensor]:
-    """The buffers of a case by their names in a wrapped one."""
+    """Return the buffers of a model by their names in a wrapped one."""
     return {prefix + name: b for prefix, module in parts(model).items() for name, b in module.named_buffers()}
 
 
 def state(model: Any) -> dict[str, Tensor]:
-    """The state_dict of a case, as it is to be loaded into a wrapped one."""
+    """Return the state_dict of a model, as a wrapped one loads it."""
     if isinstance(model, nn.Module):
         return model.state_dict()
     return {prefix + name: t for prefix, module in parts(model).items() for name, t in module.state_dict().items()}
 
 
 def build(case: Case, dtype: torch.dtype = torch.float64, training: bool = False) -> Any:
-    """The plain model of a case in another precision and mode; complex tensors stay complex."""
-    with seeded():  # so that a user's case gives the same parameters at every call
+    """Return the plain model of a case in a given precision and mode; complex tensors stay complex."""
+    with seeded():  # so that a user's case has the same parameters at every call
         model = case.build()
     for module in parts(model).values():
         if dtype not in {p.dtype for p in module.parameters()}:
@@ -87,7 +87,7 @@ def build(case: Case, dtype: torch.dtype = torch.float64, training: bool = False
 
 
 def inputs(case: Case, dtype: torch.dtype = torch.float64, rows: int = ROWS, seed: int = 0) -> Any:
-    """Inputs (args, kwargs) in another precision, tensors of their own at every call."""
+    """Return inputs (args, kwargs) in a given precision, new tensors at every call."""
     return tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf,
         case.inputs(seed, rows),
@@ -95,14 +95,14 @@ def inputs(case: Case, dtype: torch.dtype = torch.float64, rows: int = ROWS, see
 
 
 def call(model: Any, arguments: Any, seed: int = 0) -> Any:
-    """The answer of a plain or a wrapped model, without gradients."""
+    """Return the output of a plain or a wrapped model, without gradients."""
     args, kwargs = arguments
     with seeded(seed), torch.no_grad():
         return model(*args, **kwargs)
 
 
 def total(*trees: Any) -> Tensor:
-    """The sum of all leaves of floating or complex numbers."""
+    """Return the sum of all floating-point and complex leaves."""
     numbers = [leaf for tree in trees for _, leaf in leaves(tree) if is_float(leaf)]
     return torch.stack([(leaf.real + leaf.imag if leaf.is_complex() else leaf).sum() for leaf in numbers]).sum()
 
@@ -116,28 +116,28 @@ def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) 
 
 
 def majority(value: Tensor, answers: list[Tensor], what: str) -> None:
-    """Assert that each whole number is one of those that most branches gave."""
+    """Assert that each integer is one of those that most branches gave."""
     stack = torch.stack(answers)
     counts = (stack[:, None] == stack[None]).sum(1)
-    said = (stack == value).sum(0)
-    assert torch.equal(said, counts.max(0).values), f"{what}: {value.tolist()} is not what most say: {stack.tolist()}"
+    votes = (stack == value).sum(0)
+    assert torch.equal(votes, counts.max(0).values), f"{what}: {value.tolist()} is not the majority of {stack.tolist()}"
 
 
 def assert_tree(output: Any, like: Any, expected: Tree, what: str, tolerance: float = 1e-9) -> None:
     """Assert structure and values of a prediction or of a risk.
 
     Args:
-        output: what is looked at.
+        output: the tree to check.
         like: an output of the plain model.
-        expected: by path, the numbers of each leaf; of whole numbers and what is no tensor a list of all answers.
-        what: for the message.
+        expected: the numbers of each leaf by path; for integers and leaves that are no tensors, a list of the outputs of all branches.
+        what: description for the error message.
         tolerance: relative and absolute.
     """
     assert_structure(output, like, what, expected)
     for path, leaf in leaves(output):
         where = f"{what} {path}".strip()
         if path not in expected:
-            assert leaf is None, f"{where}: a risk of what is no number"
+            assert leaf is None, f"{where}: a risk of an output that is no floating-point tensor"
         elif is_float(leaf):
             assert leaf.shape == expected[path].shape, f"{where}: {tuple(leaf.shape)} for {tuple(expected[path].shape)}"
             close(leaf, expected[path], where, tolerance)
@@ -148,13 +148,13 @@ def assert_tree(output: Any, like: Any, expected: Tree, what: str, tolerance: fl
 
 
 def assert_structure(output: Any, like: Any, what: str, expected: Container[str] | None = None) -> None:
-    """Assert that a tree has the containers of another and its leaves, or at least those that are expected."""
+    """Assert that a tree has the same type and leaves as another, or at least the leaves that are expected."""
     assert type(output) is type(like), f"{what}: {type(output).__name__} instead of {type(like).__name__}"
-    present = [path for path, _ in leaves(output)]
-    wanted = [path for path, _ in leaves(like) if expected is None or path in expected or path in present]
-    assert present == wanted, f"{what}: leaves {present} instead of {wanted}"
+    actual_paths = [path for path, _ in leaves(output)]
+    expected_paths = [path for path, _ in leaves(like) if expected is None or path in expected or path in actual_paths]
+    assert actual_paths == expected_paths, f"{what}: leaves {actual_paths} instead of {expected_paths}"
 
 
 def exactly(output: Any) -> Tree:
-    """What `assert_tree` is to find: this output."""
+    """Return the `expected` argument of `assert_tree` that stands for exactly this output."""
     return {path: leaf if is_float(leaf) else [leaf] for path, leaf in leaves(output)}

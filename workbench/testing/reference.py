@@ -1,4 +1,4 @@
-"""What the branches of a wrapped model must give: plain models, built anew, with tensors set by hand, one after another."""
+"""Reference for the branches of a wrapped model: plain models, built anew, with tensors set by hand, run one after another."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BranchTensors = Callable[[Mapping[str, Tensor], Place], Mapping[str, Tensor]]
 
 @dataclass
 class Branch:
-    """What a plain model with the tensors of one branch gave.
+    """Run of a plain model with the tensors of one branch.
 
     Args:
-        place: the branch.
+        place: position of the branch by axis.
         model: the plain model.
-        given: the inputs of the call, as it left them.
-        values: the tensors that it used, as differentiable functions of the reference's state.
-        output: its answer.
+        given: inputs of the call, as the call left them.
+        values: tensors that the model used, as differentiable functions of the reference's state.
+        output: output of the model.
     """
 
     place: Any
@@ -46,24 +46,24 @@ class Branch:
 class NamedTensors:
     """The tensors of each branch, found in the state of a wrapped model by the names of its keys alone.
 
-    | key                                | what it holds                                                                      |
-    |------------------------------------|------------------------------------------------------------------------------------|
-    | `fc.weight`                        | the tensor of all branches that have none of their own                             |
-    | `fc.weight@vote`                   | one row for each branch along the axis `vote`; so for `swag`, `snapshot`, any axis |
-    | `fc.weight@vote_out`, `..@vote_in` | one row of rank-one factors for each branch, by which `fc.weight` is multiplied    |
-    | `fc.weight@sculpt`, `..@sculpt1`   | that of the first and second head beside the model's own; with voters, `..@vote`   |
-    | `...@swag_ready`                   | whether the rows along `swag` count yet                                            |
+    | key                                | content                                                                              |
+    |------------------------------------|--------------------------------------------------------------------------------------|
+    | `fc.weight`                        | the tensor of all branches without their own                                         |
+    | `fc.weight@vote`                   | one row for each branch along the axis `vote`; likewise `swag`, `snapshot`, any axis |
+    | `fc.weight@vote_out`, `..@vote_in` | one row of rank-one factors for each branch, which multiply `fc.weight`              |
+    | `fc.weight@sculpt`, `..@sculpt1`   | tensor of the first and second head next to the model's; with voters, `..@vote`      |
+    | `...@swag_ready`                   | whether the rows along `swag` are in use yet                                         |
 
     Args:
         state: tensors by key.
-        axes: the names of the axes along which branches can differ.
+        axes: names of the axes along which branches can differ.
     """
 
     def __init__(self, state: Mapping[str, Tensor], axes: Iterable[str]) -> None:
         self.state, self.axes = state, [axis for axis in axes if axis != "sculpt"]
 
     def home(self, name: str, place: Place) -> tuple[str, int | None]:
-        """Key, and row if it has one for each branch, of the tensor that a branch uses as `name`."""
+        """Return the key of the tensor that a branch uses as `name`, and its row in it (None if it has no rows)."""
         if place.get("sculpt"):
             head = f"{name}@sculpt{place['sculpt'] - 1 or ''}"
             if any(key in self.state for key in (head, *(f"{head}@{axis}" for axis in self.axes))):
@@ -75,7 +75,7 @@ class NamedTensors:
         return name, None
 
     def value(self, name: str, place: Place) -> Tensor:
-        """The tensor that a branch uses as `name`, as a differentiable function of the state."""
+        """Return the tensor that a branch uses as `name`, as a differentiable function of the state."""
         key, row = self.home(name, place)
         tensor = self.state[key] if row is None else self.state[key][row]
         for axis in self.axes:
@@ -86,7 +86,7 @@ class NamedTensors:
         return tensor
 
     def keys(self, name: str) -> set[str]:
-        """All keys that some branch reads for `name`."""
+        """Return all keys that some branch reads for `name`."""
         heads = sum(re.fullmatch(rf"{re.escape(name)}@sculpt\d*(@\w+)?", key) is not None for key in self.state)
         keys = {self.home(name, {"sculpt": head})[0] for head in range(1 + heads)}
         factors = {f"{key}@{axis}_{side}" for key in keys for axis in self.axes for side in ("out", "in")}
@@ -94,17 +94,17 @@ class NamedTensors:
 
 
 class Reference:
-    """A loop over plain models that were built anew and given the tensors of one branch each; no wrapped object runs in it.
+    """A loop over plain models that are built anew and given the tensors of one branch each; no wrapped object runs in it.
 
-    Independent of the code under test are the models, the order and separation of the branches, and their tensors: copied when the
-    reference is made, and found by the names of their keys (`NamedTensors`), or as `tensors` says. Not independent are the number of the
-    branches and what happens beside replaced tensors (noise): these are told by the wrapper's own plan. So are the tensors of a method
-    that names its keys in another way, unless `tensors` says them (`by_rule` lists them): then the check is that the engine runs the
-    branches as they are declared, not that they are declared rightly.
+    The models, the order and separation of the branches, and their tensors are independent of the code under test: the tensors are copied
+    when the reference is made, and found by the names of their keys (`NamedTensors`), or by `tensors`. The number of branches and what
+    happens besides replaced tensors (noise) are not independent: they come from the wrapper's own plan. So do the tensors of a method
+    that names its keys in another way, unless `tensors` provides them (`by_rule` lists them). For these, the check is that the engine runs
+    the branches as they are declared, not that they are declared correctly.
 
     Args:
-        case: how to build the models.
-        wrapped: its tensors are copied now, so that it can be called and changed afterwards.
+        case: builds the models.
+        wrapped: wrapped model; its tensors are copied now, so that it can be called and changed afterwards.
         dtype: precision of models and inputs.
         tensors: see `check_wrapper`.
     """
@@ -113,16 +113,16 @@ class Reference:
         self, case: Case, wrapped: Any, dtype: torch.dtype = torch.float64, tensors: BranchTensors | None = None
     ) -> None:
         self.case, self.dtype, self.tensors = case, dtype, tensors
-        learns = {name for name, parameter in nn.Module.named_parameters(wrapped) if parameter.requires_grad}
+        trainable = {name for name, parameter in nn.Module.named_parameters(wrapped) if parameter.requires_grad}
         self.state = {
-            name: tensor.detach().clone().requires_grad_(name in learns)
+            name: tensor.detach().clone().requires_grad_(name in trainable)
             for name, tensor in [*nn.Module.named_parameters(wrapped), *nn.Module.named_buffers(wrapped)]
             if "@workbench" not in name
         }
         self.named = NamedTensors(self.state, [method.name for method in wrapped._workbench.methods])
         record = wrapped._workbench
         declared = {**{name: Shared(name) for name in record.slots}, **record.rules}
-        # a marked slot is no tensor of the plain model: an intervention is handed it
+        # a slot with "@" is no tensor of the plain model, but one for an intervention
         self.by_rule = {
             name: rule
             for name, rule in declared.items()
@@ -130,16 +130,16 @@ class Reference:
         }
 
     def home(self, name: str, place: Place) -> tuple[str, int | None]:
-        """Key and row of the registered tensor where a branch keeps a tensor of the plain model."""
+        """Return key and row of the registered tensor in which a branch keeps a tensor of the plain model."""
         return self.by_rule[name].home(place) if name in self.by_rule else self.named.home(name, place)
 
     def values(self, names: Iterable[str], place: Place) -> dict[str, Tensor]:
-        """The tensors that a branch uses by their names in the plain model, as differentiable functions of `state`."""
-        said = {} if self.tensors is None else self.tensors(self.state, place)
+        """Return the tensors that a branch uses, by their names in the plain model, as differentiable functions of `state`."""
+        provided = {} if self.tensors is None else self.tensors(self.state, place)
         bank = Bank(self.state.__getitem__)
         return {
-            name: said[name]
-            if name in said
+            name: provided[name]
+            if name in provided
             else self.by_rule[name].pick(bank, place)
             if name in self.by_rule
             else self.named.value(name, place)
@@ -147,7 +147,7 @@ class Reference:
         }
 
     def run(self, plan: Plan, training: bool = False) -> list[Branch]:
-        """All branches of a plan, with what its interventions do to tensors, inputs and activations."""
+        """Run all branches of a plan, with its interventions on tensors, inputs and activations."""
         branches: list[Branch] = []
         starts: dict[tuple[int, ...], Tensor] = {}
         for place in plan.indices:
@@ -157,7 +157,7 @@ class Reference:
         return branches
 
     def branch(self, place: Place, interventions: Iterable[Intervention], training: bool) -> Branch:
-        """One pass of a plain model with a branch's tensors."""
+        """Run a plain model once with a branch's tensors."""
         model, arguments = build(self.case, self.dtype, training), inputs(self.case, self.dtype)
         args, kwargs = arguments
         registered = {**parameters(model), **buffers(model)}
@@ -177,14 +177,14 @@ class Reference:
                 context = intervention.active(named, list(buffers(model).values()), tensors((args, kwargs)))
                 if context is not None:
                     stack.enter_context(context)
-            eager = getattr(model, "_orig_mod", model)  # compiled code runs past what watches the calls
+            eager = getattr(model, "_orig_mod", model)  # compiled code would bypass the interventions' hooks
             output = eager(*args, **kwargs)
         for intervention in reversed([*interventions]):
             output = intervention.output(output, place)
         return Branch(place, model, arguments, values, output)
 
     def gradients(self, branches: list[Branch], objective: Tensor) -> dict[str, Tensor | None]:
-        """The gradient of an objective on the branches' outputs, by name of the registered tensor."""
+        """Return the gradient of an objective on the branches' outputs, by name of the registered tensor."""
         objective.backward()
         pairs = [
             (branch.values[name], parameter.grad)
@@ -196,7 +196,7 @@ class Reference:
         return {name: tensor.grad for name, tensor in self.state.items()}
 
     def moved(self, branches: list[Branch]) -> dict[str, Tensor]:
-        """The buffers after the run, by name: own rows each, shared ones the mean over the branches that share them."""
+        """Return the buffers after the run, by name: each row from its branch, shared ones as the mean over the branches that share them."""
         moved: dict[tuple[str, int | None], list[Tensor]] = {}
         for branch in branches:
             for name, value in buffers(branch.model).items():
@@ -212,13 +212,13 @@ class Reference:
 
 
 def plan_for(wrapped: Any, training: bool, seed: int = 0) -> Plan:
-    """The plan of a call that asks for risks."""
+    """Return the plan of a call that asks for risks."""
     with seeded(seed):
         return plan_of(wrapped, Call(training, True))
 
 
 def run_engine(wrapped: Any, plan: Plan, arguments: Any, strategy: str, seed: int = 0) -> Branched:
-    """The branches of a plan as the engine runs them, before anything is averaged."""
+    """Return the branches of a plan as the engine runs them, before anything is averaged."""
     with seeded(seed):
         args, kwargs = arguments
         branched, _ = engine_of(wrapped).run(plan, args, kwargs, strategy)
@@ -226,7 +226,7 @@ def run_engine(wrapped: Any, plan: Plan, arguments: Any, strategy: str, seed: in
 
 
 def assert_branches(branched: Branched, branches: list[Branch], tolerance: float, values: bool = True) -> None:
-    """Assert that the engine's branches are those of the plain models; with `values=False` in structure and shapes only."""
+    """Assert that the engine's branches equal those of the plain models; with `values=False` only in structure and shapes."""
     first = branches[0].output
     assert_structure(branched.rebuild(branched.leaves), first, "branches")
     depth = len(branched.axes)

@@ -1,4 +1,4 @@
-"""What came out of checking a wrapper: a table of model by check, as text and for notebooks."""
+"""Report of checking a wrapper: a table of model by check, as text and for notebooks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ COLOURS = {"passed": "#e6f4ee", "refused": "#fff3cd", "FAILED": "#f8d7da"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check went on one model.
+    """Outcome of one check on one model.
 
     Args:
         status: "passed", "refused" or "FAILED".
-        message: the words of the refusal or of the failure.
+        message: message of the refusal or of the failure.
     """
 
     status: str
@@ -28,8 +28,8 @@ class Report:
     """The outcomes of all checks of a wrapper.
 
     Args:
-        wrapper: what was checked.
-        outcomes: by (model, check).
+        wrapper: description of the wrapper.
+        outcomes: outcomes by (model, check).
 
     Example:
         >>> report = Report("mine", {("mlp", "training"): Outcome("FAILED", "gradient of 0.weight")})
@@ -42,7 +42,7 @@ class Report:
 
     @property
     def models(self) -> list[str]:
-        """Names of the models, in the order in which they were checked."""
+        """Names of the models, in the order of their checks."""
         return list(dict.fromkeys(model for model, _ in self.outcomes))
 
     @property
@@ -66,17 +66,17 @@ class Report:
                 yield model, check, outcome.message
 
     def raise_for_failures(self) -> None:
-        """Raise if a check has failed.
+        """Raise an error if a check has failed.
 
         Raises:
-            AssertionError: with every failing model and check, and its message.
+            AssertionError: lists every failing model and check, with its message.
         """
         if self.failures:
             lines = [f"  {model}, {check}: {_brief(message)}" for model, check, message in self.failures]
             raise AssertionError("\n".join([self.summary(), *lines]))
 
     def summary(self) -> str:
-        """How many checks passed, were refused and failed, in one line."""
+        """Return how many checks passed, were refused and failed, in one line."""
         statuses = [outcome.status for outcome in self.outcomes.values()]
         counts = ", ".join(f"{statuses.count(status)} {status}" for status in SIGNS)
         return f"{self.wrapper} on {len(self.models)} models: {counts}"

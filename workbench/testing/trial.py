@@ -1,4 +1,4 @@
-"""One wrapper on one model: what is made of it, and what is asked."""
+"""One wrapper on one model: the wrapped models that the checks need, and their outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Trial:
 
     Args:
         case: the model.
-        make: gives the wrapper, a new one at each call or the same.
+        make: returns the wrapper, a new one at each call or the same.
         tensors: see `check_wrapper`.
     """
 
@@ -36,37 +36,37 @@ class Trial:
     tensors: BranchTensors | None = None
 
     def reference(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Reference:
-        """Plain models with the tensors that a wrapped one has now."""
+        """Return plain models with the current tensors of a wrapped one."""
         return Reference(self.case, wrapped, dtype, self.tensors)
 
     def wrapper(self, strategy: str = "auto") -> Wrapper:
-        """The wrapper, with another strategy if one is asked for."""
+        """Return the wrapper, with a given strategy."""
         wrapper = self.make()
         return wrapper if strategy == "auto" else wrapper.with_options(strategy=strategy)
 
     def wrap(self, model: Any, strategy: str = "auto", seed: int = 1) -> Any:
-        """The wrapped model; with another seed it has other start values."""
+        """Return the wrapped model, whose initial values depend on the seed."""
         with seeded(seed):
             return self.wrapper(strategy)(model)
 
     def fitted(self, wrapped: Any, dtype: torch.dtype = torch.float64) -> Any:
-        """The wrapped model in evaluation mode, with all learned that is learned in closed form."""
+        """Return the wrapped model in evaluation mode, after the fit of all methods that learn in closed form."""
         wrapped.eval()
         if not any(method.needs_fit for method in wrapped._workbench.methods):
             return wrapped
         args, kwargs = inputs(self.case, dtype, rows=40, seed=3)
         batch: Any = args
-        if kwargs:  # a batch is either positional or by name; what is positional has a name, too
+        if kwargs:  # a batch is either positional or by name; positional arguments get their names here
             bound: Any = inspect.signature(wrapped.forward).bind(*args, **kwargs).arguments
             batch = {**bound, **bound.pop("kwargs", {})}
         if any(method.needs_fit for method in wrapped._workbench.methods):
             Wrapped.fit(wrapped, [(batch, None)])
         return wrapped
 
-    # ---- what several checks look at, made once
+    # ---- shared by several checks
     @functools.cached_property
     def pristine(self) -> Any:
-        """A fitted model that nobody calls, so that copies of it can be compared with `answer`."""
+        """A fitted model that is never called, so that copies of it can be compared with `answer`."""
         return self.fitted(self.wrap(build(self.case)))
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class Trial:
 
 
 def ask(wrapped: Any, arguments: Any, seed: int = 0) -> tuple[Any, dict[str, Any]]:
-    """The prediction of a wrapped model and its risks by name."""
+    """Return the prediction of a wrapped model and its risks by name."""
     args, kwargs = arguments
     with seeded(seed):
         y, risk = wrapped(*args, **kwargs, return_risk=True)
@@ -103,6 +103,7 @@ def ask(wrapped: Any, arguments: Any, seed: int = 0) -> tuple[Any, dict[str, Any
 
 
 def referred(reference: Reference, wrapped: Any, training: bool, seed: int = 0) -> list[Branch]:
+    """Run the reference with the plan of a wrapped model."""
     plan = plan_for(wrapped, training, seed)
     with seeded(seed):
         return reference.run(plan, training)
@@ -110,7 +111,7 @@ def referred(reference: Reference, wrapped: Any, training: bool, seed: int = 0) 
 
 @functools.lru_cache(maxsize=256)
 def can_be_pickled(case: Case) -> bool:
-    """Whether the plain model can be pickled; a function cannot."""
+    """Return whether the plain model can be pickled; a function can't."""
     model = parts(build(case))[""] if "function" not in case.tags else None
     with contextlib.suppress(Exception):
         call(pickle.loads(pickle.dumps(model)), inputs(case))
@@ -120,7 +121,7 @@ def can_be_pickled(case: Case) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def runs_in_bfloat16(case: Case) -> bool:
-    """Whether the plain model trains in bfloat16."""
+    """Return whether the plain model trains in bfloat16."""
     with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, RuntimeError):
         _train(case, torch.bfloat16)
         return "function" not in case.tags
@@ -129,7 +130,7 @@ def runs_in_bfloat16(case: Case) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def runs_under_autocast(case: Case) -> bool:
-    """Whether the plain model trains under autocast."""
+    """Return whether the plain model trains under autocast."""
     with contextlib.suppress(RuntimeError, TypeError):
         with torch.autocast("cpu", torch.bfloat16):
             _train(case, torch.float32)
@@ -138,7 +139,7 @@ def runs_under_autocast(case: Case) -> bool:
 
 
 def _train(case: Case, dtype: torch.dtype) -> None:
-    """One pass forward in both modes, and one back."""
+    """Run a forward pass in both modes, and a backward pass in training mode."""
     call(build(case, dtype), inputs(case, dtype))
     args, kwargs = inputs(case, dtype)
     with seeded():

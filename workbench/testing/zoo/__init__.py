@@ -1,7 +1,7 @@
-"""A zoo of awkward models: one table of everything that PyTorch users do and that wrappers trip over.
+"""A zoo of awkward models: a table of what PyTorch users do and wrappers trip over.
 
 Each `Case` builds a small model, draws inputs for it and states facts about it as tags. The tests check every fact in both
-directions, so that a tag can be relied on as much as its absence.
+directions, so that both a tag and its absence are reliable.
 
 Example:
     >>> case = CASES["cnn_bn"]

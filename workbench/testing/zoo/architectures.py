@@ -139,7 +139,7 @@ class MoeTopK(Base):
 
 @case("conv1d_series", "buffers", "batch_mixing_train", inputs=SEQUENCE)
 class Conv1dSeries(nn.Module):
-    """A time series [rows, channels, steps] to its next values."""
+    """Forecast the next values of a time series [rows, channels, steps]."""
 
     def __init__(self) -> None:
         super().__init__()

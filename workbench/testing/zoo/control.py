@@ -79,7 +79,7 @@ class NumpyRandomness(Base):
 
 @case("routed_by_input", "batch_mixing", "no_grad_params")
 class RoutedByInput(Base):
-    """Which layer runs is decided by the batch."""
+    """A layer that is chosen by the batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a case of the zoo is, the table that it is entered in, and what the cases are made of."""
+"""Cases of the zoo: their class, the table that lists them, and the parts that they are made of."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Case:
     """An awkward model.
 
     Args:
-        name: Key in `CASES`.
-        build: Builds the model in train mode, with the same parameters at every call; the global RNG stays untouched.
+        name: key in `CASES`.
+        build: builds the model in train mode, with the same parameters at every call; leaves the global RNG untouched.
         inputs: `inputs(seed=0, rows=6)` draws `(args, kwargs)` for one call.
-        tags: Facts about the model, keys of `TAGS`.
+        tags: facts about the model, keys of `TAGS`.
     """
 
     name: str
@@ -59,14 +59,14 @@ CASES: dict[str, Case] = {}
 
 
 def cases(*exclude_tags: str) -> list[Case]:
-    """The cases that bear none of the given tags."""
+    """Return the cases without any of the given tags."""
     if unknown := set(exclude_tags) - set(TAGS):
         raise ValueError(f"unknown tags {sorted(unknown)}; the tags are {sorted(TAGS)}")
     return [case for case in CASES.values() if case.tags.isdisjoint(exclude_tags)]
 
 
 def leaves(output: Any, path: str = "") -> list[tuple[str, Any]]:
-    """All leaves of a tree of dicts, lists, tuples and dataclasses with their paths, such as "heads.0.mean"."""
+    """Return all leaves of a tree of dicts, lists, tuples and dataclasses, with their paths, such as "heads.0.mean"."""
     if isinstance(output, dict):
         children = list(output.items())
     elif isinstance(output, tuple) and hasattr(output, "_fields"):
@@ -81,19 +81,19 @@ def leaves(output: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def float_leaves(output: Any) -> list[tuple[str, Tensor]]:
-    """The leaves that are floating-point tensors."""
+    """Return the leaves that are floating-point tensors, with their paths."""
     return [(path, leaf) for path, leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def modules(model: Callable[..., Any]) -> list[nn.Module]:
-    """The model itself, or the modules that a function closes over."""
+    """Return the model itself, or the modules that a function closes over, as a list."""
     if isinstance(model, nn.Module):
         return [model]
     return [value for value in inspect.getclosurevars(model).nonlocals.values() if isinstance(value, nn.Module)]
 
 
 def normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Inputs:
-    """Inputs of standard normal tensors [rows, *shape]."""
+    """Return a function that draws standard normal inputs [rows, *shape]."""
 
     def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], dict[str, Any]]:
         generator = torch.Generator().manual_seed(seed)
@@ -103,7 +103,7 @@ def normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Inpu
 
 
 def tokens(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of one tensor of token ids below 10, int64 [rows, 4]."""
+    """Return a tensor of token ids below 10, int64 [rows, 4], as inputs."""
     return (torch.randint(10, (rows, 4), generator=torch.Generator().manual_seed(seed)),), {}
 
 
@@ -111,7 +111,7 @@ TABLE, SEQUENCE, IMAGE = normal((5,)), normal((4, 8)), normal((1, 8, 8))
 
 
 def case(name: str, *tags: str, inputs: Inputs = TABLE) -> Callable[[T], T]:
-    """Register a class or factory that takes no arguments as a case."""
+    """Register a class or factory without arguments as a case."""
 
     def register(factory: T) -> T:
         def build() -> Callable[..., Any]:

@@ -125,7 +125,7 @@ def absent(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], dict[str, Any
 
 @case("optional_input", "no_grad_params", inputs=absent)
 class OptionalInput(nn.Module):
-    """Its second input may be None, and is."""
+    """An optional second input, which is None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class DictInput(Base):
 
 @case("ragged_out", "structured_output", "not_dealable")
 class RaggedOut(Base):
-    """A tensor of another length for every row, as detectors give."""
+    """A tensor of different length for every row, as detectors return."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [row.repeat(1 + number % 3, 1) for number, row in enumerate(self.c(self.trunk(x)))]
@@ -168,7 +168,7 @@ class RaggedOut(Base):
 
 @case("passthrough_out", "structured_output")
 class PassthroughOut(Base):
-    """Gives its input back beside the prediction."""
+    """Returns its input along with the prediction."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x, "y": self.c(self.trunk(x))}
@@ -176,7 +176,7 @@ class PassthroughOut(Base):
 
 @case("constant_leaf", "structured_output", "not_dealable")
 class ConstantLeaf(Base):
-    """A part of the output is the same whatever the input and the parameters."""
+    """A part of the output depends on neither the input nor the parameters."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.c(self.trunk(x)), torch.linspace(0, 1, 3, dtype=x.dtype, device=x.device)
@@ -191,7 +191,7 @@ class ComplexOut(Base):
 
 @case("generator_out", "structured_output", "iterator_output")
 class GeneratorOut(Base):
-    """Gives an iterator: nothing is computed before it is read."""
+    """Returns an iterator: nothing is computed before it is read."""
 
     def forward(self, x: Tensor) -> Iterator[Tensor]:
         for factor in (1, 2):

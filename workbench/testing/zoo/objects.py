@@ -136,7 +136,7 @@ class SlotsBare(Base):
 @case("slots_and_property")
 class SlotsAndProperty(SlotsBare):
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "temperature": self.temperature}  # nn.Module leaves out what is held in slots
+        return {**vars(self), "temperature": self.temperature}  # nn.Module leaves out values in slots
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -180,7 +180,7 @@ class NameClash(Base):
 
 @case("getattr_override")
 class GetattrOverride(nn.Module):
-    """Attributes that it lacks are those of the net inside, as in many adapters and compilers."""
+    """Forwards missing attributes to the net inside, as many adapters and compilers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def positions(size: int) -> Tensor:
 
 @case("lru_cache_helpers")
 class LruCacheHelpers(Base):
-    """A cached function, and a cached method, whose key is the model itself."""
+    """A cached function, and a cached method whose key includes the model itself."""
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - users do
     def scale(self, size: int) -> float:

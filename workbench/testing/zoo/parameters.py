@@ -168,7 +168,7 @@ class SharedInList(Base):
 
 @case("weight_property")
 class WeightProperty(Base):
-    """A weight that is made of parameters anew each time it is read."""
+    """A weight that is computed from parameters each time it is read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ class NonpersistentEma(EmaInplace):
 
 @case("cache_dict", "mutates_attribute")
 class CacheDict(Base):
-    """Keeps what it made for an input of this width, as caches of masks and positions do."""
+    """Caches a tensor for each input width, as caches of masks and positions do."""
 
     def __init__(self) -> None:
         super().__init__()
