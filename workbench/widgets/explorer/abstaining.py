@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.calibration import Selective
 from workbench.metrics import aurc
-from workbench.plots.selective import SAME
+from workbench.plots.selective import TIE_TOLERANCE
 from workbench.widgets.common.predictions import rankings
 from workbench.widgets.explorer.explored import Explored
 
@@ -94,7 +94,7 @@ class Abstention(Explored):
     def _compared(self) -> str:
         areas, risks, error = self.areas, self.refusals, self.refusal_error
         least = min(areas.values(), default=0.0)
-        best = [name for name, area in areas.items() if area <= least * (1 + SAME)]
+        best = [name for name, area in areas.items() if area <= least * (1 + TIE_TOLERANCE)]
         others = [name for name in areas if name not in best]
         if not others:
             return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from workbench.plots import COLOURS
 from workbench.plots._common import SERIES
-from workbench.plots.importance import LOWER
+from workbench.plots.importance import RAISED
 from workbench.widgets.common.cases import FAR, number, with_spread
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.exploration import Exploration
@@ -98,7 +98,7 @@ def bar(name: str, size: float, top: float) -> str:
     """A number as a bar in the colour of its risk, which is full at `top`; yellow below 0."""
     share = min(abs(size) / top, 1.0) if top > 0 and math.isfinite(size) else 0.0
     risk = name.partition(OF)[0]
-    colour = LOWER if size < 0 else COLOURS.get(risk, SERIES[0] if risk == "prediction" else SERIES[1])
+    colour = RAISED if size < 0 else COLOURS.get(risk, SERIES[0] if risk == "prediction" else SERIES[1])
     colour = "var(--jp-ui-font-color2,#666)" if colour == COLOURS["total"] else colour
     return f'<div class="wb-length"><div style="width:{100 * share:.1f}%;background:{colour}"></div></div>'
 
