@@ -170,7 +170,7 @@ def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, 
     from workbench.widgets.comparison import saved
 
     whole = saved.saved_page(trained._findings)
-    monkeypatch.setattr(saved, "MOST_BYTES", len(whole) - 1)
+    monkeypatch.setattr(saved, "MAX_BYTES", len(whole) - 1)
     page = saved.saved_page(trained._findings)
     assert len(page) < len(whole)
     assert "<svg" not in page

@@ -24,8 +24,8 @@ from workbench.plots import COLOURS
 from workbench.widgets.common.pictures import image
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, risk_unit
 
-MOST_COLUMNS = 8  # features in a row of a table
-MOST_PIXELS = 64  # height and width of a thumbnail; the page shows it larger
+MAX_COLUMNS = 8  # features in a row of a table
+MAX_PIXELS = 64  # height and width of a thumbnail; the page shows it larger
 CAUSES = ("aleatoric", "epistemic")
 FAR = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
 
@@ -230,7 +230,7 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
         pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
     shade = ((pixels - low) / (high - low)).clamp(0, 1).mul(255).round().byte().numpy()
     picture = Image.fromarray(shade)
-    picture.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    picture.thumbnail((MAX_PIXELS, MAX_PIXELS))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return image(buffer.getvalue(), alt)
@@ -306,9 +306,9 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
     if not described:
         return f'<div class="wb-caption">{html.escape(caption)}</div>'
     names = [name for name, _ in described[0].inputs]
-    if len(names) > MOST_COLUMNS:
-        caption = f"{caption} ({MOST_COLUMNS} of {len(names)} features shown)".strip()
-    names = names[:MOST_COLUMNS]
+    if len(names) > MAX_COLUMNS:
+        caption = f"{caption} ({MAX_COLUMNS} of {len(names)} features shown)".strip()
+    names = names[:MAX_COLUMNS]
     risky = any(case.risks for case in described)
     known = any(case.truth for case in described)
     heads = ["", "prediction", *(["true"] if known else []), *(["risk by cause"] if risky else []), *names]
@@ -318,7 +318,7 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
         cells.append(f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>')
         cells += [html.escape(case.truth)] if known else []
         cells += [f'{split_bar(case, output)}<div class="wb-more">{figures(case, " &nbsp; ")}</div>'] if risky else []
-        cells += [html.escape(value) for _, value in case.inputs[:MOST_COLUMNS]]
+        cells += [html.escape(value) for _, value in case.inputs[:MAX_COLUMNS]]
         rows.append(f"<tr tabindex=0>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         f'<div class="wb-wide"><table class="wb-listing"><caption>{html.escape(caption)}</caption>'

@@ -19,9 +19,9 @@ from typing import Any
 
 from ...errors import WorkbenchWarning
 
-EVERY = 0.25  # seconds between two reports
+REPORT_INTERVAL = 0.25  # seconds between two reports
 ENDED = ("done", "stopped", "failed")
-LAST = 2.0  # seconds that a running job is given to stop when Python exits
+EXIT_TIMEOUT = 2.0  # seconds that a running job is given to stop when Python exits
 
 
 class Job:
@@ -62,7 +62,7 @@ class Job:
     @property
     def due(self) -> bool:
         """Whether a report would be passed on now; what is costly to make for it need not be made before."""
-        return time.perf_counter() - self._reported >= EVERY
+        return time.perf_counter() - self._reported >= REPORT_INTERVAL
 
     def report(self, fraction: float, text: str = "", **data: Any) -> None:
         """Say how far the job is; passed on at most four times a second, the first and the last one always.
@@ -282,7 +282,7 @@ def _close_all() -> None:
         with jobs._lock:
             jobs._closed = True
         jobs.cancel()
-    end = time.monotonic() + LAST
+    end = time.monotonic() + EXIT_TIMEOUT
     for jobs in list(_ALL):
         thread = jobs._thread
         if not jobs.wait(max(0.0, end - time.monotonic())) and thread is not None and thread.ident is not None:
@@ -290,7 +290,7 @@ def _close_all() -> None:
             # does not look (a long calibration) when Python exits: nothing but an exception from outside ends it at its next line, and left
             # alone inside torch it aborts the process (std::terminate, exit code 134; measured with torch 2.13 on Python 3.11)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-            jobs.wait(LAST)
+            jobs.wait(EXIT_TIMEOUT)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INK, GROUND = "#010203", "#fdfefd"
 BACKDROP = "#808080"  # ink of what becomes pixels and can't follow the theme: seen on light and on dark
 TOTAL = COLOURS["total"]  # too dark for a dark ground
-MOST_SHAPES = 60  # points of one cloud in an SVG; more become pixels
+MAX_SHAPES = 60  # points of one cloud in an SVG; more become pixels
 FONT = "var(--jp-ui-font-family,sans-serif)"
 THEMED = {  # our colour -> (short name in a picture, the theme's colour)
     INK: ("--i", "var(--jp-ui-font-color1,currentColor)"),
@@ -153,7 +153,7 @@ def finish(figure: Figure) -> Figure:
                 count = len(collection.get_segments())
             if isinstance(collection, PathCollection) and _is(collection.get_facecolor(), "#000000"):
                 collection.set_facecolor("#000001")  # an SVG leaves black out, and would take the theme's ink
-            if count > MOST_SHAPES or isinstance(collection, QuadMesh):
+            if count > MAX_SHAPES or isinstance(collection, QuadMesh):
                 collection.set_rasterized(True)
                 for get, put in (
                     (collection.get_facecolor, collection.set_facecolor),

@@ -59,7 +59,7 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-error{color:var(--jp-error-color1,#b3261e)}
 .wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
 """
-MOST_REPEATS = 100
+MAX_REPEATS = 100
 _STYLE = {"description_width": "7rem"}
 _AUTO = {"width": "auto"}
 
@@ -178,7 +178,7 @@ class Controls:
         self.seeds = w.BoundedIntText(
             repeats[0],
             min=1,
-            max=MOST_REPEATS,
+            max=MAX_REPEATS,
             description="seeds",
             tooltip="Each model is trained on so many seeds, from the one above; the table has mean and standard error",
             **options,
@@ -186,7 +186,7 @@ class Controls:
         self.splits = w.BoundedIntText(
             repeats[1],
             min=1,
-            max=MOST_REPEATS,
+            max=MAX_REPEATS,
             description="splits",
             disabled=not several_splits,
             tooltip="Each model is trained on so many splits of the data, and marked where it is better than plain beyond noise"

@@ -19,7 +19,7 @@ from .repeats import Place, Splits, beyond_noise, in_words, number_of, over, pai
 from .scales import Scales, shared
 from .scores import ordered, table
 from .settings import Candidate
-from .trials import MOST_JUDGED, Trained, Training, panel
+from .trials import MAX_JUDGED, Trained, Training, panel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,7 +248,7 @@ class Findings:
         kept, total = self.kept, len(self.data.test)
         if not kept and not self.runs:
             return ""
-        n, places = min(total, MOST_JUDGED), self.places
+        n, places = min(total, MAX_JUDGED), self.places
         rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
         lent = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
         comparison = self.paired()

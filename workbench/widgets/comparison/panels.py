@@ -19,7 +19,7 @@ from ..common.predictions import Predictions
 from . import several
 from .scales import Scales, columns_of, further, shared
 
-MOST_ROWS = 1500  # rows of a picture
+MAX_ROWS = 1500  # rows of a picture
 COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
 GRID = 48  # nodes of a map along each side
 
@@ -59,7 +59,7 @@ def kind_of(data: Data) -> str:
     return "plane" if data.input_shape == (2,) else "table"
 
 
-def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
+def view_of(data: Data, fine: bool = True, most: int = MAX_ROWS) -> PanelData:
     """The rows of the picture: a grid over one or two inputs, else test rows, sampled if there are many.
 
     Args:

@@ -14,7 +14,7 @@ from workbench.data import Data
 
 from ..common.inputs import Model, check_fits
 from ..common.positions import comparable_data
-from .controls import MOST_REPEATS
+from .controls import MAX_REPEATS
 from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
 from .trials import Training, check_training
 
@@ -43,8 +43,8 @@ class Request:
     def __post_init__(self) -> None:
         check_training(self.training)
         for name, count in (("seeds", self.seeds), ("splits", self.splits)):
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REPEATS:
-                raise ValueError(f"{name} must be a whole number from 1 to {MOST_REPEATS}; found {count!r}")
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_REPEATS:
+                raise ValueError(f"{name} must be a whole number from 1 to {MAX_REPEATS}; found {count!r}")
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f'output must be "values", "logits", "probs" or "binary", not {self.output!r}')
         if self.wrappers is not None:

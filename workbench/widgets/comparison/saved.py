@@ -10,7 +10,7 @@ from .controls import CSS
 from .figure import overview
 from .findings import Findings
 
-MOST_BYTES = 450_000
+MAX_BYTES = 450_000
 RESOLUTIONS = (80, 56, 40)  # pixels per inch of the picture, the first that leaves it small enough
 
 
@@ -48,7 +48,7 @@ def saved_page(findings: Findings) -> str:
             pictures.small_png(figure, dpi), alt, attributes='class="wb-pixels"' if hover else 'class="wb-only"'
         )
         page = f"{opened}{panels if hover else ''}</div>{image}</div>"
-        if len(page.encode()) <= MOST_BYTES:
+        if len(page.encode()) <= MAX_BYTES:
             return page
     return f"{opened}<p>The pictures are too large to be saved.</p></div></div>"
 

@@ -35,7 +35,7 @@ from .scales import Scales
 from .scores import TIMED_ROWS, parameters_added, passes, scores
 from .settings import Candidate
 
-MOST_JUDGED = 10_000  # test rows that the table is about
+MAX_JUDGED = 10_000  # test rows that the table is about
 SMALL = 200_000  # parameters up to which one thread is faster than several
 VALIDATION = 0.1
 FIRST_LIVE, LIVE_SHARE = 0.3, 0.12  # seconds before the first live picture; share of the time that drawing may take
@@ -234,14 +234,14 @@ def threads_for(plain: nn.Module, data: Data) -> int | None:
 def _judge(kept: Trained, plain: nn.Module, data: Data, valid: Split, output: Any) -> None:
     seed, noise = kept.training.seed, None
     if positions.has_several(data):
-        judged = replace(data, test=data.test.take(range(min(len(data.test), MOST_JUDGED))))
+        judged = replace(data, test=data.test.take(range(min(len(data.test), MAX_JUDGED))))
         kept.scores |= several.scores(kept.wrapped, plain, judged, valid, seed)
         kept.answers = positions.answers(kept.wrapped, data, view_of(data).x, seed)
         return
     if output == "values":
         predicted = collect(kept.wrapped, valid, risk=False, seed=seed)
         noise = float(metrics.rmse(predicted.y.cpu(), predicted.target.cpu())) or None
-    n = min(len(data.test), MOST_JUDGED)
+    n = min(len(data.test), MAX_JUDGED)
     about = predict(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
     kept.scores |= scores(about, data, data.test.y[:n])
     view = view_of(data)

@@ -7,7 +7,7 @@ from typing import Any
 from workbench.attributions import Occlusion, PermutationImportance, occlusion, permutation_importance
 from workbench.widgets.explorer.explored import Explored
 
-MOST_SHUFFLED, REPEATS = 500, 5  # rows and permutations: standard errors say what that leaves open
+MAX_SHUFFLED, REPEATS = 500, 5  # rows and permutations: standard errors say what that leaves open
 
 
 class Carriers(Explored):
@@ -29,7 +29,7 @@ class Carriers(Explored):
                     f"importance: rows of {self.data.name} are no table; occlusion() says it of the chosen row"
                 )
             self._importance = permutation_importance(
-                self.wrapped, self.data, n_repeats=REPEATS, max_rows=MOST_SHUFFLED, progress=False
+                self.wrapped, self.data, n_repeats=REPEATS, max_rows=MAX_SHUFFLED, progress=False
             )
         return self._importance
 

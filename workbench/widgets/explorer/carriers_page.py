@@ -12,7 +12,7 @@ from workbench.widgets.explorer.carriers import REPEATS
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.row_pictures import Picture, panel
 
-MOST_RISING = 3  # columns without which the error rises most
+MAX_RISING = 3  # columns without which the error rises most
 
 
 def carriers_title(e: Exploration) -> str:
@@ -51,7 +51,7 @@ def _bars(e: Exploration) -> str:
         picture = pictures.svg(figure, alt)
     rise, error = importance.mean["error"], importance.standard_error["error"]
     place = {column: i for i, column in enumerate(importance.columns)}
-    rising = [place[column] for column in importance.ranked("error")[:MOST_RISING]]
+    rising = [place[column] for column in importance.ranked("error")[:MAX_RISING]]
     unit = risk_unit(e.data, e.output, "error")
     words = [
         f"{importance.columns[i]} {number(rise[i].item(), '', 2)} ± {number(error[i].item(), unit, 2)}" for i in rising

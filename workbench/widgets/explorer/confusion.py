@@ -13,7 +13,7 @@ from workbench.plots._common import SERIES
 from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "confusion.js"
-MOST_CLASSES = 30  # of more the two lists of classes choose
+MAX_CLASSES = 30  # of more the two lists of classes choose
 
 
 @cache
@@ -37,7 +37,7 @@ def confusion_matrix(e: Exploration, act: Callable[[Callable[[Any], Any], Any], 
         e: what it shows and sets.
         act: calls a function with a value, and shows what goes wrong.
     """
-    if not 2 <= len(e.class_names) <= MOST_CLASSES:
+    if not 2 <= len(e.class_names) <= MAX_CLASSES:
         return None
     made = _widget()(classes=list(e.class_names), counts=e.confusion.tolist(), chosen=chosen_cell(e))
     made.on_msg(lambda _, message, __: act(lambda said: obey_cell(e, said), message))
@@ -47,7 +47,7 @@ def confusion_matrix(e: Exploration, act: Callable[[Callable[[Any], Any], Any], 
 def confusion_table(e: Exploration) -> str:
     """The matrix as HTML without scripts, for saved notebooks and reports; "" where rows have no single class, or one of many."""
     names = [html.escape(name) for name in e.class_names]
-    if not 2 <= len(names) <= MOST_CLASSES:
+    if not 2 <= len(names) <= MAX_CLASSES:
         return ""
     counts = e.confusion
     off = counts - counts.diag().diag()

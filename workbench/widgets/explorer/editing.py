@@ -16,7 +16,7 @@ from workbench.data.frames import FrameEncoding
 from workbench.errors import require
 from workbench.widgets.common.cases import described, exact, pixel_range
 
-MOST_SLIDERS = 8  # that are shown at once
+MAX_SLIDERS = 8  # that are shown at once
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ class Editor:
         self.reset_button = w.Button(
             description="Reset", icon="undo", tooltip="back to the case as it is", layout={"width": "90px"}
         ).add_class("wb-reset")
-        self._shown = list(self.knobs)[:MOST_SLIDERS]
+        self._shown = list(self.knobs)[:MAX_SLIDERS]
         self._arrange()
-        many = len(self.knobs) > MOST_SLIDERS
+        many = len(self.knobs) > MAX_SLIDERS
         self.widget = w.VBox([*([self.choice] if many else []), self._box, self.reset_button]).add_class("wb-edit")
         self.choice.observe(lambda change: self._choose(change["new"]), "value")
         self.reset_button.on_click(lambda _: self._reset())
@@ -278,7 +278,7 @@ class Editor:
         if name not in self._shown:
             changed = [n for n in self._shown if n in self.changes]
             others = [n for n in self._shown if n not in self.changes]
-            self._shown = [name, *changed, *others][: max(MOST_SLIDERS, len(changed) + 1)]
+            self._shown = [name, *changed, *others][: max(MAX_SLIDERS, len(changed) + 1)]
             self._arrange()
 
     def _choose(self, name: str) -> None:

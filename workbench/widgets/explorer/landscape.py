@@ -21,7 +21,7 @@ from workbench.widgets.explorer.editing import Knob
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_SPOTS = 150  # cases among all that say more under the pointer
+MAX_SPOTS = 150  # cases among all that say more under the pointer
 POINTS = 61  # along a feature
 NODES = 50  # along each side of a plane
 
@@ -65,14 +65,14 @@ def draw_overview(
     """
     n = len(value)
     chosen = torch.arange(n)
-    if n > MOST_SPOTS:
+    if n > MAX_SPOTS:
         # those of highest risk matter most; of the others a part, always the same
         order = value.argsort(descending=True, stable=True)
-        others = order[50:][torch.randperm(n - 50, generator=torch.Generator().manual_seed(0))[: MOST_SPOTS - 50]]
+        others = order[50:][torch.randperm(n - 50, generator=torch.Generator().manual_seed(0))[: MAX_SPOTS - 50]]
         chosen = torch.cat([order[:50], others])
     new_axes(ax)
     x, y = value[chosen].numpy(), error[chosen].numpy()
-    label = "test cases" if n <= MOST_SPOTS else f"{MOST_SPOTS:,} of {n:,} test cases"
+    label = "test cases" if n <= MAX_SPOTS else f"{MAX_SPOTS:,} of {n:,} test cases"
     ax.scatter(x, y, color=shade(ax, by), label=label, **point_look(len(chosen)))
     choose_scale(ax, "x", x)
     choose_scale(ax, "y", y)

@@ -19,7 +19,7 @@ from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "linked.js"
 MISSING = "A plot whose points can be clicked and brushed needs anywidget: pip install 'risk-workbench[lab]'"
-MOST_STILL = 5000  # rows that a page holds; of more it shows the picture alone
+MAX_STILL = 5000  # rows that a page holds; of more it shows the picture alone
 BUFFERS = ("rows", "numbers", "predicted", "target", "passing", "selected", "order")
 PALETTE = tuple(dict.fromkeys(shade for shade, _ in MODELS))  # of classes: none of them that of a risk
 
@@ -157,7 +157,7 @@ def still(e: Exploration, instead: str) -> str:
         e: what it shows.
         instead: HTML that is shown where nothing makes a plot of it; `workbench.notebook.render` does.
     """
-    if len(e.rows) > MOST_STILL:
+    if len(e.rows) > MAX_STILL:
         return instead
     state = {**rows_of(e), **state_of(e), **axes_of(e)}
     state.update({name: base64.b64encode(state[name]).decode() for name in BUFFERS})

@@ -14,9 +14,9 @@ from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
 from workbench.errors import require
-from workbench.widgets.common.cases import MOST_COLUMNS, number, thumbnail
+from workbench.widgets.common.cases import MAX_COLUMNS, number, thumbnail
 
-MOST_ROWS = 5000  # training rows that are searched
+MAX_ROWS = 5000  # training rows that are searched
 
 
 class Nearest(NamedTuple):
@@ -55,8 +55,8 @@ class NeighbourSearch:
             raise ValueError(f"space must be 'inputs' or 'features'; found {space!r}")
         self.space, self.x, self.y = space, x, y
         self.rows = torch.arange(len(x))
-        if len(x) > MOST_ROWS:
-            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_ROWS]
+        if len(x) > MAX_ROWS:
+            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MAX_ROWS]
             self.rows = chosen.sort().values
         self._features = Features(wrapped) if space == "features" else None
         known = self._vectors(x[self.rows])
@@ -153,9 +153,9 @@ def page(nearest: Nearest, data: Data, space: str, x: Tensor | None = None) -> s
             for row, index, target, distance in zip(near, nearest.indices.tolist(), targets, distances, strict=True)
         )
         return f'<div class="wb-caption">{caption}</div><div class="wb-cases">{cards}</div>'
-    columns = list(map(str, data.features))[: MOST_COLUMNS if x is not None else 0]
-    if x is not None and len(data.features) > MOST_COLUMNS:
-        caption += f" ({MOST_COLUMNS} of {len(data.features)} features shown)"
+    columns = list(map(str, data.features))[: MAX_COLUMNS if x is not None else 0]
+    if x is not None and len(data.features) > MAX_COLUMNS:
+        caption += f" ({MAX_COLUMNS} of {len(data.features)} features shown)"
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("distance", str(data.target), *columns))
     lines = list(zip(distances, targets, near, strict=True))
     if x is not None:

@@ -26,7 +26,7 @@ MISSING = (
 )
 HINT = "Click on a place of the picture, or walk there with the arrow keys, to read what is said of it; explorer.place has its numbers."
 LEAST_PANEL = 76  # pixels: on a narrow page the picture scrolls
-MOST_CLASSES = 6  # classes whose probabilities are shown
+MAX_CLASSES = 6  # classes whose probabilities are shown
 Act = Callable[[Callable[[Any], Any], Any], None]
 
 
@@ -181,7 +181,7 @@ def _capital(words: str) -> str:
 def _probabilities(probs: Mapping[str, Tensor], classes: tuple[str, ...], truth: int | None) -> str:
     """The likeliest classes of any model, and the true one, as bars from 0 to 1."""
     highest = torch.stack(list(probs.values())).amax(0)
-    shown = highest.sort(descending=True, stable=True).indices[:MOST_CLASSES].tolist()
+    shown = highest.sort(descending=True, stable=True).indices[:MAX_CLASSES].tolist()
     shown += [truth] if truth is not None and truth not in shown else []
     lines = []
     for i in shown:

@@ -21,8 +21,8 @@ from workbench.widgets.explorer.models_page import Line, table
 from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.several import SeveralExploration
 
-MOST_ROWS = 40  # columns or labels of the table of a row; of more the riskiest
-MOST_STEPS = 160  # tokens or steps of a picture
+MAX_ROWS = 40  # columns or labels of the table of a row; of more the riskiest
+MAX_STEPS = 160  # tokens or steps of a picture
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _maps_of_models(e: SeveralExploration, target: Tensor, known: Tensor) -> Pic
 
 def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> Picture:
     """Prediction and risks over tokens or steps, a line for each model."""
-    at = slice(0, min(last, MOST_STEPS))
+    at = slice(0, min(last, MAX_STEPS))
     missing = ~known[:, at]
 
     def shown(value: Any) -> Any:
@@ -129,7 +129,7 @@ def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> P
     if len(answers) == 1:
         answers = {f"row {e.row}": next(iter(answers.values()))}
     axes = steps(_subject(e), [e.row], answers, shown(target), None, pictures.themed_figure)
-    cut = f"; the first {MOST_STEPS} of {last:,}" if last > MOST_STEPS else ""
+    cut = f"; the first {MAX_STEPS} of {last:,}" if last > MAX_STEPS else ""
     alt = f"row {e.row}: prediction and risks by position{cut}"
     return _picture(axes[0, 0].figure, axes.ravel(), (1, missing.shape[1]), alt, cut.removeprefix("; "))
 
@@ -192,9 +192,9 @@ def table_of_columns(e: SeveralExploration, target: Tensor) -> str:
     names = e.columns or list(e.data.classes or map(str, range(len(target))))
     risks = {name: value for name, value in e.said_by(e.model)[1].items() if value.ndim}
     order = list(range(len(target)))
-    if len(order) > MOST_ROWS:
-        order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MOST_ROWS].tolist()
-    cut = f"the {MOST_ROWS} of highest risk, of {len(target):,}" if len(order) < len(target) else ""
+    if len(order) > MAX_ROWS:
+        order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MAX_ROWS].tolist()
+    cut = f"the {MAX_ROWS} of highest risk, of {len(target):,}" if len(order) < len(target) else ""
     if len(e.models) > 1:
         return _columns_of_models(e, target, names, order, cut)
     labels = e.data.task == "labels"

@@ -32,7 +32,7 @@ from workbench.widgets.explorer.models_page import side_by_side
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_REFUSED = 8  # cases that are shown of those refused
+MAX_REFUSED = 8  # cases that are shown of those refused
 
 STYLE = f"""{pictures.STYLE}{CASES}
 .wb-explorer .widget-html-content,.wb-static{{line-height:1.35}}
@@ -83,9 +83,9 @@ def refused(e: Exploration) -> str:
     rows = e.abstained
     if not len(rows):
         return '<div class="wb-caption">every case is answered</div>'
-    some = f", the {MOST_REFUSED} of highest risk" if len(rows) > MOST_REFUSED else ""
+    some = f", the {MAX_REFUSED} of highest risk" if len(rows) > MAX_REFUSED else ""
     caption = f"refused: {len(rows):,}{some}"
-    return shown(e.cases(rows[:MOST_REFUSED]), caption, e.output)
+    return shown(e.cases(rows[:MAX_REFUSED]), caption, e.output)
 
 
 def in_plane(e: Exploration) -> bool:
@@ -181,9 +181,9 @@ class SavedPage:
             fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')
             self._drawn = drawn_for, plot, fallback
         _, plot, fallback = self._drawn
-        listed = e.shown_in_words() or f"the {MOST_REFUSED} of highest {e.by}"
+        listed = e.shown_in_words() or f"the {MAX_REFUSED} of highest {e.by}"
         model = f", {e.model}" if len(e.models) > 1 else ""
-        first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
+        first = shown(e.cases(e.shown[:MAX_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
         return (
             f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{confusion_table(e)}{first}{fallback}</div>'
         )
@@ -221,7 +221,7 @@ def snapshot(e: Exploration) -> None:
         [
             f'<div class="wb-explorer"><section>{pair(e, still=True)}{side_by_side(e)}</section>',
             f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
-            f"<section>{shown(e.cases(e.shown[:MOST_REFUSED]), caption, e.output)}</section>",
+            f"<section>{shown(e.cases(e.shown[:MAX_REFUSED]), caption, e.output)}</section>",
             f"<section>{confused}</section>" if (confused := confusion_table(e)) else "",
             f"<section>{''.join(pages)}</section>{refusing}</div>",
         ]

@@ -13,7 +13,7 @@ from workbench.widgets.explorer.confusion import chosen_cell, confusion_matrix
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.linked import MISSING, linked_plot, state_of
 
-MOST_SHOWN = 12  # rows below the plot
+MAX_SHOWN = 12  # rows below the plot
 ALL = "all"
 Act = Callable[[Callable[[Any], Any], Any], None]
 
@@ -144,9 +144,9 @@ class SelectionPanel:
         """Show the first of the listed rows."""
         e = self._explorer
         listed = e.shown
-        first = listed[:MOST_SHOWN]
+        first = listed[:MAX_SHOWN]
         text = e.shown_in_words() or f"all {len(e.rows):,} rows"
-        more = f", the {MOST_SHOWN} of highest {e.by}" if len(listed) > MOST_SHOWN else ""
+        more = f", the {MAX_SHOWN} of highest {e.by}" if len(listed) > MAX_SHOWN else ""
         self.words.value = f'<div class="wb-caption">{html.escape(text)}{more}</div>'
         self.rows.value = self._told(first) if len(first) else ""
 

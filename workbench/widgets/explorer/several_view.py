@@ -17,12 +17,12 @@ from workbench.widgets.explorer.models_page import bar
 from workbench.widgets.explorer.place_picture import PlacePicture, page_of_place
 from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.row_pictures import Picture, numbers_of_models, row_body
-from workbench.widgets.explorer.scene import MOST_REFUSED, STYLE
+from workbench.widgets.explorer.scene import MAX_REFUSED, STYLE
 from workbench.widgets.explorer.selection_panel import SelectionPanel
 from workbench.widgets.explorer.several import SeveralExploration
 from workbench.widgets.explorer.view import ExplorerView, _row
 
-MOST_SAVED = 200_000  # letters of a picture in a saved notebook
+MAX_SAVED = 200_000  # letters of a picture in a saved notebook
 
 
 class SeveralView(ExplorerView):
@@ -115,7 +115,7 @@ def _label(name: str) -> str:
 
 
 # ---- all rows
-def refused_rows(e: SeveralExploration, most: int = MOST_REFUSED) -> str:
+def refused_rows(e: SeveralExploration, most: int = MAX_REFUSED) -> str:
     """The rows that the model would not answer, highest risk first, with what they are ranked by."""
     rows = e.abstained
     if not len(rows):
@@ -158,7 +158,7 @@ def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
 
 def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
     """What can be seen now as HTML without scripts, and as PNG or a figure."""
-    top = listing(e, e.ranked[:MOST_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
+    top = listing(e, e.ranked[:MAX_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
     body = row_body(e)
     drawn = body if isinstance(body, str) else _still(body)
     place = page_of_place(e)[1] if e.place is not None else ""
@@ -174,7 +174,7 @@ def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
 
 def _still(body: Picture) -> str:
     """A picture on a page: in its colours, or as pixels on white where that would be too large to be saved."""
-    drawn = body.markup if len(body.markup) <= MOST_SAVED or body.pixels is None else _small(body, "wb-picture")
+    drawn = body.markup if len(body.markup) <= MAX_SAVED or body.pixels is None else _small(body, "wb-picture")
     return f'{drawn}<div class="wb-caption">{html.escape(body.caption)}</div>'
 
 
@@ -186,7 +186,7 @@ def _small(body: Picture, kind: str) -> str:
 def saved_page(e: SeveralExploration) -> str:
     """What can be seen now, for pages without a kernel or widgets."""
     body = row_body(e)
-    drawn = isinstance(body, Picture) and body.pixels is not None and len(body.markup) <= MOST_SAVED
+    drawn = isinstance(body, Picture) and body.pixels is not None and len(body.markup) <= MAX_SAVED
     # what JupyterLab shows of a notebook that it does not trust, where it shows no SVG
     fallback = _small(body, "wb-pixels") if drawn and isinstance(body, Picture) else ""
     return f'<div class="wb-static"><style>{STYLE}</style>{_page(e)[0]}{fallback}</div>'

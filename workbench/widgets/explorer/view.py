@@ -30,7 +30,7 @@ from workbench.widgets.explorer.scene import (
 )
 from workbench.widgets.explorer.selection_panel import SelectionPanel
 
-MOST_RANKED = 200  # lines of the list
+MAX_RANKED = 200  # lines of the list
 EDIT, ALL, COVERAGE, NEAR = range(4)
 
 
@@ -262,7 +262,7 @@ class ExplorerView:
         e = self.explorer
         unit = e.unit(e.by)
         shown = e.shown
-        rows = shown[:MOST_RANKED]
+        rows = shown[:MAX_RANKED]
         listed = zip(rows.tolist(), e.values_of(rows).tolist(), strict=True)
         self.list.options = [
             (f"{i + 1}.  row {row}:  {number(value, unit)}", row) for i, (row, value) in enumerate(listed)
@@ -272,8 +272,8 @@ class ExplorerView:
             notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows{e.left_out}")
         if e.shown_in_words():
             notes.append(e.shown_in_words())
-        if len(shown) > MOST_RANKED:
-            notes.append(f"the first {MOST_RANKED} are listed")
+        if len(shown) > MAX_RANKED:
+            notes.append(f"the first {MAX_RANKED} are listed")
         self.note.value = f'<span class="wb-name">{"; ".join(notes)}</span>'
 
     def _edit_picture(self) -> None:

@@ -40,7 +40,7 @@ background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-sh
 @media (prefers-color-scheme:dark){.wb-linked-tip .wb-linked-bad{color:var(--jp-error-color1,#ff8a80)}}
 `;
 const SHAPES = ["●", "■", "▲", "◆", "✕"]; // legend; `mark` draws the same
-const MOST_LEGEND = 12; // classes that the legend names
+const MAX_LEGEND = 12; // classes that the legend names
 const REACH = 14; // pixels from a point at which the pointer is on it
 const HELP =
   "Arrow keys walk through the rows in ranked order, Home and End go to the first and last, Enter chooses a row, " +
@@ -379,8 +379,8 @@ export function mount(el, source) {
     };
     const undrawn = count(i => Number.isNaN(px[i])), hidden = count(i => !pass[i]), picked = count(i => Boolean(selected[i]));
     const number = (/** @type {number} */ v) => v.toLocaleString("en");
-    const { known } = groups(), many = known.length > MOST_LEGEND ? [`and ${known.length - MOST_LEGEND} more`] : [];
-    legend.replaceChildren(...known.slice(0, MOST_LEGEND).filter(group => group.name).map(group => (
+    const { known } = groups(), many = known.length > MAX_LEGEND ? [`and ${known.length - MAX_LEGEND} more`] : [];
+    legend.replaceChildren(...known.slice(0, MAX_LEGEND).filter(group => group.name).map(group => (
       make("span", {}, make("span", { style: `color:${group.colour};margin:0` }, `${SHAPES[group.shape]} `), group.name))), ...many);
     legend.hidden = !legend.childNodes.length;
     status.textContent = [
