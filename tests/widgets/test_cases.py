@@ -129,7 +129,7 @@ def test_a_risk_that_is_not_measured_is_refused_by_name() -> None:
     answers = predict_cases(known(), d, d.test.x)
     assert rankings(answers) == ("aleatoric", "total", "error")
     with pytest.raises(
-        ValueError, match="by='epistemic': the model measures no such risk; there are aleatoric, total, error"
+        ValueError, match="by='epistemic': the model measures no such risk; choose one of aleatoric, total, error"
     ):
         per_row(answers, "epistemic", d.test.y)
 

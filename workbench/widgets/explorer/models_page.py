@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from workbench.plots import COLOURS
 from workbench.plots._common import SERIES
 from workbench.plots.importance import RAISED
-from workbench.widgets.common.cases import FAR, number, with_spread
+from workbench.widgets.common.cases import FULL_VACUITIC, number, with_spread
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.ranking import OF
@@ -61,7 +61,7 @@ def table(
     """
     known = {name: None for line in lines for name in line.sizes}
     names = [*(name for name in COLOURS if name in known), *(name for name in known if name not in COLOURS)]
-    fixed = {} if signed else {"vacuitic": FAR, "confidence": 1.0}
+    fixed = {} if signed else {"vacuitic": FULL_VACUITIC, "confidence": 1.0}
     tops: dict[tuple[str, str], float] = {}
     for line in lines:
         for name, size in line.sizes.items():
