@@ -67,11 +67,11 @@ def test_it_opens_on_results_that_are_there(started, tmp_path, monkeypatch, caps
     copy = tmp_path / "workbench-demo" / "two_minutes.ipynb"
     assert main(["demo"]) == 0
     assert nbformat.read(copy, 4).cells[0].outputs[0].text == "42\n"
-    assert "to train its models" in capsys.readouterr().out
+    assert "running two_minutes.ipynb once" in capsys.readouterr().out
     results = copy.read_bytes()
     assert main(["demo"]) == 0  # what has results is not run again
     assert copy.read_bytes() == results
-    assert "training" not in capsys.readouterr().out
+    assert "running" not in capsys.readouterr().out
     assert len(started) == 2
     copy.unlink()
     _with_source(notebooks / "two_minutes.ipynb", "1 / 0")

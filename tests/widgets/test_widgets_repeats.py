@@ -184,7 +184,7 @@ def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
     assert "Split 0, seed 0." in row.panel.value
     comparison.controls.epochs.value = 2
     shown = comparison.controls.metrics.value
-    assert "One training each." in shown
+    assert "One run each." in shown
     assert "Mean ±" not in shown
     assert comparison._findings.trained["vote"].training.seed == 0
     assert "Split 0, seed 0." in row.panel.value

@@ -155,7 +155,7 @@ def test_every_row_says_its_split_and_seed_in_the_widget_and_in_what_is_saved():
         assert set(tips) == {"plain", "vote", "plain #1", "vote #2"}
         assert "split 1, seed 4, trained 20" in tips["vote"]
         assert "split 1, seed 3, trained 20" in tips["vote #2"]
-        assert "Not of the present settings: seed 3, not 4" in tips["vote #2"]
+        assert "Differs from the current settings: seed 3, not 4" in tips["vote #2"]
         assert "vote #2 <small>split 1, seed 3</small>" in page  # without a pointer, too
     assert "#2 vote, split 1, seed 3, " in str(comparison.controls.pick_run.options)
     repeated = made(seeds=2).start(block=True)
