@@ -122,6 +122,6 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     covered.locator("svg").wait_for()
     covered.focus()
     covered.press("ArrowDown")
-    nb.until(SAID, "How much less there is when the place is covered")
+    nb.until(SAID, "How much each falls when the place is covered")
     look(nb, shots, "places-pictures", ".jupyter-widgets.wb-explorer")
     assert nb.insert("(len(digits.place), digits.message)").inner_text() == "(2, '')"

@@ -87,7 +87,7 @@ def test_baselines_that_do_not_say_so_are_scores_where_the_call_does():
     plain = compose()(nn.Linear(2, 2))
     axes = plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d, output="logits")
     assert axes.shape == (3, 3)
-    with pytest.raises(ValueError, match=r"'plain' gives values \[2\] .* say output=\"logits\""):
+    with pytest.raises(ValueError, match=r"'plain' gives values \[2\] .* pass output=\"logits\""):
         plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d)
 
 

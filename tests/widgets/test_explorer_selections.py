@@ -117,7 +117,7 @@ def test_nan_lies_in_no_rectangle_and_is_counted(explorer: Explorer) -> None:
         (lambda e: e.filter(confident_unseen=True), "compose it with neo"),
         (lambda e: e.selections.__setitem__("none", []), "no row is selected"),
         (lambda e: e.selections.__setitem__(" ", [1]), "saved under a name"),
-        (lambda e: linked.obey(e, {"kind": "dance"}), "none of choose, toggle, brush and clear"),
+        (lambda e: linked.handle(e, {"kind": "dance"}), "expected the kind choose, toggle, brush or clear"),
     ],
 )
 def test_what_is_refused_changes_nothing(explorer: Explorer, act: Any, message: str) -> None:
@@ -176,7 +176,7 @@ def test_arrows_walk_through_what_is_listed(explorer: Explorer) -> None:
 
 def test_values_have_no_classes_to_filter_by() -> None:
     explorer = Explorer(ensemble(), beams())
-    with pytest.raises(ValueError, match="no single class here that is right or wrong"):
+    with pytest.raises(ValueError, match="no single class that is right or wrong"):
         explorer.filter(wrong=True)
     with pytest.raises(ValueError, match="the classes of beams are none"):
         explorer.filter(of_class=0)

@@ -114,7 +114,7 @@ def cases(
         truth, wrong = "", False
         if data.classes is None or answers.probs is None:
             prediction = with_spread(answers.y[i].item(), risks.get("total"), data.target.unit)
-            truth = "" if y is None else number(y[i].item(), data.target.unit)
+            truth = "" if y is None else format_number(y[i].item(), data.target.unit)
         else:
             best = answers.probs[i].topk(min(3, len(data.classes)))
             likely = tuple(
@@ -132,7 +132,7 @@ def cases(
                 prediction,
                 truth,
                 wrong,
-                tuple((risk, number(value, risk_unit(data, output, risk), 3)) for risk, value in risks.items()),
+                tuple((risk, format_number(value, risk_unit(data, output, risk), 3)) for risk, value in risks.items()),
                 shares(risks, output),
                 risks.get("vacuitic"),
                 likely,
@@ -168,15 +168,15 @@ def exact(value: Tensor) -> str:
     return str(number).removesuffix(".0")
 
 
-def described(label: str) -> dict[str, Any]:
+def description_options(label: str) -> dict[str, Any]:
     """Return the arguments that set a label as description of a widget.
 
     The label is plain text, or escaped HTML if it has two dollar signs, between which JupyterLab would typeset a formula.
 
     Example:
-        >>> described("price <$>")
+        >>> description_options("price <$>")
         {'description': 'price <$>', 'description_allow_html': False}
-        >>> described("<$10k to $20k")["description"]
+        >>> description_options("<$10k to $20k")["description"]
         '&lt;<span>&#36;</span>10k to <span>&#36;</span>20k'
     """
     if label.count("$") < 2:
@@ -187,14 +187,14 @@ def described(label: str) -> dict[str, Any]:
 def _feature(value: Tensor) -> str:
     """Format a feature as in the data, rounded if it has more than six digits."""
     text = exact(value)
-    return text if len(text.strip("-0.").replace(".", "")) <= 6 else number(value.item())
+    return text if len(text.strip("-0.").replace(".", "")) <= 6 else format_number(value.item())
 
 
-def number(value: float, unit: str = "", digits: int = 4) -> str:
+def format_number(value: float, unit: str = "", digits: int = 4) -> str:
     """Format a number with a few digits and its unit.
 
     Example:
-        >>> number(34.1234, "MPa"), number(0.0), number(1234.5, digits=2)
+        >>> format_number(34.1234, "MPa"), format_number(0.0), format_number(1234.5, digits=2)
         ('34.12 MPa', '0', '1234')
     """
     text = f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
@@ -210,10 +210,10 @@ def with_spread(value: float, spread: float | None, unit: str = "") -> str:
         ('34.1 ± 4.1 MPa', '34.12', '242 ± 104')
     """
     if spread is None or not 0 < spread < math.inf:
-        return number(value, unit)
+        return format_number(value, unit)
     digits = max(1 - math.floor(math.log10(spread)), 0)
     if digits > 8 or spread >= 1e7:
-        return f"{number(value)} ± {spread:.2g} {unit}".rstrip()
+        return f"{format_number(value)} ± {spread:.2g} {unit}".rstrip()
     return f"{value:.{digits}f} ± {spread:.{digits}f} {unit}".rstrip()
 
 
@@ -329,7 +329,7 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
     )
 
 
-def shown(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
+def render_cases(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
     """Return cases as cards if they are pictures, and as a table otherwise."""
     return (gallery if any(case.picture for case in described) else listing)(described, caption, output)
 
@@ -381,8 +381,8 @@ def grid(
         chosen = torch.as_tensor(rows, dtype=torch.int64)
         answers = predict_cases(wrapped, data, rows_of.x[chosen])
     names = [f"row {row}" for row in chosen.tolist()]
-    page = shown(cases(data, rows_of.x[chosen], answers, names, rows_of.y[chosen], output), caption, output)
+    page = render_cases(cases(data, rows_of.x[chosen], answers, names, rows_of.y[chosen], output), caption, output)
     return f"<style>{STYLE}</style>{page}"
 
 
-__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "shown", "split_bar"]
+__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "render_cases", "split_bar"]

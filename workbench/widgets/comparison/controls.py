@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import require
 
 from ..common import cases
-from ..common.cases import described
+from ..common.cases import description_options
 from ..common.pictures import STYLE
 from .forms import CandidateForm
 from .settings import PLAIN, Candidate, summary, wrapper_classes
@@ -82,7 +82,7 @@ class Row:
         about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The plain model, as a baseline."
         self.tick = w.Checkbox(
             ticked or not candidate.parts,
-            **described(self.name),
+            **description_options(self.name),
             indent=False,
             disabled=not candidate.parts,
             tooltip=about,

@@ -344,14 +344,14 @@ def _mean(runs: Mapping[Place, Trained], metric: str) -> float:
 
 
 def _frame(
-    runs: Mapping[str, Mapping[Place, Trained]], number: Callable[[Mapping[Place, Trained], str], float] = _mean
+    runs: Mapping[str, Mapping[Place, Trained]], statistic: Callable[[Mapping[Place, Trained], str], float] = _mean
 ) -> pd.DataFrame:
     """Return a table of one number per label and metric, the mean by default; NaN where a run has none."""
     require("pandas")
     import pandas as pd
 
     rows = {
-        label: {metric: number(at, metric) for metric in dict.fromkeys(m for run in at.values() for m in run.scores)}
+        label: {metric: statistic(at, metric) for metric in dict.fromkeys(m for run in at.values() for m in run.scores)}
         for label, at in runs.items()
     }
     frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
