@@ -133,7 +133,7 @@ def test_models_that_do_not_fit_are_refused_by_name() -> None:
         assert re.search(said, str(caught.value)), str(caught.value)
     with pytest.raises(ValueError, match="there is no model"):
         Explorer({}, beams())
-    with pytest.raises(ValueError, match="models have names; found 3"):
+    with pytest.raises(ValueError, match="a dict of models by name; found the name 3"):
         Explorer({3: fits}, beams())  # type: ignore[dict-item]
     explorer = Explorer({"fits": fits}, beams())
     with pytest.raises(ValueError, match="model='other': there are 'fits'"):
@@ -176,7 +176,7 @@ def test_all_models_stand_side_by_side_on_one_scale(explorer: Explorer) -> None:
     v = view(explorer)
     explorer.edit({"raw <1>": 3.0})
     page = Outline(v.side.value)
-    assert f"row {explorer.row}, edited, by each model" in "".join(page.words)
+    assert f"row {explorer.row}, edited by each model" in "".join(page.words)
     widths = [
         float(re.search(r"width:([\d.]+)%", style)[1])
         for _, a in page.tags

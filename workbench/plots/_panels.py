@@ -199,17 +199,17 @@ def curves(
                 label = f"truth: {known[1]}"
                 ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=label)
     for j, (ax, column) in enumerate(zip(axes[0], columns, strict=True)):
-        said = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
+        drawn = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
         true = true_height(first, column, truth, known)
-        low, high = scale([v for _, v in said] + ([] if true is None else [true]))
-        more = beyond([name for name, _ in said], [v for _, v in said], low, high)
+        low, high = scale([v for _, v in drawn] + ([] if true is None else [true]))
+        more = beyond([name for name, _ in drawn], [v for _, v in drawn], low, high)
         if more:  # otherwise one model would flatten all others
             ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
         if column in ("aleatoric", "epistemic", "total"):
             ax.set_ylim(bottom=0)
         elif column == "vacuitic" and ax.get_ylim()[1] > MAX_VACUITIC:
             # vacuitic risk grows without bound outside the data; the automatic lower margin grew with it
-            low = min(*(float(np.nanmin(v)) for _, v in said), 0.0)
+            low = min(*(float(np.nanmin(v)) for _, v in drawn), 0.0)
             ax.set_ylim(low - 0.05 * (MAX_VACUITIC - low), MAX_VACUITIC)
             more = f"shown up to {MAX_VACUITIC:g}"
         unit, note = _unit(label_of(subject, first, column)), f"beyond: {more}" if more[:5] != "shown" else more
@@ -239,8 +239,8 @@ def planes(
     columns, first = columns_of(answers), next(iter(answers.values()))
     n_classes = 0 if first.probs is None or first.probs.shape[-1] == 2 else first.probs.shape[-1]
     true = {column: true_height(first, column, truth, known) for column in columns}
-    said = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
-    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in said.items()}
+    rows = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
+    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in rows.items()}
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
     if first.probs is not None and not n_classes:
         looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}

@@ -55,7 +55,7 @@ def strips(
     if first.probs is None:
         drawn["prediction"] = [(name, a.value) for name, a in answers.items()]
     trues = {c: [true] for c in drawn if (true := true_height(first, c, truth, known)) is not None}
-    highest = {c: _range([v for _, v in said] + trues.get(c, [])) for c, said in drawn.items()}
+    limits = {c: _range([v for _, v in pairs] + trues.get(c, [])) for c, pairs in drawn.items()}
     for line, answer in zip(axes, answers.values(), strict=True):
         if pictured:
             (_sparklines if of_series else _thumbnails)(line[0], x)
@@ -71,7 +71,7 @@ def strips(
             if true is not None:
                 label = "true value" if column == "prediction" else f"truth: {known[1]}"  # type: ignore[index]
                 ax.scatter(true, np.arange(n), marker="|", s=130, linewidths=2, color=ink(ax), label=label, zorder=3)
-            ax.set_xlim(highest.get(column, (0.0, 1.02)))
+            ax.set_xlim(limits.get(column, (0.0, 1.02)))
             ax.set_ylim(n - 0.5, -0.5)
             ax.set_yticks([])
             if ax not in axes[-1]:
@@ -81,8 +81,8 @@ def strips(
         of_classes = column == "prediction" and first.probs is not None
         label = "probability of that class" if of_classes else label_of(subject, first, column)
         if not of_classes:
-            said = drawn[column]
-            more = beyond([name for name, _ in said], [v for _, v in said], *highest[column])
+            pairs = drawn[column]
+            more = beyond([name for name, _ in pairs], [v for _, v in pairs], *limits[column])
             label = "\n".join([label, *(textwrap.wrap(f"beyond it: {more}", 30) if more else [])])
         ax.set_xlabel(label, fontsize=9)
         ax.tick_params(axis="x", labelsize=8)

@@ -50,9 +50,9 @@ def texts(
     high = max(_draw_words(None, row, WIDTH) for row in spelled)
     figure, axes = grid(figure, sides, columns, (CHARACTER_WIDTH * WIDTH, max(LINE_HEIGHT * high, 1.0)))
     drawn = {c: [(name, a.risk[c][:, :last]) for name, a in answers.items() if c in a.risk] for c in columns[1:]}
-    ends = {
-        c: scale([v for _, v in said], bottom=None if c == "vacuitic" else 0.0, typical=TYPICAL)
-        for c, said in drawn.items()
+    limits = {
+        c: scale([v for _, v in pairs], bottom=None if c == "vacuitic" else 0.0, typical=TYPICAL)
+        for c, pairs in drawn.items()
     }
     for i in range(len(numbers)):
         block = axes[i * (len(answers) + 1) : (i + 1) * (len(answers) + 1)]
@@ -65,13 +65,13 @@ def texts(
                 if column not in answer.risk:
                     blank(ax, "not measured")
                     continue
-                shades = _shades_of_text(column)(Normalize(*ends[column])(answer.risk[column][i, :last]))
+                shades = _shades_of_text(column)(Normalize(*limits[column])(answer.risk[column][i, :last]))
                 _draw_words(ax, spelled[i], WIDTH, shades)
     for j, column in enumerate(columns):
         if column == "prediction":
             _spare_bar(figure, ScalarMappable(), axes[:, j])
         else:
-            mappable = ScalarMappable(Normalize(*ends[column]), _shades_of_text(column))
+            mappable = ScalarMappable(Normalize(*limits[column]), _shades_of_text(column))
             colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
     axes[0, 0].set_title("prediction\n(wrong ones framed)", fontsize=11)
     if n_classes <= MAX_CLASSES:

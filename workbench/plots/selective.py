@@ -122,13 +122,13 @@ def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], 
     not_negative(error=errors)
     errors, kept = errors[known], {name: value[known] for name, value in named.items()}
     areas = {name: aurc(value, errors).item() for name, value in kept.items()}
-    least = min(areas.values())
+    lowest_area = min(areas.values())
     ax = new_axes(ax)
     _orders(ax, errors)
     for name, value in kept.items():
         curve, lowest = (
             risk_coverage_curve(value, errors),
-            areas[name] <= least * (1 + TIE_TOLERANCE) and len(areas) > 1,
+            areas[name] <= lowest_area * (1 + TIE_TOLERANCE) and len(areas) > 1,
         )
         label = f"{name}: AURC {areas[name]:.3g}{', lowest' if lowest else ''}"
         look: dict[str, Any] = {
@@ -224,8 +224,8 @@ def sparsification(
     ax.set(xlabel="share removed", ylabel="mean error of the rest, over that of all")
     ax.set_xlim(0, 1.01)
     # the mean of the last few rows may be many times that of all
-    most = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
-    ax.set_ylim(0, 1.05 * max(1.0, most))
+    highest = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
+    ax.set_ylim(0, 1.05 * max(1.0, highest))
     legend(ax, headroom=True, columns=2)
     return ax
 

@@ -142,10 +142,10 @@ def finish(figure: Figure) -> Figure:
     from matplotlib.colors import to_hex, to_rgba
     from matplotlib.ticker import FixedLocator
 
-    usual = to_rgba(rcParams["axes.facecolor"])
+    default_ground = to_rgba(rcParams["axes.facecolor"])
     for ax in figure.get_axes():
         ax.tick_params(colors=INK)
-        if to_rgba(ax.get_facecolor()) == usual:  # any other background has a meaning, such as "no label"
+        if to_rgba(ax.get_facecolor()) == default_ground:  # any other background has a meaning, such as "no label"
             ax.set_facecolor("none")
         for collection in ax.collections:
             count = len(np.asarray(collection.get_offsets())) if isinstance(collection, PathCollection) else 0
@@ -302,11 +302,11 @@ def _spot(spot: Spot, width: float, height: float) -> str:
         return ""
     else:
         mark = f'<circle class="wb-mark" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
-    said = [brief(line, int((width - 8) / 5.2)) for line in spot.lines]
-    wide, high = 5.2 * max(map(len, said)) + 8, 11.5 * len(said) + 5
+    texts = [brief(line, int((width - 8) / 5.2)) for line in spot.lines]
+    wide, high = 5.2 * max(map(len, texts)) + 8, 11.5 * len(texts) + 5
     tip_x = x + 8 if x + 8 + wide < width else max(x - 8 - wide, 0)
     tip_y = min(max(y - high / 2, 0) if spot.y is not None else y, height - high)
-    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in said)
+    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in texts)
     return (
         f'<g class="wb-spot">{mark}<g class="wb-tip"><rect rx="2" x="{tip_x:.0f}" y="{tip_y:.0f}" '
         f'width="{wide:.0f}" height="{high:.0f}"/><text y="{tip_y - 1:.0f}">{lines}</text></g></g>'

@@ -110,10 +110,10 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predict
     output = output_of(wrapped)
     collected = collect(wrapped, x, targets=False, seed=seed)
     y = collected.y.cpu()
-    wanted = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
-    if tuple(y.shape) not in wanted or (data.classes is None and output != "values"):
+    expected = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
+    if tuple(y.shape) not in expected or (data.classes is None and output != "values"):
         raise ValueError(
-            f"the model gives {output} {list(y.shape)} for {len(x)} rows of {data.name}; cases need {list(wanted[0])}: one number for each "
+            f"the model gives {output} {list(y.shape)} for {len(x)} rows of {data.name}; cases need {list(expected[0])}: one number for each "
             "row, or one score for each class. Wrap a model that returns only that output"
         )
     risks = collected.risk.map(lambda risk: risk.cpu())

@@ -128,12 +128,12 @@ class Board:
         """Say in the status what Train would do, and reset the progress bar."""
         c = self.controls
         present, places = {kept.name for kept in self.findings.present}, self.findings.places
-        wanted = [row.name for row in c.rows.values() if row.tick.value and row.name not in present]
+        missing = [row.name for row in c.rows.values() if row.tick.value and row.name not in present]
         c.bar.value, c.bar.bar_style = 0.0, ""
         on = f" on {in_words(places)}" if len(places) > 1 else ""
-        models = f"{len(wanted)} model{'s' if len(wanted) > 1 else ''}{on}: {html.escape(', '.join(wanted))}"
+        models = f"{len(missing)} model{'s' if len(missing) > 1 else ''}{on}: {html.escape(', '.join(missing))}"
         c.set_status(
-            f"Train starts {models}." if wanted else "All ticked models are already trained with these settings."
+            f"Train starts {models}." if missing else "All ticked models are already trained with these settings."
         )
 
     def _report_end(self, batch: list[Job]) -> None:

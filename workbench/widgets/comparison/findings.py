@@ -137,23 +137,25 @@ class Findings:
             self.origins[place] = origin_of(self.model.on(data).new(seed))
         return self.origins[place]
 
-    def standing(self) -> dict[str, dict[Place, Trained]]:
+    def current_runs(self) -> dict[str, dict[Place, Trained]]:
         """Return the last current run of each candidate at each place."""
         reasons = self.reasons()
-        standing: dict[str, dict[Place, Trained]] = {}
+        current_runs: dict[str, dict[Place, Trained]] = {}
         for run in list(self.runs):
             if not reasons.get(run.id, "new"):
-                standing.setdefault(run.name, {})[run.split, run.training.seed] = run
-        return standing
+                current_runs.setdefault(run.name, {})[run.split, run.training.seed] = run
+        return current_runs
 
     @property
     def trained(self) -> dict[str, Trained]:
         """The run that represents each candidate: a current one, at the first place if possible; else the last one at that place, or at all."""
-        standing, first = self.standing(), self.places[0]
+        current_runs, first = self.current_runs(), self.places[0]
         chosen = {run.name: run for run in list(self.runs)}
         chosen |= {run.name: run for run in list(self.runs) if (run.split, run.training.seed) == first}
         return {
-            name: standing[name].get(first) or next(iter(standing[name].values())) if name in standing else run
+            name: current_runs[name].get(first) or next(iter(current_runs[name].values()))
+            if name in current_runs
+            else run
             for name, run in chosen.items()
         }
 
@@ -166,10 +168,10 @@ class Findings:
     @property
     def differences(self) -> dict[str, str]:
         """By name, why a candidate can't be compared with the current ones."""
-        reasons, standing, counted = self.reasons(), self.standing(), number_of(self.places)
+        reasons, current_runs, counted = self.reasons(), self.current_runs(), number_of(self.places)
         differences = {}
         for kept in self.kept:
-            count = len(standing.get(kept.name, ()))
+            count = len(current_runs.get(kept.name, ()))
             missing = f"trained on {count} of {counted}" if 0 < count < len(self.places) else ""
             if why := reasons.get(kept.id) or missing:
                 differences[kept.name] = why
@@ -177,7 +179,7 @@ class Findings:
 
     def others(self) -> dict[str, Trained]:
         """Return the runs that are not in the means or rows of the candidates, labelled by name and number."""
-        known = {run.id for run in self.kept} | {run.id for at in self.standing().values() for run in at.values()}
+        known = {run.id for run in self.kept} | {run.id for at in self.current_runs().values() for run in at.values()}
         return {f"{run.name} #{run.number}": run for run in list(self.runs) if run.id not in known}
 
     @property
@@ -198,10 +200,10 @@ class Findings:
 
     def _rows(self, outdated: bool = False) -> dict[str, dict[Place, Trained]]:
         """Return the runs of each table row: all current ones, or for outdated candidates the one that represents them."""
-        standing, differences = self.standing(), self.differences
+        current_runs, differences = self.current_runs(), self.differences
         if outdated:
             return {kept.name: {self.places[0]: kept} for kept in self.kept if kept.name in differences}
-        return {kept.name: standing[kept.name] for kept in self.present}
+        return {kept.name: current_runs[kept.name] for kept in self.present}
 
     def frame(self, outdated: bool = False) -> pd.DataFrame:
         """Return the scores of current, or else of outdated, candidates; means over splits and seeds."""
@@ -224,8 +226,8 @@ class Findings:
 
     def run_frame(self) -> pd.DataFrame:
         """Return a row for each run: settings, place, time, software, how it differs from the current settings, and scores."""
-        reasons, standing = self.reasons(), self.standing()
-        present = {run.id for at in standing.values() for run in at.values()}
+        reasons, current_runs = self.reasons(), self.current_runs()
+        present = {run.id for at in current_runs.values() for run in at.values()}
         runs = {str(run.number): run for run in list(self.runs)}
         about = [
             {

@@ -192,8 +192,8 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
         calls = (lambda: wrapped(x, return_risk=True), lambda: baseline(x))
         for call in calls:  # warm up: the first call chooses how to run
             call()
-        with_risk, alone = (min(seconds(call) for _ in range(repeats)) for call in calls)
-    return with_risk / alone
+        with_risk, plain_seconds = (min(seconds(call) for _ in range(repeats)) for call in calls)
+    return with_risk / plain_seconds
 
 
 def table(

@@ -63,23 +63,23 @@ class Trainer:
             candidate.build(self._output)  # raises for invalid settings before anything trains
         findings.splits.prepare(entered.splits)
         self._note_model_and_data(places)
-        standing = findings.standing()
-        whole = {(name, place) for name, at in standing.items() for place, run in at.items() if not run.status}
-        wanted = [
+        current = findings.current_runs()
+        complete = {(name, place) for name, at in current.items() for place, run in at.items() if not run.status}
+        missing = [
             (candidate, place)
             for place in places  # all models on one place, then on the next, so that results are comparable after Stop
             for candidate in entered.ticked
-            if again or (candidate.name, place) not in whole
+            if again or (candidate.name, place) not in complete
         ]
         findings.batch_of, findings.batch, findings.before = entered, {}, frozenset(run.id for run in findings.runs)
-        for candidate, _ in wanted:
+        for candidate, _ in missing:
             findings.forget_failures(candidate.name)
-        for candidate, place in wanted:
+        for candidate, place in missing:
             job = self._submit(candidate, place, entered, block)
             findings.batch.setdefault(job.name, job)
             if block and job.cancelled:
                 break
-        return bool(wanted)
+        return bool(missing)
 
     def save(self, new: Sequence[Trained] = (), **changes: Sequence[Trained]) -> None:
         """Write the session file, and take over what another kernel has trained, deleted or restored meanwhile.

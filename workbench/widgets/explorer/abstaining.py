@@ -93,8 +93,8 @@ class Abstention(Explored):
 
     def _compared(self) -> str:
         areas, risks, error = self.areas, self.refusals, self.refusal_error
-        least = min(areas.values(), default=0.0)
-        best = [name for name, area in areas.items() if area <= least * (1 + TIE_TOLERANCE)]
+        lowest_area = min(areas.values(), default=0.0)
+        best = [name for name, area in areas.items() if area <= lowest_area * (1 + TIE_TOLERANCE)]
         others = [name for name in areas if name not in best]
         if not others:
             return ""
@@ -105,10 +105,12 @@ class Abstention(Explored):
             of_best = aurc(risks[best[0]][rows], error[rows]).item()
             for name, gaps in differences.items():
                 gaps.append(aurc(risks[name][rows], error[rows]).item() - of_best)
-        chance = {name for name, gaps in differences.items() if areas[name] - least < 2 * statistics.stdev(gaps)}
+        chance = {name for name, gaps in differences.items() if areas[name] - lowest_area < 2 * statistics.stdev(gaps)}
         rest = ", ".join(f"{name} {areas[name]:.3g}{' (may be chance)' * (name in chance)}" for name in others)
         verb = "is" if len(best) == 1 else "are"
-        return f"{' and '.join(best)} {verb} best for refusing these rows: area under the curve {least:.3g}; {rest}"
+        return (
+            f"{' and '.join(best)} {verb} best for refusing these rows: area under the curve {lowest_area:.3g}; {rest}"
+        )
 
 
 def checked_coverage(coverage: float) -> float:

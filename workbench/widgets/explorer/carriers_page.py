@@ -57,8 +57,8 @@ def _bars(e: Exploration) -> str:
         f"{importance.columns[i]} {format_number(rise[i].item(), '', 2)} ± {format_number(error[i].item(), unit, 2)}"
         for i in rising
     ]
-    most = f"The mean error rises most without {'; '.join(words)}."
-    return f'<div class="wb-caption">{explanation}</div>{picture}<div class="wb-caption">{html.escape(most)}</div>'
+    rises = f"The mean error rises most without {'; '.join(words)}."
+    return f'<div class="wb-caption">{explanation}</div>{picture}<div class="wb-caption">{html.escape(rises)}</div>'
 
 
 def _maps(e: Exploration) -> tuple[str, Picture]:

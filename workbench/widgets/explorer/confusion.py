@@ -51,10 +51,10 @@ def confusion_table(e: Exploration) -> str:
         return ""
     counts = e.confusion
     off = counts - counts.diag().diag()
-    most = int(off.max()), int(counts.diag().max())
+    highest = int(off.max()), int(counts.diag().max())
     lines = []
     for i, row in enumerate(counts.tolist()):
-        cells = "".join(_cell(count, i == j, most[i == j]) for j, count in enumerate(row))
+        cells = "".join(_cell(count, i == j, highest[i == j]) for j, count in enumerate(row))
         lines.append(f'<tr><th scope="row">{names[i]}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
     right = int(counts.diag().sum())
@@ -65,11 +65,11 @@ def confusion_table(e: Exploration) -> str:
     )
 
 
-def _cell(count: int, right: bool, most: int) -> str:
+def _cell(count: int, right: bool, highest: int) -> str:
     if not count:
         return "<td>·</td>"
     red, green, blue = (int(SERIES[not right][at : at + 2], 16) for at in (1, 3, 5))
-    share = 0.12 + 0.48 * (count / most) ** 0.5
+    share = 0.12 + 0.48 * (count / highest) ** 0.5
     return f'<td style="background-color:rgba({red},{green},{blue},{share:.2f})">{count}</td>'
 
 

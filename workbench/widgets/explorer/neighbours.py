@@ -45,8 +45,8 @@ class NeighbourSearch:
     Example:
         >>> from workbench import vote
         >>> x = torch.tensor([[0.0], [1.0], [5.0]])
-        >>> found = NeighbourSearch(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
-        >>> found.of(torch.tensor([1.2]), k=2).indices
+        >>> search = NeighbourSearch(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
+        >>> search.of(torch.tensor([1.2]), k=2).indices
         tensor([1, 0])
     """
 

@@ -43,14 +43,15 @@ def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict
     meaning = output_meaning(wrapped)
     form = form_of(meaning)
     shape = [len(x), *_without_channel(data.train.y[:1]).shape[1:]]
-    wanted, forms = {
+    expected, forms = {
         "labels": (shape, ("binary",)),
         "classification": ([*shape, data.n_outputs], ("logits", "probs")),
     }.get(str(data.task), (shape, ("values",)))
-    if list(y.shape) != wanted or form not in forms:
+    if list(y.shape) != expected or form not in forms:
         raise ValueError(
-            f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are {' or '.join(forms)} {wanted}: "
-            f"wrap it with output={forms[0]!r}, of maps output=Logits(dim=1), or wrap a function that picks one output"
+            f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are "
+            f"{' or '.join(forms)} {expected}: wrap it with output={forms[0]!r}, for maps output=Logits(dim=1), or wrap a function "
+            "that returns only one output"
         )
     if form == "binary":
         y = y.sigmoid() if getattr(meaning_of(meaning), "logits", True) else y
